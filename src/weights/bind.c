@@ -234,6 +234,9 @@ bool weights_is_small(const hd_tensor_decl *d) {
     case HD_HC_FFN_FN:
     case HD_COMP_APE:
     case HD_INDEX_COMP_APE:
+    case HD_DSPARK_CONFIDENCE:
+    case HD_ENGRAM_Q:
+    case HD_ENGRAM_K:
         return true;
     default:
         return d->rank == 1;
@@ -252,7 +255,9 @@ hd_status weights_bind(weights_bound *out, const hd_checkpoint *c, const hd_mode
                    .global = 1.0f}
     };
     if (d->role == HD_ROUTER_HASH) return bind_table(&b, data);
-    out->format = find_format(&b, data->dtype);
+    out->format = d->role == HD_ENGRAM_TABLE && data->dtype == HD_E4M3
+                      ? &hd_formats[HD_FORMAT_MXFP8]
+                      : find_format(&b, data->dtype);
     if (!out->format) return refuse_dtype(&b, data, "F32, F16, BF16 or a quantized type");
     if (out->format->scale_types[0] == HD_NONE) return bind_plain(&b, data);
     if (weights_is_small(d)) return refuse_dtype(&b, data, "F32, F16 or BF16");

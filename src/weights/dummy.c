@@ -119,7 +119,7 @@ static void describe(hd_tensor *t, const hd_tensor_decl *d, const weights_bound 
 
 /* Returns whether this rank holds bytes of a tensor. Tables of integers are made elsewhere. */
 static bool is_held(const hd_tensor_decl *d, const hd_slice *slice) {
-    return slice->rows > 0 && d->role != HD_ROUTER_HASH;
+    return slice->rows > 0 && d->role != HD_ROUTER_HASH && !d->unused;
 }
 
 static hd_status take_block(weights_dummies *out, size_t total, hd_err *err) {

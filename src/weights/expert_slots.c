@@ -10,14 +10,20 @@
 
 #include "base/checked.h"
 
-enum { ALIGN = 64 };
+/* Rows of a rank that follow each other go to the copies of an expert in turn; so many choices divide
+ * evenly by 2, 3, 4 and 6 copies. */
+enum { ALIGN = 64, COPY_CHOICES = 12 };
 
 static size_t aligned(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+static int32_t n_choices(const weights_expert_slots *s) {
+    return hd_shard_slots(&s->shard) > s->n_experts ? COPY_CHOICES : 1;
+}
+
 static size_t map_bytes(const weights_expert_slots *s) {
-    return aligned((size_t)s->n_experts * sizeof(int32_t));
+    return aligned((size_t)s->n_experts * (size_t)n_choices(s) * sizeof(int32_t));
 }
 
 static size_t table_bytes(const weights_expert_slots *s) {
@@ -59,13 +65,15 @@ hd_status weights_slots_init(weights_expert_slots *s, const hd_model_spec *spec,
         weights_slot_layer *layer = &s->layers[l];
         layer->expert = s->experts + n * (size_t)n_slots;
         layer->block = s->host + n++ * block_bytes(s);
-        layer->map = (hd_expert_map){.expert = layer->expert, .n_slots = n_slots};
+        layer->map = (hd_expert_map){
+            .expert = layer->expert, .n_slots = n_slots, .n_choices = n_choices(s)};
         for (int32_t i = 0; i < n_slots; i++) layer->expert[i] = i % s->n_experts;
     }
     return HD_OK;
 }
 
 void weights_slots_deinit(weights_expert_slots *s) {
+    weights_drop_all(s);
     free(s->layers);
     free(s->experts);
     free(s->host);
@@ -80,19 +88,37 @@ void weights_slots_hold(weights_expert_slots *s, int32_t layer, int32_t role,
 
 /* ---- writing ---- */
 
-/* Chooses the slot of every expert: of several copies the one whose number is this rank's,
- * modulo their count, so that ranks spread over the copies. */
-static void choose_slots(const weights_expert_slots *s, const int32_t *expert, int32_t *slot) {
-    const int32_t n_slots = hd_shard_slots(&s->shard);
-    const int32_t rank = hd_parallel_coords(&s->shard.parallel, s->shard.rank).ep;
-    memset(slot, 0, (size_t)s->n_experts * sizeof *slot);
-    for (int32_t i = 0; i < n_slots; i++) slot[expert[i]]++;
+/* Copy number `turn`, modulo their count, of every expert: into slot[expert * n_choices]. */
+static void choose_copy(const weights_expert_slots *s, const int32_t *expert, int32_t turn,
+                        int32_t *slot) {
+    const int32_t n_slots = hd_shard_slots(&s->shard), n = n_choices(s);
+    for (int32_t e = 0; e < s->n_experts; e++) slot[e * n] = 0;
+    for (int32_t i = 0; i < n_slots; i++) slot[expert[i] * n]++;
     /* below zero: how many copies are left to skip */
-    for (int32_t e = 0; e < s->n_experts; e++) slot[e] = slot[e] ? -1 - rank % slot[e] : 0;
+    for (int32_t e = 0; e < s->n_experts; e++) {
+        slot[e * n] = slot[e * n] ? -1 - turn % slot[e * n] : 0;
+    }
     for (int32_t i = 0; i < n_slots; i++) {
-        int32_t *at = &slot[expert[i]];
+        int32_t *at = &slot[expert[i] * n];
         if (*at < 0) *at = *at == -1 ? i : *at + 1;
     }
+}
+
+/* The copies of an expert in turn, from the one whose number is this rank's on, so that the ranks'
+ * rows spread evenly also if each has few. */
+static void choose_slots(const weights_expert_slots *s, const int32_t *expert, int32_t *slot) {
+    const int32_t rank = hd_parallel_coords(&s->shard.parallel, s->shard.rank).ep;
+    for (int32_t k = 0; k < n_choices(s); k++) choose_copy(s, expert, rank + k, slot + k);
+}
+
+const hd_weight *weights_expert_matrix(const weights_expert_slots *s,
+                                       const weights_slot_layer *layer, int32_t role,
+                                       int32_t expert) {
+    const int32_t at = hd_shard_slot(&s->shard, expert, s->n_experts);
+    const weights_received *r = layer->received;
+    if (at >= 0) return &layer->held[role][at];
+    while (r && r->expert != expert) r = r->next;
+    return r ? &r->matrix[role] : NULL;
 }
 
 /* Stages a block for a placement. */
@@ -103,8 +129,7 @@ static void stage(const weights_expert_slots *s, const weights_slot_layer *layer
     for (int32_t r = 0; r < WEIGHTS_EXPERT_ROLES; r++) {
         hd_weight *table = table_in(s, s->staged, r);
         for (int32_t i = 0; i < s->shard.n_experts; i++) {
-            const int32_t at = hd_shard_slot(&s->shard, own[i], s->n_experts);
-            table[i] = layer->held[r][at];
+            table[i] = *weights_expert_matrix(s, layer, r, own[i]);
         }
     }
 }
@@ -146,11 +171,26 @@ hd_status weights_slots_fill(weights_expert_slots *s, hd_device *d, hd_stream *s
     return HD_OK;
 }
 
+static bool on_host(const weights_expert_slots *s, const weights_slot_layer *layer) {
+    const size_t n = (size_t)s->n_layers * block_bytes(s);
+    return layer->block >= s->host && (size_t)(layer->block - s->host) < n;
+}
+
+void weights_slots_refill(weights_expert_slots *s) {
+    for (int32_t l = 0; l < s->n_layers; l++) {
+        weights_slot_layer *layer = &s->layers[l];
+        if (layer->map.n_slots > 0 && on_host(s, layer)) fill_layer(s, layer, NULL);
+    }
+}
+
 /* ---- another placement ---- */
 
-static hd_status check(const weights_expert_slots *s, int32_t layer, const int32_t *expert,
-                       hd_err *err) {
+hd_status weights_slots_check(const weights_expert_slots *s, int32_t layer,
+                              const int32_t *expert, hd_err *err) {
     const hd_shard *shard = &s->shard;
+    if (layer < 0 || layer >= s->n_layers || s->layers[layer].map.n_slots == 0) {
+        return HD_FAIL(err, HD_EINVAL, "layer %d has no experts to place", layer);
+    }
     int32_t *copies = map_in(s->staged);
     memset(copies, 0, (size_t)s->n_experts * sizeof *copies);
     for (int32_t i = 0; i < hd_shard_slots(shard); i++) {
@@ -159,7 +199,7 @@ static hd_status check(const weights_expert_slots *s, int32_t layer, const int32
                            layer, i, expert[i], s->n_experts);
         }
         const bool own = i >= shard->expert0 && i < shard->expert0 + shard->n_experts;
-        if (own && hd_shard_slot(shard, expert[i], s->n_experts) < 0) {
+        if (own && !weights_expert_matrix(s, &s->layers[layer], 0, expert[i])) {
             return HD_FAIL(err, HD_EINVAL,
                            "layer %d: slot %d for expert %d, which rank %d does not have",
                            layer, i, expert[i], shard->rank);
@@ -175,14 +215,12 @@ static hd_status check(const weights_expert_slots *s, int32_t layer, const int32
 
 hd_status weights_slots_place(weights_expert_slots *s, int32_t layer, const int32_t *expert,
                               hd_stream *stream, hd_err *err) {
+    HD_TRY(weights_slots_check(s, layer, expert, err));
     weights_slot_layer *l = &s->layers[layer];
-    if (l->map.n_slots == 0) {
-        return HD_FAIL(err, HD_EINVAL, "layer %d has no experts to place", layer);
-    }
-    HD_TRY(check(s, layer, expert, err));
     memcpy(l->expert, expert, (size_t)l->map.n_slots * sizeof *expert);
     stage(s, l, expert);
     write_block(s, l, stream);
     l->map.version++;
+    weights_drop_unused(s, layer);
     return HD_OK;
 }

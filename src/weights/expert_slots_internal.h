@@ -8,12 +8,21 @@
 
 enum { WEIGHTS_EXPERT_ROLES = 3 }; /* gate, up, down */
 
+/* An expert that another rank sent. */
+typedef struct weights_received {
+    struct weights_received *next;
+    int32_t expert;
+    hd_weight matrix[WEIGHTS_EXPERT_ROLES];
+    void *bytes; /* what the matrices point into */
+} weights_received;
+
 typedef struct weights_slot_layer {
     hd_expert_map map; /* n_slots 0: a dense layer */
     int32_t *expert;   /* [slots of the world] */
     /* [shard's n_experts] the matrices of the experts that this rank has, by the slots that
      * they have when the model opens */
     const hd_weight *held[WEIGHTS_EXPERT_ROLES];
+    weights_received *received; /* experts that it did not have then */
     hd_expert_table tables[WEIGHTS_EXPERT_ROLES];
     uint8_t *block; /* device memory of the map and the tables */
 } weights_slot_layer;
@@ -40,6 +49,29 @@ void weights_slots_hold(weights_expert_slots *s, int32_t layer, int32_t role,
  * (d not NULL) with copies on a stream into memory of d. */
 hd_status weights_slots_fill(weights_expert_slots *s, hd_device *d, hd_stream *stream,
                              hd_err *err);
+
+/* Writes the tables in host memory again, after a global scale of held matrices has changed. */
+void weights_slots_refill(weights_expert_slots *s);
+
+/* Returns the matrix of an expert that this rank has, or NULL. */
+const hd_weight *weights_expert_matrix(const weights_expert_slots *s,
+                                       const weights_slot_layer *layer, int32_t role,
+                                       int32_t expert);
+
+/* expert_moves.c: see weights.h. */
+size_t weights_packed_bytes(const weights_expert_slots *s, int32_t layer);
+hd_status weights_pack_expert(const weights_expert_slots *s, int32_t layer, int32_t expert,
+                              void *out, hd_err *err);
+hd_status weights_stage_expert(weights_expert_slots *s, int32_t layer, int32_t expert,
+                               const void *packed, hd_err *err);
+/* Takes the values of the complete weights again, of received experts that are not cut (etp is 1). */
+void weights_renew_received(weights_expert_slots *s, const weights_expert_slots *whole);
+/* Frees received experts of a layer that no slot of this rank holds; all: every one. */
+void weights_drop_unused(weights_expert_slots *s, int32_t layer);
+void weights_drop_all(weights_expert_slots *s);
+
+hd_status weights_slots_check(const weights_expert_slots *s, int32_t layer,
+                              const int32_t *expert, hd_err *err);
 
 /* See hd_weights_place_experts(). */
 hd_status weights_slots_place(weights_expert_slots *s, int32_t layer, const int32_t *expert,

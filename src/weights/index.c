@@ -1,7 +1,8 @@
 /* index.c - opens a checkpoint directory: its safetensors shards, their tensors, lookup by
  * name.
  *
- * Only file names are taken from the index file. The shards' own headers say which tensors
+ * Files are mapped, or read into memory that only this process can change. A checkpoint may
+ * also be tensors in memory that came from elsewhere. Only file names are taken from the index file. The shards' own headers say which tensors
  * they contain; an index that contradicts them is refused. Names are kept in a JSON object,
  * whose hash is seeded at random, so that no choice of names makes lookups slow. */
 #include "weights/safetensors.h"
@@ -33,6 +34,7 @@ typedef struct shard_file {
 } shard_file;
 
 struct hd_checkpoint {
+    bool copy; /* files are read into memory, not mapped */
     shard_file *shards;
     int32_t n_shards;
     json_t *shard_names; /* [n_shards] strings, sorted */
@@ -151,15 +153,15 @@ static hd_status check_index(hd_checkpoint *c, json_t *root, json_t *weight_map,
 
 /* ---- the shards ---- */
 
-static hd_status open_shard_file(shard_file *s, const char *model_dir, const char *name,
-                                 const char *index, hd_err *err) {
+static hd_status open_shard_file(const hd_checkpoint *c, shard_file *s, const char *model_dir,
+                                 const char *name, const char *index, hd_err *err) {
     s->name = name;
     s->path = hd_path_join(model_dir, name);
     if (!s->path) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for a path", model_dir);
     if (index && !hd_file_exists(s->path)) {
         return HD_FAIL(err, HD_EFORMAT, "%s: missing shard: %s is not there", index, s->path);
     }
-    HD_TRY(hd_map_open(&s->map, s->path, err));
+    HD_TRY((c->copy ? hd_map_read : hd_map_open)(&s->map, s->path, err));
     return hd_safetensors_init(&s->file, s->map.data, s->map.bytes, s->path, err);
 }
 
@@ -212,7 +214,7 @@ static hd_status open_shard_files(hd_checkpoint *c, const char *model_dir, const
     for (size_t i = 0; i < n; i++) {
         const char *name = json_string_value(json_array_get(c->shard_names, i));
         c->n_shards++;
-        HD_TRY(open_shard_file(&c->shards[i], model_dir, name, index, err));
+        HD_TRY(open_shard_file(c, &c->shards[i], model_dir, name, index, err));
     }
     return gather(c, err);
 }
@@ -267,16 +269,33 @@ static hd_status open_single(hd_checkpoint *c, const char *model_dir, hd_err *er
     return open_shard_files(c, model_dir, NULL, err);
 }
 
-hd_status hd_checkpoint_open(hd_checkpoint **out, const char *model_dir, hd_err *err) {
-    *out = NULL;
+static hd_checkpoint *new_checkpoint(void) {
     hd_checkpoint *c = calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->shard_names = json_array();
+    c->by_name = json_object();
+    if (c->shard_names && c->by_name) return c;
+    hd_checkpoint_close(c);
+    return NULL;
+}
+
+/* Returns c in *out, or closes it and returns the failure. */
+static hd_status hand_over(hd_checkpoint **out, hd_checkpoint *c, hd_status st) {
+    if (st != HD_OK) {
+        hd_checkpoint_close(c);
+        c = NULL;
+    }
+    *out = c;
+    return st;
+}
+
+static hd_status open_directory(hd_checkpoint **out, const char *model_dir, bool copy,
+                                hd_err *err) {
+    hd_checkpoint *c = new_checkpoint();
     char *index = hd_path_join(model_dir, "model.safetensors.index.json");
     hd_status st = HD_OK;
-    if (c) {
-        c->shard_names = json_array();
-        c->by_name = json_object();
-    }
-    if (!c || !index || !c->shard_names || !c->by_name) {
+    if (c) c->copy = copy;
+    if (!c || !index) {
         st = HD_FAIL(err, HD_ENOMEM, "%s: no memory for a checkpoint", model_dir);
     } else if (hd_file_exists(index)) {
         st = open_indexed(c, model_dir, index, err);
@@ -284,12 +303,98 @@ hd_status hd_checkpoint_open(hd_checkpoint **out, const char *model_dir, hd_err 
         st = open_single(c, model_dir, err);
     }
     free(index);
-    if (st == HD_OK) {
-        *out = c;
-    } else {
-        hd_checkpoint_close(c);
+    return hand_over(out, c, st);
+}
+
+hd_status hd_checkpoint_open(hd_checkpoint **out, const char *model_dir, hd_err *err) {
+    return open_directory(out, model_dir, false, err);
+}
+
+hd_status hd_checkpoint_read(hd_checkpoint **out, const char *model_dir, hd_err *err) {
+    return open_directory(out, model_dir, true, err);
+}
+
+/* ---- tensors in memory ---- */
+
+/* Gives c one shard that is no file but memory, and takes it. */
+static hd_status take_shard(hd_checkpoint *c, hd_map *memory, const char *label, hd_err *err) {
+    c->shards = calloc(1, sizeof *c->shards);
+    if (!c->shards || json_array_append_new(c->shard_names, json_string(label)) != 0) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its name", label);
     }
-    return st;
+    c->n_shards = 1;
+    c->shards[0].name = json_string_value(json_array_get(c->shard_names, 0));
+    c->shards[0].path = strdup(label);
+    c->shards[0].map = *memory;
+    *memory = (hd_map){0};
+    if (!c->shards[0].path) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for it", label);
+    return HD_OK;
+}
+
+hd_status hd_checkpoint_of_bytes(hd_checkpoint **out, hd_map *file, const char *label,
+                                 hd_err *err) {
+    hd_checkpoint *c = new_checkpoint();
+    hd_status st = c ? take_shard(c, file, label, err)
+                     : HD_FAIL(err, HD_ENOMEM, "%s: no memory for a checkpoint", label);
+    if (st == HD_OK) {
+        shard_file *s = &c->shards[0];
+        st = hd_safetensors_init(&s->file, s->map.data, s->map.bytes, label, err);
+    }
+    if (st == HD_OK) st = gather(c, err);
+    hd_map_close(file);
+    return hand_over(out, c, st);
+}
+
+/* Copies tensors with their names, as a file's list would be. */
+static hd_status copy_list(hd_safetensors *to, const hd_tensor *tensors, int32_t n,
+                           const char *label, hd_err *err) {
+    size_t bytes = 0, used = 0;
+    for (int32_t i = 0; i < n; i++) bytes += strlen(tensors[i].name) + 1;
+    to->tensors = calloc((size_t)n + 1, sizeof *to->tensors);
+    to->names = malloc(bytes + 1);
+    if (!to->tensors || !to->names) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for %d tensors", label, n);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        const size_t length = strlen(tensors[i].name) + 1;
+        to->tensors[i] = tensors[i];
+        to->tensors[i].name = memcpy(to->names + used, tensors[i].name, length);
+        used += length;
+    }
+    to->n = n;
+    return HD_OK;
+}
+
+hd_status hd_checkpoint_of_tensors(hd_checkpoint **out, const hd_tensor *tensors, int32_t n,
+                                   hd_map *memory, const char *label, hd_err *err) {
+    hd_checkpoint *c = new_checkpoint();
+    hd_status st = c ? take_shard(c, memory, label, err)
+                     : HD_FAIL(err, HD_ENOMEM, "%s: no memory for a checkpoint", label);
+    if (st == HD_OK) st = copy_list(&c->shards[0].file, tensors, n, label, err);
+    if (st == HD_OK) st = gather(c, err);
+    hd_map_close(memory);
+    return hand_over(out, c, st);
+}
+
+/* Everything behind the first tensor of a file; its header stays. */
+hd_map hd_checkpoint_memory(const hd_checkpoint *c, int32_t shard) {
+    const hd_map *map = &c->shards[shard].map;
+    size_t first = map->bytes;
+    for (int32_t i = 0; c->copy && i < c->n; i++) {
+        const uint8_t *data = c->tensors[i].data;
+        const bool here = data >= map->data && data < map->data + map->bytes;
+        if (here && (size_t)(data - map->data) < first) first = (size_t)(data - map->data);
+    }
+    return (hd_map){map->data ? map->data + first : NULL, map->bytes - first};
+}
+
+size_t hd_checkpoint_discard(hd_checkpoint *c) {
+    size_t bytes = 0;
+    for (int32_t s = 0; s < c->n_shards; s++) {
+        const hd_map *map = &c->shards[s].map, tensors = hd_checkpoint_memory(c, s);
+        bytes += hd_map_discard(map, map->bytes - tensors.bytes, tensors.bytes);
+    }
+    return bytes;
 }
 
 void hd_checkpoint_close(hd_checkpoint *c) {
@@ -329,6 +434,14 @@ const char *hd_checkpoint_shard_path(const hd_checkpoint *c, int32_t i) {
 
 const char *hd_checkpoint_shard_name(const hd_checkpoint *c, int32_t i) {
     return c->shards[i].name;
+}
+
+size_t hd_checkpoint_shard_bytes(const hd_checkpoint *c, int32_t shard) {
+    return c->shards[shard].map.bytes;
+}
+
+size_t hd_checkpoint_offset(const hd_checkpoint *c, int32_t shard, const void *byte) {
+    return (size_t)((const uint8_t *)byte - c->shards[shard].map.data);
 }
 
 int32_t hd_checkpoint_notices(const hd_checkpoint *c) {

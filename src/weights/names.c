@@ -98,7 +98,7 @@ static const hd_tensor *find_stacked(const hd_checkpoint *c, const hd_tensor_dec
 
 const hd_tensor *weights_find_tensor(const hd_checkpoint *c, const hd_model_spec *spec,
                                      const hd_tensor_decl *d) {
-    const bool v4 = spec->family == HD_FAMILY_V4;
+    const bool v4 = hd_is_hybrid(spec);
     const spelling *others = v4 ? of_v4 : of_mla;
     const size_t n = v4 ? HD_LEN(of_v4) : HD_LEN(of_mla);
     char name[MAX_NAME];

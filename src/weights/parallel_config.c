@@ -22,22 +22,55 @@ hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant) {
                                 .redundant = redundant};
 }
 
-hd_parallel_config hd_parallel_common(int32_t tp, int32_t ep, const hd_model_spec *spec) {
-    return (hd_parallel_config){.tp = ep,
-                                .dp = 1,
+hd_parallel_config hd_parallel_dwdp(int32_t n) {
+    hd_parallel_config l = hd_parallel_single();
+    l.dp = l.dwdp = n;
+    return l;
+}
+
+/* Things that cannot be cut further: V4's heads of an output group belong together. */
+static int32_t head_units(const hd_model_spec *spec) {
+    return spec->o_groups ? spec->o_groups : spec->n_heads;
+}
+
+hd_parallel_config hd_parallel_common(int32_t tp, int32_t dp, int32_t ep,
+                                      const hd_model_spec *spec) {
+    const int32_t n = tp * dp > ep ? tp * dp : ep, each = n / dp;
+    const int32_t experts = spec->route.n_experts;
+    int32_t heads = tp;
+    while (heads > 1 && (heads > head_units(spec) || each % heads)) heads--;
+    return (hd_parallel_config){.tp = each,
+                                .dp = dp,
                                 .ep = ep,
-                                .etp = 1,
-                                .dense_tp = 1,
-                                .head_tp = spec->vocab % ep == 0 ? ep : 1,
-                                .whole_heads = tp == 1};
+                                .etp = n / ep,
+                                .dense_tp = tp,
+                                .head_tp = each,
+                                .redundant = experts ? (ep - experts % ep) % ep : 0,
+                                .head_parts = heads};
 }
 
 int32_t hd_parallel_head_parts(const hd_parallel_config *l) {
-    return l->whole_heads ? 1 : l->tp;
+    return l->head_parts ? l->head_parts : l->tp;
 }
 
 int32_t hd_parallel_world(const hd_parallel_config *l) {
     return l->tp * l->dp;
+}
+
+bool hd_parallel_exchanges(const hd_parallel_config *l) {
+    return l->tp > 1 || l->ep > 1 || l->etp > 1 || l->dense_tp > 1 || l->head_tp > 1;
+}
+
+static hd_status check_dwdp(const hd_parallel_config *l, hd_err *err) {
+    if (l->dwdp < 0 || (l->dwdp > 1 && l->dp % l->dwdp != 0)) {
+        return HD_FAIL(err, HD_EINVAL, "layout: dwdp %d does not divide dp %d", l->dwdp, l->dp);
+    }
+    if (l->dwdp <= 1 || (!hd_parallel_exchanges(l) && !l->redundant)) return HD_OK;
+    return HD_FAIL(
+        err, HD_EINVAL,
+        "layout: with dwdp %d every rank computes its own rows: no other rank shares "
+        "heads, experts or MLPs",
+        l->dwdp);
 }
 
 hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err) {
@@ -77,19 +110,31 @@ hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err) {
                        dense ? "dense_tp" : "head_tp", dense ? l->dense_tp : l->head_tp,
                        (long long)world);
     }
-    return HD_OK;
+    if (l->tp % hd_parallel_head_parts(l) != 0) {
+        return HD_FAIL(err, HD_EINVAL, "layout: %d parts of the heads do not divide tp %d",
+                       hd_parallel_head_parts(l), l->tp);
+    }
+    const bool all = l->etp == l->tp && l->dense_tp == l->tp && l->ep == 1;
+    if (l->sum_in_ranks && !all && (l->etp != 1 || l->dense_tp != 1)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "layout: sums in ranks with etp %d and dense_tp %d: both must be tp %d, "
+                       "without ep, or 1",
+                       l->etp, l->dense_tp, l->tp);
+    }
+    return check_dwdp(l, err);
 }
 
 hd_rank_group hd_parallel_group(const hd_parallel_config *l, int32_t rank, hd_group group) {
     const struct {
         int32_t stride, n;
     } shapes[HD_N_GROUPS] = {
-        [HD_GROUP_TP] = {1,      l->tp      },
-          [HD_GROUP_DP] = {l->tp,  l->dp      },
-        [HD_GROUP_EP] = {l->etp, l->ep      },
-          [HD_GROUP_ETP] = {1,      l->etp     },
-        [HD_GROUP_DENSE] = {1,      l->dense_tp},
-          [HD_GROUP_HEAD] = {1,      l->head_tp }
+        [HD_GROUP_TP] = {1,      l->tp                    },
+        [HD_GROUP_DP] = {l->tp,  l->dp                    },
+        [HD_GROUP_EP] = {l->etp, l->ep                    },
+        [HD_GROUP_ETP] = {1,      l->etp                   },
+        [HD_GROUP_DENSE] = {1,      l->dense_tp              },
+        [HD_GROUP_HEAD] = {1,      l->head_tp               },
+        [HD_GROUP_ATTENTION] = {1,      hd_parallel_head_parts(l)}
     };
     const int32_t stride = shapes[group].stride, n = shapes[group].n;
     const int32_t index = rank / stride % n;
@@ -103,24 +148,69 @@ hd_rank_coords hd_parallel_coords(const hd_parallel_config *l, int32_t rank) {
                             .etp = hd_parallel_group(l, rank, HD_GROUP_ETP).index,
                             .ep = hd_parallel_group(l, rank, HD_GROUP_EP).index,
                             .dense = hd_parallel_group(l, rank, HD_GROUP_DENSE).index,
-                            .head = hd_parallel_group(l, rank, HD_GROUP_HEAD).index};
+                            .head = hd_parallel_group(l, rank, HD_GROUP_HEAD).index,
+                            .attention = hd_parallel_group(l, rank, HD_GROUP_ATTENTION).index};
+}
+
+/* Part `index` of `parts` of n whole blocks of `unit`. */
+static hd_extent part_in_units(int32_t n, int32_t unit, int32_t index, int32_t parts) {
+    const int64_t units = (n + unit - 1) / unit;
+    const int64_t first = units * index / parts * unit,
+                  end = units * (index + 1) / parts * unit;
+    const int32_t from = first < n ? (int32_t)first : n, to = end < n ? (int32_t)end : n;
+    return (hd_extent){from, to - from};
+}
+
+hd_extent hd_extent_of(int32_t n, int32_t index, int32_t parts) {
+    int32_t unit = 128;
+    for (; unit > 1; unit /= 2) {
+        const int64_t units = (n + unit - 1) / unit, most = (units + parts - 1) / parts;
+        if (units >= parts && most * parts * unit <= (int64_t)n + n / 8) break;
+    }
+    return part_in_units(n, unit, index, parts);
+}
+
+static void share_heads(hd_shard *s, const hd_model_spec *spec, int32_t index, int32_t parts) {
+    const int32_t units = head_units(spec), each = spec->n_heads / units;
+    const hd_extent own = part_in_units(units, 1, index, parts);
+    s->head0 = own.first * each;
+    s->n_heads = own.n * each;
+    if (!spec->o_groups) return;
+    s->o_group0 = own.first;
+    s->o_groups = own.n;
+}
+
+/* Parts whose sizes differ by one at most. */
+static hd_extent held_by(const hd_parallel_config *l, int32_t rank, int32_t n) {
+    const int32_t parts = l->dwdp > 1 ? l->dwdp : 1;
+    return part_in_units(n, 1, rank % parts, parts);
 }
 
 hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec) {
     const hd_rank_coords at = hd_parallel_coords(l, rank);
     const int32_t heads = hd_parallel_head_parts(l);
+    const hd_extent all = {0, spec->hidden}, words = {0, spec->vocab};
+    const hd_extent vocab =
+        spec->tied_embeddings ? words : hd_extent_of(spec->vocab, at.head, l->head_tp);
     hd_shard s = {.parallel = *l,
                   .rank = rank,
-                  .n_heads = spec->n_heads / heads,
-                  .o_groups = spec->o_groups / heads,
-                  .dense_inter = spec->dense_inter / l->dense_tp,
-                  .shared_inter = spec->n_shared * spec->moe_inter / l->dense_tp,
-                  .moe_inter = spec->moe_inter / l->etp,
+                  .dense_inter = hd_extent_of(spec->dense_inter, at.dense, l->dense_tp),
+                  .shared_inter =
+                      hd_extent_of(spec->n_shared * spec->moe_inter, at.dense, l->dense_tp),
+                  .moe_inter = hd_extent_of(spec->moe_inter, at.etp, l->etp),
+                  .o_out = all,
+                  .dense_out = all,
+                  .moe_out = all,
                   .n_experts = (spec->route.n_experts + l->redundant) / l->ep,
-                  .vocab = spec->tied_embeddings ? spec->vocab : spec->vocab / l->head_tp};
-    s.head0 = at.tp % heads * s.n_heads;
+                  .vocab0 = vocab.first,
+                  .vocab = vocab.n};
     s.expert0 = at.ep * s.n_experts;
-    s.vocab0 = spec->tied_embeddings ? 0 : at.head * s.vocab;
+    s.held = held_by(l, rank, s.n_experts);
+    share_heads(&s, spec, at.attention, heads);
+    if (l->sum_in_ranks) return s;
+    s.o_out = hd_extent_of(spec->hidden, at.attention, heads);
+    s.dense_out = hd_extent_of(spec->hidden, at.dense, l->dense_tp);
+    s.moe_out = hd_extent_of(spec->hidden, at.etp, l->etp);
     return s;
 }
 

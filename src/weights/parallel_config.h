@@ -16,22 +16,36 @@
 /* Sizes of the groups. Every field but redundant is at least 1. The world has tp * dp ranks,
  * numbered with tp fastest:
  *
- *     attention    dp groups of tp consecutive ranks, which have their rows in common; a group
- *                  shards the heads, or with whole_heads each rank computes all of them
+ *     attention    dp groups of tp consecutive ranks, which have their rows in common; each
+ *                  head_parts consecutive ranks of a group shard the heads
  *     experts      etp consecutive ranks shard an expert, ep such groups divide the experts,
  *                  and all of it repeats world / (ep * etp) times
  *     dense MLPs   groups of dense_tp consecutive ranks; 1 is data parallel (also shared
- *                  experts): ranks with rows in common divide the rows
+ *                  experts)
  *     LM head      groups of head_tp consecutive ranks shard the vocabulary
  *
+ * Outside the attention a rank owns an equal part of the rows of its attention group, and the
+ * ranks that share an MLP, expert or head compute the rows that they own together.
+ *
+ * A second GEMM of a block (output projection, down projection) reads columns that several
+ * ranks computed. They gather these columns, and each computes a part of the result's columns:
+ * every sum has the terms and the order that it has on one rank. With sum_in_ranks each rank
+ * multiplies its own columns instead, and partial sums are reduced, in another order.
+ *
  * The ep groups hold n_experts + redundant expert slots, the same number each; when a model
- * opens, slot s is a replica of expert s % n_experts. */
+ * opens, slot s is a replica of expert s % n_experts.
+ *
+ * dwdp (distributed weight data parallelism): every rank computes all experts of its own rows, and
+ * dwdp consecutive ranks divide the memory of the experts. A rank fetches those that it does not
+ * hold (model/expert_fetch.h). Then all other sizes but dp are 1: ranks exchange no rows. */
 typedef struct hd_parallel_config {
     int32_t tp, dp;
     int32_t ep, etp;
     int32_t dense_tp, head_tp;
     int32_t redundant;
-    bool whole_heads;
+    int32_t dwdp;       /* divides dp; 0: 1 */
+    int32_t head_parts; /* divides tp; 0: tp */
+    bool sum_in_ranks;  /* etp and dense_tp must be tp, or 1 */
 } hd_parallel_config;
 
 hd_parallel_config hd_parallel_single(void); /* one rank */
@@ -40,14 +54,22 @@ hd_parallel_config hd_parallel_tensor(
 /* Data-parallel attention; complete experts over ep ranks (expert parallelism). */
 hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant);
 
-/* Complete experts over ep ranks with rows in common: tp, 1 or ep, of them share the heads; dense
- * MLPs are complete. The LM head is shared if its rows can be divided. */
-hd_parallel_config hd_parallel_common(int32_t tp, int32_t ep, const hd_model_spec *spec);
+hd_parallel_config hd_parallel_dwdp(int32_t n); /* one group of n ranks */
+
+/* As many ranks as the larger of tp * dp and ep, which must be a multiple of the other, in dp
+ * attention groups, whose number must divide it. tp ranks of a group share the heads and dense
+ * MLPs, all ranks what ep leaves of each expert, those of a group the LM head. Fewer share the
+ * heads if there are fewer. Experts get redundant slots if ep does not divide them. */
+hd_parallel_config hd_parallel_common(int32_t tp, int32_t dp, int32_t ep,
+                                      const hd_model_spec *spec);
 
 /* Number of parts that the heads are divided into. */
 int32_t hd_parallel_head_parts(const hd_parallel_config *l);
 
 int32_t hd_parallel_world(const hd_parallel_config *l);
+
+/* Whether ranks exchange rows or columns in a step. Ranks that do not need no hd_comm. */
+bool hd_parallel_exchanges(const hd_parallel_config *l);
 hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err);
 
 /* The groups that a rank belongs to. HD_GROUP_DP: the ranks with the same tp index;
@@ -59,6 +81,7 @@ typedef enum hd_group {
     HD_GROUP_ETP,
     HD_GROUP_DENSE,
     HD_GROUP_HEAD,
+    HD_GROUP_ATTENTION, /* the head_parts ranks that together hold every attention head once */
     HD_N_GROUPS
 } hd_group;
 
@@ -72,21 +95,34 @@ hd_rank_group hd_parallel_group(const hd_parallel_config *l, int32_t rank, hd_gr
 
 /* A rank's index in each of the groups. */
 typedef struct hd_rank_coords {
-    int32_t tp, dp, ep, etp, dense, head;
+    int32_t tp, dp, ep, etp, dense, head, attention;
 } hd_rank_coords;
 
 hd_rank_coords hd_parallel_coords(const hd_parallel_config *l, int32_t rank);
+
+/* A part of n things: first .. first + n - 1. */
+typedef struct hd_extent {
+    int32_t first, n;
+} hd_extent;
+
+/* Returns part `index` of `parts` of n rows or columns. Parts have whole blocks of 128, or of a
+ * smaller power of two where the largest would exceed the mean by more than an eighth. */
+hd_extent hd_extent_of(int32_t n, int32_t index, int32_t parts);
 
 typedef struct hd_shard {
     hd_parallel_config parallel;
     int32_t rank;
     int32_t head0, n_heads;     /* attention heads */
-    int32_t o_groups;           /* V4's output groups */
-    int32_t dense_inter;        /* columns of dense MLPs */
-    int32_t shared_inter;       /* columns of the shared experts, all together */
-    int32_t moe_inter;          /* columns of a routed expert */
+    int32_t o_group0, o_groups; /* V4's output groups */
+    hd_extent dense_inter;      /* columns of dense MLPs */
+    hd_extent shared_inter;     /* columns of the shared experts, all together */
+    hd_extent moe_inter;        /* columns of a routed expert */
+    /* columns of the hidden state that this rank computes of the attention's result, of a
+     * dense MLP's and of an expert's; all with sum_in_ranks */
+    hd_extent o_out, dense_out, moe_out;
     int32_t expert0, n_experts; /* expert slots of routed experts, in every MoE layer */
-    int32_t vocab0, vocab;      /* rows of the LM head */
+    hd_extent held; /* with dwdp: the slots whose experts are in this rank's memory; else all */
+    int32_t vocab0, vocab; /* rows of the LM head */
 } hd_shard;
 
 /* Returns the shard of a rank of the layout's world. It does not check divisibility: the

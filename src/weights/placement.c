@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "base/checked.h"
+
 /* One tensor that is being sharded. */
 typedef struct cutter {
     const hd_plan_args *args;
@@ -12,81 +14,134 @@ typedef struct cutter {
     hd_err *err;
 } cutter;
 
-/* Sets this rank's slice to part `part` of `parts` equal parts of one side. units: number of
- * heads, groups or blocks in the side that must not be divided; by: the config's word for
- * parts. */
-static hd_status shard_along(const cutter *c, bool rows, int32_t units, const char *unit,
-                             int32_t part, int32_t parts, const char *by) {
-    const char *side = rows ? "rows" : "columns";
-    int32_t n = rows ? c->decl->rows : c->decl->cols;
-    int32_t block = rows ? c->format.block_rows : c->format.block_cols;
-    int32_t size = n / parts;
-    if (units % parts != 0) {
-        return HD_FAIL(c->err, HD_EINVAL, "%s: %d %s cannot be shared by %s %d", c->decl->name,
-                       units, unit, by, parts);
-    }
-    if (parts > 1 && c->format.scale_type != HD_NONE && size % block != 0) {
-        return HD_FAIL(c->err, HD_EINVAL,
-                       "%s: %d %s over %s %d are %d each: that cuts through its quantization "
-                       "blocks of %d",
-                       c->decl->name, n, side, by, parts, size, block);
-    }
-    if (parts > 1 && !rows && (int64_t)size * hd_dtype_bits(c->format.type) % 8 != 0) {
-        return HD_FAIL(c->err, HD_EINVAL,
-                       "%s: %d columns over %s %d are %d each: that cuts through a byte",
-                       c->decl->name, n, by, parts, size);
-    }
-    if (rows) {
-        c->out->row0 = part * size;
-        c->out->rows = size;
-    } else {
-        c->out->col0 = part * size;
-        c->out->cols = size;
-    }
+/* Rows are cut anywhere: shard.c repeats the scales of a block that is cut. */
+static hd_status take_rows(const cutter *c, hd_extent part) {
+    c->out->row0 = part.first;
+    c->out->rows = part.n;
     return HD_OK;
 }
 
-static hd_status shard_expert(const cutter *c, const hd_shard *shard,
-                              const hd_rank_coords *at) {
+/* `by`: the config's word for the number of parts. */
+static hd_status take_columns(const cutter *c, hd_extent part, const char *by) {
+    const int32_t end = part.first + part.n, cols = c->decl->cols;
+    const int32_t block = c->format.scale_type == HD_NONE ? 1 : c->format.block_cols;
+    if (part.first % block || (end % block && end != cols)) {
+        return HD_FAIL(c->err, HD_EINVAL,
+                       "%s: columns %d to %d of %d, by %s: that cuts through its quantization "
+                       "blocks of %d",
+                       c->decl->name, part.first, end - 1, cols, by, block);
+    }
+    const int32_t bits = hd_dtype_bits(c->format.type);
+    if ((int64_t)part.first * bits % 8 || (int64_t)end * bits % 8) {
+        return HD_FAIL(c->err, HD_EINVAL,
+                       "%s: columns %d to %d of %d, by %s: that cuts through a byte",
+                       c->decl->name, part.first, end - 1, cols, by);
+    }
+    c->out->col0 = part.first;
+    c->out->cols = part.n;
+    return HD_OK;
+}
+
+/* The second GEMM of a block: rows `out`, or with sum_in_ranks columns `in`. */
+static hd_status take_out(const cutter *c, hd_extent out, hd_extent in, const char *by) {
+    return c->args->parallel->sum_in_ranks ? take_columns(c, in, by) : take_rows(c, out);
+}
+
+/* The part of n rows or columns, as many for each head, that belongs to the rank's heads. */
+static hd_extent part_of_heads(const cutter *c, const hd_shard *shard, int32_t n) {
+    const int32_t each = n / c->args->spec->n_heads;
+    return (hd_extent){shard->head0 * each, shard->n_heads * each};
+}
+
+static hd_extent part_of_groups(const cutter *c, const hd_shard *shard) {
+    const int32_t each = c->args->spec->o_rank;
+    return (hd_extent){shard->o_group0 * each, shard->o_groups * each};
+}
+
+static hd_extent attention_columns(const cutter *c, const hd_shard *shard) {
+    if (c->args->spec->o_groups) return part_of_groups(c, shard);
+    return part_of_heads(c, shard, c->decl->cols);
+}
+
+static hd_status check_heads(const cutter *c, const hd_parallel_config *l) {
+    const hd_model_spec *s = c->args->spec;
+    const int32_t parts = hd_parallel_head_parts(l),
+                  units = s->o_groups ? s->o_groups : s->n_heads;
+    if (parts <= units) return HD_OK;
+    return HD_FAIL(c->err, HD_EINVAL, "%s: %d %s cannot be shared by tp %d", c->decl->name,
+                   units, s->o_groups ? "output groups" : "heads", parts);
+}
+
+/* Every rank needs a part of at least one row. */
+static hd_status check_part(const cutter *c, int32_t n, int32_t parts, const char *by) {
+    if (parts <= n) return HD_OK;
+    return HD_FAIL(c->err, HD_EINVAL, "%s: %d %s cannot be shared by %s %d", c->decl->name, n,
+                   c->args->parallel->sum_in_ranks ? "columns" : "rows", by, parts);
+}
+
+static hd_status check_held(const cutter *c, const hd_shard *shard) {
+    const int32_t parts = c->args->parallel->dwdp;
+    if (parts <= shard->n_experts) return HD_OK;
+    return HD_FAIL(c->err, HD_EINVAL, "%s: %d experts cannot be shared by dwdp %d",
+                   c->decl->name, shard->n_experts, parts);
+}
+
+static hd_status shard_expert(const cutter *c, const hd_shard *shard) {
     const hd_parallel_config *l = c->args->parallel;
-    const int32_t n = c->args->spec->route.n_experts, slots = n + l->redundant;
+    const hd_model_spec *s = c->args->spec;
+    const int32_t n = s->route.n_experts, slots = n + l->redundant;
     if (slots % l->ep != 0 || shard->n_experts > n) {
         return HD_FAIL(c->err, HD_EINVAL, "%s: %d experts cannot be shared by ep %d",
                        c->decl->name, slots, l->ep);
     }
-    bool rows = c->decl->role != HD_EXPERT_DOWN;
-    int32_t inter = c->args->spec->moe_inter;
-    HD_TRY(shard_along(c, rows, inter, rows ? "rows" : "columns", at->etp, l->etp, "etp"));
-    if (hd_shard_slot(shard, c->decl->expert, n) < 0) *c->out = (hd_slice){0};
+    HD_TRY(check_held(c, shard));
+    HD_TRY(check_part(c, hd_min_i32(s->moe_inter, s->hidden), l->etp, "etp"));
+    HD_TRY(c->decl->role == HD_EXPERT_DOWN
+               ? take_out(c, shard->moe_out, shard->moe_inter, "etp")
+               : take_rows(c, shard->moe_inter));
+    const int32_t slot = hd_shard_slot(shard, c->decl->expert, n);
+    const hd_extent held = shard->held;
+    if (slot < held.first || slot >= held.first + held.n) *c->out = (hd_slice){0};
     return HD_OK;
 }
 
-static hd_status shard_tensor(const cutter *c, const hd_shard *shard,
-                              const hd_rank_coords *at) {
-    const hd_parallel_config *l = c->args->parallel;
-    const hd_model_spec *s = c->args->spec;
+static hd_status shard_mlp(const cutter *c, const hd_shard *shard) {
     const hd_tensor_decl *d = c->decl;
-    const int32_t heads = hd_parallel_head_parts(l);
+    const bool down = d->shard_axis == HD_SHARD_DENSE_OUT;
+    const bool shared =
+        d->role == HD_SHARED_GATE || d->role == HD_SHARED_UP || d->role == HD_SHARED_DOWN;
+    const hd_extent inter = shared ? shard->shared_inter : shard->dense_inter;
+    HD_TRY(check_part(c, hd_min_i32(d->rows, d->cols), shard->parallel.dense_tp, "dense_tp"));
+    return down ? take_out(c, shard->dense_out, inter, "dense_tp") : take_rows(c, inter);
+}
+
+static hd_status shard_tensor(const cutter *c, const hd_shard *shard) {
+    const hd_parallel_config *l = c->args->parallel;
+    const hd_tensor_decl *d = c->decl;
     *c->out = (hd_slice){.rows = d->rows, .cols = d->cols};
     switch (d->shard_axis) {
     case HD_SHARD_NONE:
         return HD_OK;
     case HD_SHARD_HEAD_ROWS:
-        return shard_along(c, true, s->n_heads, "heads", at->tp % heads, heads, "tp");
-    case HD_SHARD_HEAD_COLS:
-        return shard_along(c, false, s->n_heads, "heads", at->tp % heads, heads, "tp");
+        HD_TRY(check_heads(c, l));
+        return take_rows(c, part_of_heads(c, shard, d->rows));
+    case HD_SHARD_HEAD_VECTOR:
+        HD_TRY(check_heads(c, l));
+        return take_columns(c, part_of_heads(c, shard, d->cols), "tp");
     case HD_SHARD_GROUP_ROWS:
-        return shard_along(c, true, s->o_groups, "output groups", at->tp % heads, heads, "tp");
-    case HD_SHARD_GROUP_COLS:
-        return shard_along(c, false, s->o_groups, "output groups", at->tp % heads, heads, "tp");
+        HD_TRY(check_heads(c, l));
+        return take_rows(c, part_of_groups(c, shard));
+    case HD_SHARD_ATTENTION_OUT:
+        HD_TRY(check_heads(c, l));
+        return take_out(c, shard->o_out, attention_columns(c, shard), "tp");
     case HD_SHARD_DENSE_ROWS:
-        return shard_along(c, true, d->rows, "rows", at->dense, l->dense_tp, "dense_tp");
-    case HD_SHARD_DENSE_COLS:
-        return shard_along(c, false, d->cols, "columns", at->dense, l->dense_tp, "dense_tp");
+    case HD_SHARD_DENSE_OUT:
+        return shard_mlp(c, shard);
     case HD_SHARD_VOCAB_ROWS:
-        return shard_along(c, true, d->rows, "rows", at->head, l->head_tp, "head_tp");
+        HD_TRY(check_part(c, d->rows, l->head_tp, "head_tp"));
+        return take_rows(c, (hd_extent){shard->vocab0, shard->vocab});
     case HD_SHARD_EXPERT:
-        return shard_expert(c, shard, at);
+        return shard_expert(c, shard);
     }
     return HD_FAIL(c->err, HD_EINVAL, "%s: unknown kind of cut %d", d->name,
                    (int)d->shard_axis);
@@ -109,9 +164,9 @@ static hd_status check_args(const hd_plan_args *a, hd_err *err) {
 hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err) {
     *out = (hd_plan){0};
     HD_TRY(check_args(a, err));
-    const hd_rank_coords at = hd_parallel_coords(a->parallel, a->rank);
     out->n = a->schema->n;
     out->shard = hd_shard_of(a->parallel, a->rank, a->spec);
+    if (a->no_experts) out->shard.held = (hd_extent){0};
     out->slices = calloc((size_t)out->n, sizeof *out->slices);
     if (!out->slices) {
         return HD_FAIL(err, HD_ENOMEM, "no memory to plan %d tensors", out->n);
@@ -121,7 +176,7 @@ hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err) {
         cutter c = {.args = a, .decl = d, .out = &out->slices[i], .err = err};
         if (d->duplicate || d->layer >= a->spec->n_layers + a->n_mtp) continue;
         c.format = a->formats ? a->formats[i] : hd_declared_format(a->spec, d);
-        hd_status st = shard_tensor(&c, &out->shard, &at);
+        hd_status st = shard_tensor(&c, &out->shard);
         if (st != HD_OK) {
             hd_plan_close(out);
             return st;

@@ -1,9 +1,9 @@
 /* placement.h - which slice of which tensor a rank holds, for any parallel config.
  *
  * A plan applies a parallel config to a schema: every tensor gets one rectangle per rank.
- * Boundaries fall on complete heads, output groups, experts and quantization blocks. A
- * tensor that cannot be sharded so is refused before any byte is read, with its name and the
- * numbers. The loader reads the rectangles; the memory budget adds up their bytes. */
+ * Boundaries fall on complete heads, output groups and experts, and those of columns on complete
+ * quantization blocks. A tensor that cannot be sharded so is refused before any byte is read,
+ * with its name and the numbers. The loader reads the rectangles; the memory budget adds up their bytes. */
 #ifndef HD_WEIGHTS_PLACEMENT_H
 #define HD_WEIGHTS_PLACEMENT_H
 
@@ -27,6 +27,7 @@ typedef struct hd_plan_args {
     const hd_schema *schema;
     const hd_stored_format *formats; /* [schema->n] as stored; NULL: as the config declares */
     int32_t n_mtp;                   /* MTP layers to hold, 0 .. spec->n_mtp */
+    bool no_experts;                 /* routed experts are held elsewhere */
 } hd_plan_args;
 
 typedef struct hd_plan {

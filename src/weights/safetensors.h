@@ -15,12 +15,13 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "base/file.h"
 #include "base/status.h"
 #include "weights/weights.h"
 
 enum { HD_MAX_RANK = 8 };
 
-typedef struct hd_tensor {
+struct hd_tensor {
     const char *name;       /* 1 to 1024 bytes of UTF-8 without control characters */
     const char *dtype_name; /* as written in the file: "BF16", "F64", "F4" */
     hd_dtype dtype;         /* HD_NONE: a legal type that no supported model uses */
@@ -29,7 +30,7 @@ typedef struct hd_tensor {
     int64_t shape[HD_MAX_RANK];
     const uint8_t *data; /* little-endian, row-major, in the map, unaligned */
     size_t bytes;
-} hd_tensor;
+};
 
 /* ---- one file ---- */
 
@@ -52,6 +53,22 @@ void hd_safetensors_deinit(hd_safetensors *s);
 bool hd_checkpoint_exists(const char *model_dir);
 
 hd_status hd_checkpoint_open(hd_checkpoint **out, const char *model_dir, hd_err *err);
+/* The same, but reads every file into memory of this process: what others do to the files
+ * later does not reach it. A file that becomes shorter meanwhile is an error. */
+hd_status hd_checkpoint_read(hd_checkpoint **out, const char *model_dir, hd_err *err);
+/* The same of one file's bytes, or of a list of tensors, which point into memory. Takes the
+ * memory, also on failure. label names it in errors. */
+hd_status hd_checkpoint_of_bytes(hd_checkpoint **out, hd_map *file, const char *label,
+                                 hd_err *err);
+hd_status hd_checkpoint_of_tensors(hd_checkpoint **out, const hd_tensor *tensors, int32_t n,
+                                   hd_map *memory, const char *label, hd_err *err);
+/* The memory of a shard's tensors, from the first one on, of a checkpoint that was read; it may be
+ * written. */
+hd_map hd_checkpoint_memory(const hd_checkpoint *c, int32_t shard);
+/* Gives the memory of all tensors of a checkpoint that was read back to the system, as far as
+ * pages are whole; they read as zeros. Returns the bytes. */
+size_t hd_checkpoint_discard(hd_checkpoint *c);
+
 void hd_checkpoint_close(hd_checkpoint *c); /* NULL is fine */
 
 int32_t hd_checkpoint_count(const hd_checkpoint *c);
@@ -61,6 +78,9 @@ const hd_tensor *hd_checkpoint_find(const hd_checkpoint *c, const char *name); /
 int32_t hd_checkpoint_shards(const hd_checkpoint *c);
 const char *hd_checkpoint_shard_path(const hd_checkpoint *c, int32_t shard); /* with the dir */
 const char *hd_checkpoint_shard_name(const hd_checkpoint *c, int32_t shard); /* without */
+size_t hd_checkpoint_shard_bytes(const hd_checkpoint *c, int32_t shard);
+/* Returns where a byte of one of a shard's tensors lies in its file. */
+size_t hd_checkpoint_offset(const hd_checkpoint *c, int32_t shard, const void *byte);
 
 /* Warnings about harmless irregularities, one sentence each: i in [0, n). */
 int32_t hd_checkpoint_notices(const hd_checkpoint *c);

@@ -33,7 +33,7 @@ typedef struct sink {
     bool too_big;
     char prefix[64]; /* of the current layer, with its dot */
     int32_t layer, expert;
-    bool optional;
+    bool optional, unused;
 } sink;
 
 typedef struct shape {
@@ -76,6 +76,7 @@ static void put(sink *k, hd_role role, const char *name, shape s, hd_shard_axis 
                                           .rank = s.rank,
                                           .shard_axis = shard_axis,
                                           .optional = k->optional || duplicate,
+                                          .unused = k->unused,
                                           .duplicate = duplicate};
     }
     k->n++;
@@ -85,7 +86,7 @@ static void put(sink *k, hd_role role, const char *name, shape s, hd_shard_axis 
 /* gate, up and down of one MLP under its names in this family. */
 static void put_mlp(sink *k, hd_role gate, hd_role up, hd_role down, const char *where,
                     int64_t inter, hd_shard_axis rows, hd_shard_axis cols) {
-    bool v4 = k->spec->family == HD_FAMILY_V4;
+    bool v4 = hd_is_hybrid(k->spec);
     int64_t hidden = k->spec->hidden;
     char name[96];
     snprintf(name, sizeof name, "%s%s.weight", where, v4 ? "w1" : "gate_proj");
@@ -96,21 +97,32 @@ static void put_mlp(sink *k, hd_role gate, hd_role up, hd_role down, const char 
     put(k, down, name, matrix(hidden, inter), cols);
 }
 
+/* A tensor that only the files have. */
+static void put_unused(sink *k, hd_role role, const char *name, shape s) {
+    k->unused = true;
+    put(k, role, name, s, HD_SHARD_NONE);
+    k->unused = false;
+}
+
 static void put_moe(sink *k, bool hash) {
     const hd_model_spec *s = k->spec;
-    bool v4 = s->family == HD_FAMILY_V4;
+    const hd_router_rule rule = hd_layer_route(s, k->layer);
+    bool v4 = hd_is_hybrid(s);
     const char *room = v4 ? "ffn" : "mlp";
     char name[96];
     snprintf(name, sizeof name, "%s.gate.weight", room);
-    put(k, HD_ROUTER, name, matrix(s->route.n_experts, s->hidden), HD_SHARD_NONE);
+    put(k, HD_ROUTER, name, matrix(rule.n_experts, s->hidden), HD_SHARD_NONE);
     if (hash) {
         put(k, HD_ROUTER_HASH, "ffn.gate.tid2eid", matrix(s->vocab, s->route.top_k),
             HD_SHARD_NONE);
     } else if (s->family != HD_FAMILY_V2) {
         put(k, HD_ROUTER_BIAS, v4 ? "ffn.gate.bias" : "mlp.gate.e_score_correction_bias",
-            vector(s->route.n_experts), HD_SHARD_NONE);
+            vector(rule.n_experts), HD_SHARD_NONE);
     }
-    for (int32_t e = 0; e < s->route.n_experts && !k->too_big; e++) {
+    if (s->family == HD_FAMILY_V41) {
+        put_unused(k, HD_ROUTER_IMAGE_BIAS, "ffn.gate.bias_vl", vector(rule.n_experts));
+    }
+    for (int32_t e = 0; e < rule.n_experts && !k->too_big; e++) {
         k->expert = e;
         snprintf(name, sizeof name, "%s.experts.%d.", room, e);
         put_mlp(k, HD_EXPERT_GATE, HD_EXPERT_UP, HD_EXPERT_DOWN, name, s->moe_inter,
@@ -120,7 +132,7 @@ static void put_moe(sink *k, bool hash) {
     if (s->n_shared == 0) return;
     snprintf(name, sizeof name, "%s.shared_experts.", room);
     put_mlp(k, HD_SHARED_GATE, HD_SHARED_UP, HD_SHARED_DOWN, name,
-            (int64_t)s->n_shared * s->moe_inter, HD_SHARD_DENSE_ROWS, HD_SHARD_DENSE_COLS);
+            (int64_t)s->n_shared * s->moe_inter, HD_SHARD_DENSE_ROWS, HD_SHARD_DENSE_OUT);
 }
 
 /* ---- V2, V3, V3.2 ---- */
@@ -144,7 +156,7 @@ static void put_mla(sink *k) {
     put(k, HD_KV_B, "self_attn.kv_b_proj.weight", matrix(kv_out, s->kv_rank),
         HD_SHARD_HEAD_ROWS);
     put(k, HD_O, "self_attn.o_proj.weight", matrix(s->hidden, (int64_t)s->n_heads * s->v_dim),
-        HD_SHARD_HEAD_COLS);
+        HD_SHARD_ATTENTION_OUT);
     if (s->family != HD_FAMILY_V32) return;
     put(k, HD_INDEX_Q_B, "self_attn.indexer.wq_b.weight",
         matrix((int64_t)s->index_heads * s->index_dim, s->q_rank), HD_SHARD_NONE);
@@ -167,7 +179,7 @@ static void put_mla_layer(sink *k, int32_t l) {
     put(k, HD_FFN_NORM, "post_attention_layernorm.weight", vector(s->hidden), HD_SHARD_NONE);
     if (s->layers[l].mlp == HD_MLP_DENSE) {
         put_mlp(k, HD_DENSE_GATE, HD_DENSE_UP, HD_DENSE_DOWN, "mlp.", s->dense_inter,
-                HD_SHARD_DENSE_ROWS, HD_SHARD_DENSE_COLS);
+                HD_SHARD_DENSE_ROWS, HD_SHARD_DENSE_OUT);
     } else {
         put_moe(k, false);
     }
@@ -213,11 +225,46 @@ static void put_compressor(sink *k, const hd_layer_spec *layer) {
         HD_SHARD_NONE);
 }
 
+/* What a CSA2 layer has beside the projections: a compressor if it writes, an indexer if it
+ * chooses. */
+static void put_csa2(sink *k, const hd_layer_spec *layer) {
+    const hd_model_spec *s = k->spec;
+    if (layer->attention == HD_ATTN_CSA2_REUSE) return;
+    put(k, HD_INDEX_Q_B, "attn.indexer.wq_b.weight",
+        matrix((int64_t)s->index_heads * s->index_dim, s->q_rank), HD_SHARD_NONE);
+    put(k, HD_INDEX_WEIGHTS, "attn.indexer.weights_proj.weight",
+        matrix(s->index_heads, s->hidden), HD_SHARD_NONE);
+    if (layer->attention == HD_ATTN_CSA2_REINDEX) return;
+    put(k, HD_COMP_KV, "attn.compressor.wkv.weight", matrix(s->head_dim, s->hidden),
+        HD_SHARD_NONE);
+    put(k, HD_COMP_NORM, "attn.compressor.norm.weight", vector(s->head_dim), HD_SHARD_NONE);
+    if (layer->compress_ratio > 1) {
+        put(k, HD_COMP_GATE, "attn.compressor.wgate.weight", matrix(s->head_dim, s->hidden),
+            HD_SHARD_NONE);
+    }
+    put(k, HD_INDEX_K, "attn.indexer.wk.weight", matrix(s->index_dim, s->head_dim),
+        HD_SHARD_NONE);
+    put(k, HD_INDEX_K_NORM, "attn.indexer.k_norm.weight", vector(s->index_dim), HD_SHARD_NONE);
+}
+
+static void put_engram(sink *k, const hd_layer_spec *layer) {
+    const hd_model_spec *s = k->spec;
+    const hd_engram_spec *e = &s->engram;
+    if (layer->engram < 0) return;
+    put(k, HD_ENGRAM_TABLE, "engram.embed.weight", matrix(e->rows[layer->engram], e->head_dim),
+        HD_SHARD_NONE);
+    put(k, HD_ENGRAM_KV, "engram.wkv.weight",
+        matrix((int64_t)(s->hc_mult + 1) * s->hidden, (int64_t)e->columns * e->head_dim),
+        HD_SHARD_NONE);
+    put(k, HD_ENGRAM_Q, "engram.q_weight", matrix(s->hc_mult, s->hidden), HD_SHARD_NONE);
+    put(k, HD_ENGRAM_K, "engram.k_weight", matrix(s->hc_mult, s->hidden), HD_SHARD_NONE);
+}
+
 static void put_v4_attention(sink *k, const hd_layer_spec *layer) {
     const hd_model_spec *s = k->spec;
     int64_t heads_out = (int64_t)s->n_heads * s->head_dim;
     int64_t groups_out = (int64_t)s->o_groups * s->o_rank;
-    put(k, HD_SINK, "attn.attn_sink", vector(s->n_heads), HD_SHARD_HEAD_COLS);
+    put(k, HD_SINK, "attn.attn_sink", vector(s->n_heads), HD_SHARD_HEAD_VECTOR);
     put(k, HD_Q_A, "attn.wq_a.weight", matrix(s->q_rank, s->hidden), HD_SHARD_NONE);
     put(k, HD_Q_A_NORM, "attn.q_norm.weight", vector(s->q_rank), HD_SHARD_NONE);
     put(k, HD_Q_B, "attn.wq_b.weight", matrix(heads_out, s->q_rank), HD_SHARD_HEAD_ROWS);
@@ -225,8 +272,13 @@ static void put_v4_attention(sink *k, const hd_layer_spec *layer) {
     put(k, HD_KV_NORM, "attn.kv_norm.weight", vector(s->head_dim), HD_SHARD_NONE);
     put(k, HD_O_A, "attn.wo_a.weight", matrix(groups_out, heads_out / s->o_groups),
         HD_SHARD_GROUP_ROWS);
-    put(k, HD_O_B, "attn.wo_b.weight", matrix(s->hidden, groups_out), HD_SHARD_GROUP_COLS);
-    if (layer->compress_ratio > 0) put_compressor(k, layer);
+    put(k, HD_O_B, "attn.wo_b.weight", matrix(s->hidden, groups_out), HD_SHARD_ATTENTION_OUT);
+    if (layer->compress_ratio == 0) return;
+    if (s->family == HD_FAMILY_V41) {
+        put_csa2(k, layer);
+    } else {
+        put_compressor(k, layer);
+    }
 }
 
 static void put_hc(sink *k, hd_role fn, hd_role base, hd_role scale, const char *stem,
@@ -253,6 +305,7 @@ static void put_v4_layer(sink *k, int32_t l) {
     k->layer = l;
     snprintf(k->prefix, sizeof k->prefix, mtp ? "mtp.%d." : "layers.%d.",
              mtp ? l - s->n_layers : l);
+    put_engram(k, layer);
     put_hc(k, HD_HC_ATTN_FN, HD_HC_ATTN_BASE, HD_HC_ATTN_SCALE, "hc_attn", hc_out, 3);
     put(k, HD_ATTN_NORM, "attn_norm.weight", vector(s->hidden), HD_SHARD_NONE);
     put_v4_attention(k, layer);
@@ -272,6 +325,65 @@ static void put_v4_mtp(sink *k, int32_t l) {
     put(k, HD_FINAL_NORM, "norm.weight", vector(hidden), HD_SHARD_NONE);
 }
 
+static void put_dspark_stage(sink *k, int32_t l) {
+    const hd_model_spec *s = k->spec;
+    const hd_dspark_spec *d = &s->dspark;
+    const int64_t hidden = s->hidden;
+    put_v4_layer(k, l);
+    if (l == s->n_layers) {
+        put(k, HD_DSPARK_PROJ, "main_proj.weight", matrix(hidden, d->n_taps * hidden),
+            HD_SHARD_NONE);
+        put(k, HD_DSPARK_NORM, "main_norm.weight", vector(hidden), HD_SHARD_NONE);
+    }
+    if (l < s->n_layers + s->n_mtp - 1) return;
+    const bool v4 = s->family == HD_FAMILY_V4;
+    if (v4) put_hc_head(k);
+    put(k, HD_FINAL_NORM, "norm.weight", vector(hidden), HD_SHARD_NONE);
+    put(k, HD_DSPARK_MARKOV_EMBED,
+        v4 ? "markov_head.markov_w1.weight" : "markov_head.embed.weight",
+        matrix(s->vocab, d->rank), HD_SHARD_NONE);
+    put(k, HD_DSPARK_MARKOV_HEAD,
+        v4 ? "markov_head.markov_w2.weight" : "markov_head.head.weight",
+        matrix(s->vocab, d->rank), HD_SHARD_NONE);
+    put(k, HD_DSPARK_CONFIDENCE, "confidence_head.proj.weight", matrix(1, hidden + d->rank),
+        HD_SHARD_NONE);
+}
+
+/* ---- V4.1's image tower ---- */
+
+static void put_vision_block(sink *k, int32_t block) {
+    const int64_t wide = k->spec->vision.hidden, inter = k->spec->vision.inter;
+    snprintf(k->prefix, sizeof k->prefix, "vision.blocks.%d.", block);
+    put_unused(k, HD_VISION, "norm1.weight", vector(wide));
+    put_unused(k, HD_VISION, "norm2.weight", vector(wide));
+    put_unused(k, HD_VISION, "attn.wqkv.weight", matrix(3 * wide, wide));
+    put_unused(k, HD_VISION, "attn.wqkv.bias", vector(3 * wide));
+    put_unused(k, HD_VISION, "attn.wo.weight", matrix(wide, wide));
+    put_unused(k, HD_VISION, "attn.wo.bias", vector(wide));
+    put_unused(k, HD_VISION, "mlp.w1.weight", matrix(2 * inter, wide));
+    put_unused(k, HD_VISION, "mlp.w2.weight", matrix(wide, inter));
+    k->prefix[0] = '\0';
+}
+
+static void put_vision(sink *k) {
+    const hd_vision_spec *s = &k->spec->vision;
+    const int64_t hidden = k->spec->hidden, wide = s->hidden;
+    const int64_t patch = (int64_t)3 * s->patch * s->patch;
+    const int64_t cell = (int64_t)s->downsample * s->downsample * wide;
+    if (s->n_layers == 0) return;
+    put_unused(k, HD_VISION, "vision.patch_embed.proj.weight", matrix(wide, patch));
+    put_unused(k, HD_VISION, "vision.patch_embed.proj.bias", vector(wide));
+    for (int32_t b = 0; b < s->n_layers && !k->too_big; b++) put_vision_block(k, b);
+    put_unused(k, HD_VISION, "vision.norm.weight", vector(wide));
+    put_unused(k, HD_VISION, "aligner.w1.weight", matrix(hidden, cell));
+    put_unused(k, HD_VISION, "aligner.w1.bias", vector(hidden));
+    put_unused(k, HD_VISION, "aligner.w2.weight", matrix(hidden, hidden));
+    put_unused(k, HD_VISION, "aligner.w2.bias", vector(hidden));
+    put_unused(k, HD_VISION, "image_start", vector(hidden));
+    put_unused(k, HD_VISION, "image_end", vector(hidden));
+    put_unused(k, HD_VISION, "image_newline", vector(hidden));
+}
+
 /* ---- complete schema ---- */
 
 static void set_global(sink *k, const char *prefix) {
@@ -282,7 +394,7 @@ static void set_global(sink *k, const char *prefix) {
 
 static void put_model(sink *k) {
     const hd_model_spec *s = k->spec;
-    bool v4 = s->family == HD_FAMILY_V4;
+    bool v4 = hd_is_hybrid(s);
     shape table = matrix(s->vocab, s->hidden);
     set_global(k, "");
     put(k, HD_EMBED, v4 ? "embed.weight" : "model.embed_tokens.weight", table, HD_SHARD_NONE);
@@ -294,13 +406,16 @@ static void put_model(sink *k) {
         }
     }
     set_global(k, "");
-    if (v4) put_hc_head(k);
+    if (s->family == HD_FAMILY_V4) put_hc_head(k);
     put(k, HD_FINAL_NORM, v4 ? "norm.weight" : "model.norm.weight", vector(s->hidden),
         HD_SHARD_NONE);
     put(k, HD_HEAD, v4 ? "head.weight" : "lm_head.weight", table, HD_SHARD_VOCAB_ROWS);
+    put_vision(k);
     k->optional = true;
     for (int32_t l = s->n_layers; l < s->n_layers + s->n_mtp && !k->too_big; l++) {
-        if (v4) {
+        if (s->drafter == HD_DRAFTER_DSPARK) {
+            put_dspark_stage(k, l);
+        } else if (v4) {
             put_v4_mtp(k, l);
         } else {
             put_mla_mtp(k, l);

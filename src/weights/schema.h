@@ -30,13 +30,13 @@
     X(KV_A_NORM) /* [kv_rank] */                                                      \
     X(KV_B)      /* [heads * (nope + v), kv_rank] */                                  \
     X(O)         /* [hidden, heads * v] */                                            \
-    /* indexer; INDEX_K and its norm V3.2 only */                                     \
+    /* indexer; INDEX_K and its norm V3.2 and V4.1, there [index_dim, head_dim] */    \
     X(INDEX_Q_B)     /* [index_heads * index_dim, q_rank] */                          \
     X(INDEX_K)       /* [index_dim, hidden] */                                        \
     X(INDEX_K_NORM)  /* [index_dim] */                                                \
     X(INDEX_K_BIAS)  /* [index_dim] */                                                \
     X(INDEX_WEIGHTS) /* [index_heads, hidden] */                                      \
-    /* V4 attention */                                                                \
+    /* V4 and V4.1 attention; V4.1's compressors have coff 1 and no APE */            \
     X(KV)              /* [head_dim, hidden] */                                       \
     X(KV_NORM)         /* [head_dim] */                                               \
     X(SINK)            /* [heads] */                                                  \
@@ -56,14 +56,20 @@
     X(HC_FFN_FN)                                                                      \
     X(HC_FFN_BASE)                                                                    \
     X(HC_FFN_SCALE)                                                                   \
+    /* V4.1's Engram tables; columns = orders * heads */                              \
+    X(ENGRAM_TABLE) /* [rows, head_dim] */                                            \
+    X(ENGRAM_KV)    /* [(hc + 1) * hidden, columns * head_dim] */                     \
+    X(ENGRAM_Q)     /* [hc, hidden] */                                                \
+    X(ENGRAM_K)     /* [hc, hidden] */                                                \
     /* feed-forward */                                                                \
     X(DENSE_GATE) /* [dense_inter, hidden] */                                         \
     X(DENSE_UP)                                                                       \
-    X(DENSE_DOWN)  /* [hidden, dense_inter] */                                        \
-    X(ROUTER)      /* [experts, hidden] */                                            \
-    X(ROUTER_BIAS) /* [experts] */                                                    \
-    X(ROUTER_HASH) /* [vocab, top_k] integers */                                      \
-    X(SHARED_GATE) /* [n_shared * moe_inter, hidden] */                               \
+    X(DENSE_DOWN)        /* [hidden, dense_inter] */                                  \
+    X(ROUTER)            /* [experts, hidden] */                                      \
+    X(ROUTER_BIAS)       /* [experts] */                                              \
+    X(ROUTER_IMAGE_BIAS) /* [experts] of positions in an image; unused */             \
+    X(ROUTER_HASH)       /* [vocab, top_k] integers */                                \
+    X(SHARED_GATE)       /* [n_shared * moe_inter, hidden] */                         \
     X(SHARED_UP)                                                                      \
     X(SHARED_DOWN)                                                                    \
     X(EXPERT_GATE) /* [moe_inter, hidden], one per expert */                          \
@@ -74,7 +80,14 @@
     X(MTP_HIDDEN_NORM) /* [hidden]: hnorm */                                          \
     X(MTP_PROJ)        /* V3 [hidden, 2 * hidden]: embedding half first */            \
     X(MTP_E_PROJ)      /* V4 [hidden, hidden] */                                      \
-    X(MTP_H_PROJ)      /* V4 [hidden, hidden] */
+    X(MTP_H_PROJ)      /* V4 [hidden, hidden] */                                      \
+    /* DSpark: the first stage's input, the last one's heads */                       \
+    X(DSPARK_PROJ)         /* [hidden, taps * hidden] */                              \
+    X(DSPARK_NORM)         /* [hidden] */                                             \
+    X(DSPARK_MARKOV_EMBED) /* [vocab, rank] */                                        \
+    X(DSPARK_MARKOV_HEAD)  /* [vocab, rank] */                                        \
+    X(DSPARK_CONFIDENCE)   /* [1, hidden + rank] */                                   \
+    X(VISION)              /* any tensor of V4.1's image tower; unused */
 
 typedef enum hd_role {
 #define X(role) HD_##role,
@@ -87,19 +100,19 @@ const char *hd_role_name(hd_role r); /* "Q_A" */
 
 enum { HD_GLOBAL = -1 }; /* the layer of tensors that belong to no layer */
 
-/* How the ranks of a group share a tensor. A shard has whole heads, experts and quantization
- * blocks, or the plan is refused. */
+/* How the ranks of a group share a tensor. The second GEMMs of a block (ATTENTION_OUT, DENSE_OUT,
+ * experts' down) are shared by rows, or with sum_in_ranks by the columns that their input has on
+ * each rank. */
 typedef enum hd_shard_axis {
-    HD_SHARD_NONE,       /* every rank holds all of it */
-    HD_SHARD_HEAD_ROWS,  /* rows by attention head, over tp */
-    HD_SHARD_HEAD_COLS,  /* columns by attention head, over tp */
-    HD_SHARD_GROUP_ROWS, /* rows by output-projection group, over tp (V4 O_A) */
-    HD_SHARD_GROUP_COLS, /* columns by that group (V4 O_B) */
-    HD_SHARD_DENSE_ROWS, /* rows of a dense or shared MLP, over dense_tp */
-    HD_SHARD_DENSE_COLS,
-    /* experts over ep (expert parallelism); rows or columns of one expert over etp */
-    HD_SHARD_EXPERT,
-    HD_SHARD_VOCAB_ROWS /* rows of the LM head, over head_tp */
+    HD_SHARD_NONE,          /* every rank holds all of it */
+    HD_SHARD_HEAD_ROWS,     /* rows by attention head */
+    HD_SHARD_HEAD_VECTOR,   /* one element for each attention head */
+    HD_SHARD_GROUP_ROWS,    /* rows by output-projection group (V4 O_A) */
+    HD_SHARD_ATTENTION_OUT, /* the attention's last projection */
+    HD_SHARD_DENSE_ROWS,    /* rows of a dense or shared MLP, over dense_tp */
+    HD_SHARD_DENSE_OUT,     /* its down projection */
+    HD_SHARD_EXPERT,        /* experts over ep, each over etp */
+    HD_SHARD_VOCAB_ROWS     /* rows of the LM head, over head_tp */
 } hd_shard_axis;
 
 typedef struct hd_tensor_decl {
@@ -111,6 +124,7 @@ typedef struct hd_tensor_decl {
     int32_t rank;       /* dimensions in the file: 1 for vectors, 2 for matrices */
     hd_shard_axis shard_axis;
     bool optional; /* may be absent: MTP layers, or a duplicate */
+    bool unused;   /* may be absent, and is only counted: nothing reads it */
     /* an MTP layer's copy of EMBED or HEAD, or HEAD with tied embeddings: the same bytes as
      * the main tensor, which is used if this one is absent */
     bool duplicate;

@@ -61,6 +61,7 @@ hd_param_group hd_param_group_of(hd_role r) {
         return HD_PARAM_GROUP_DENSE;
     case HD_ROUTER:
     case HD_ROUTER_BIAS:
+    case HD_ROUTER_IMAGE_BIAS:
         return HD_PARAM_GROUP_ROUTER;
     case HD_ROUTER_HASH:
         return HD_PARAM_GROUP_HASH;
@@ -80,11 +81,24 @@ hd_param_group hd_param_group_of(hd_role r) {
     case HD_KV_NORM:
     case HD_MTP_EMBED_NORM:
     case HD_MTP_HIDDEN_NORM:
+    case HD_DSPARK_NORM:
         return HD_PARAM_GROUP_NORMS;
     case HD_MTP_PROJ:
     case HD_MTP_E_PROJ:
     case HD_MTP_H_PROJ:
+    case HD_DSPARK_PROJ:
         return HD_PARAM_GROUP_PROJECTION;
+    case HD_DSPARK_MARKOV_EMBED:
+    case HD_DSPARK_MARKOV_HEAD:
+    case HD_DSPARK_CONFIDENCE:
+        return HD_PARAM_GROUP_DRAFT_HEADS;
+    case HD_ENGRAM_TABLE:
+    case HD_ENGRAM_KV:
+    case HD_ENGRAM_Q:
+    case HD_ENGRAM_K:
+        return HD_PARAM_GROUP_ENGRAM;
+    case HD_VISION:
+        return HD_PARAM_GROUP_VISION;
     case HD_N_ROLES:
         break;
     }
@@ -99,17 +113,19 @@ static bool always_f32(hd_role r) {
     default:
         break;
     }
-    return r == HD_ROUTER_BIAS || r == HD_SINK || r == HD_COMP_APE || r == HD_INDEX_COMP_APE ||
-           r == HD_INDEX_K_NORM || r == HD_INDEX_K_BIAS;
+    return r == HD_ROUTER_BIAS || r == HD_ROUTER_IMAGE_BIAS || r == HD_SINK ||
+           r == HD_COMP_APE || r == HD_INDEX_COMP_APE || r == HD_INDEX_K_BIAS;
 }
 
 /* Matrices that FP8 models quantize: projections and MLPs. */
-static bool in_fp8(hd_role r) {
+static bool in_fp8(const hd_model_spec *spec, hd_role r) {
     switch (hd_param_group_of(r)) {
     case HD_PARAM_GROUP_ATTENTION:
         return r != HD_SINK;
     case HD_PARAM_GROUP_INDEXER:
-        return r == HD_INDEX_Q_B || r == HD_INDEX_K;
+        return r == HD_INDEX_Q_B || (r == HD_INDEX_K && spec->family == HD_FAMILY_V32);
+    case HD_PARAM_GROUP_ENGRAM:
+        return r == HD_ENGRAM_KV;
     case HD_PARAM_GROUP_DENSE:
     case HD_PARAM_GROUP_EXPERTS:
     case HD_PARAM_GROUP_SHARED:
@@ -131,30 +147,33 @@ static hd_format quantized(const hd_model_spec *spec, const hd_tensor_decl *d) {
         (in_experts || (in_mlp && q->method == HD_QUANT_MODELOPT))) {
         return HD_FORMAT_NVFP4;
     }
-    if (spec->family == HD_FAMILY_V4 && in_experts && q->experts != HD_FORMAT_NONE) {
+    if (hd_is_hybrid(spec) && in_experts && q->experts != HD_FORMAT_NONE) {
         return q->experts == HD_FORMAT_NVFP4 ? HD_FORMAT_FP4 : q->experts; /* its MTP layers */
     }
-    if (q->method == HD_QUANT_FP8 && in_fp8(d->role)) return HD_FORMAT_FP8;
+    if (q->method == HD_QUANT_FP8 && d->role == HD_ENGRAM_TABLE) return HD_FORMAT_MXFP8;
+    if (q->method == HD_QUANT_FP8 && in_fp8(spec, d->role)) return HD_FORMAT_FP8;
     return HD_FORMAT_NONE;
 }
 
 hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_decl *d) {
     if (d->role == HD_ROUTER_HASH) return (hd_stored_format){.type = HD_I64};
-    if (always_f32(d->role)) return (hd_stored_format){.type = HD_F32};
+    if (always_f32(d->role) || (d->role == HD_INDEX_K_NORM && spec->family == HD_FAMILY_V32)) {
+        return (hd_stored_format){.type = HD_F32};
+    }
     const hd_format format = quantized(spec, d);
     if (format == HD_FORMAT_NONE) return (hd_stored_format){.type = spec->dtype};
     hd_stored_format f = hd_format_stored(format);
     if (hd_formats[format].block_declared) {
         f.block_rows = spec->quant.block_rows;
         f.block_cols = spec->quant.block_cols;
-        if (spec->family == HD_FAMILY_V4) f.scale_type = HD_E8M0;
+        if (hd_is_hybrid(spec)) f.scale_type = HD_E8M0;
     }
     return f;
 }
 
 /* Buffers that are not trained by gradient, so they do not count as parameters. */
 static bool is_buffer(hd_role r) {
-    return r == HD_ROUTER_BIAS || r == HD_ROUTER_HASH;
+    return r == HD_ROUTER_BIAS || r == HD_ROUTER_IMAGE_BIAS || r == HD_ROUTER_HASH;
 }
 
 static void add_arrays(hd_param_group_sum *p, hd_dtype type, int64_t n, int64_t bytes) {
@@ -163,18 +182,25 @@ static void add_arrays(hd_param_group_sum *p, hd_dtype type, int64_t n, int64_t 
     p->bytes += bytes;
 }
 
+/* The part of a tensor that one token reads. All experts of a layer have one shape, so any top_k
+ * of them represent the selected ones. */
+static int64_t active_params(const hd_model_spec *spec, const hd_tensor_decl *d, int32_t rows,
+                             int32_t cols) {
+    if (d->unused) return 0;
+    if (d->role == HD_ENGRAM_TABLE) return (int64_t)spec->engram.columns * cols;
+    if (d->expert >= hd_layer_route(spec, d->layer).top_k) return 0;
+    return (int64_t)rows * cols;
+}
+
 void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_decl *decl,
                     int32_t rows, int32_t cols, const hd_stored_format *f) {
     if (rows == 0 || cols == 0) return;
     hd_param_group part = hd_param_group_of(decl->role);
     hd_param_group_sum *p = decl->layer >= spec->n_layers ? &sum->mtp[part] : &sum->main[part];
     int64_t n = (int64_t)rows * cols;
-    /* all experts of a layer have one shape, so any top_k of them represent the selected
-     * ones */
-    bool used = part != HD_PARAM_GROUP_EXPERTS || decl->expert < spec->route.top_k;
     if (!is_buffer(decl->role)) {
         p->params += n;
-        p->active += used ? n : 0;
+        p->active += active_params(spec, decl, rows, cols);
     }
     add_arrays(p, f->type, 1, (int64_t)hd_stored_data_bytes(f, rows, cols));
     if (f->scale_type != HD_NONE) {

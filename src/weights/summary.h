@@ -12,20 +12,23 @@
 #include "weights/weights.h"
 
 /* X(part, name) */
-#define HD_PARAM_GROUP_LIST(X)            \
-    X(EMBEDDING, "embedding")             \
-    X(HEAD, "output head")                \
-    X(ATTENTION, "attention projections") \
-    X(INDEXER, "indexer")                 \
-    X(COMPRESSOR, "compressors")          \
-    X(HYPER, "hyper-connections")         \
-    X(DENSE, "dense MLP layers")          \
-    X(ROUTER, "router")                   \
-    X(HASH, "hash tables")                \
-    X(EXPERTS, "routed experts")          \
-    X(SHARED, "shared experts")           \
-    X(NORMS, "norms")                     \
-    X(PROJECTION, "MTP input projections")
+#define HD_PARAM_GROUP_LIST(X)                    \
+    X(EMBEDDING, "embedding")                     \
+    X(HEAD, "output head")                        \
+    X(ATTENTION, "attention projections")         \
+    X(INDEXER, "indexer")                         \
+    X(COMPRESSOR, "compressors")                  \
+    X(HYPER, "hyper-connections")                 \
+    X(DENSE, "dense MLP layers")                  \
+    X(ROUTER, "router")                           \
+    X(HASH, "hash tables")                        \
+    X(EXPERTS, "routed experts")                  \
+    X(SHARED, "shared experts")                   \
+    X(NORMS, "norms")                             \
+    X(PROJECTION, "drafter input projections")    \
+    X(DRAFT_HEADS, "Markov and confidence heads") \
+    X(ENGRAM, "Engram tables and gates")          \
+    X(VISION, "image tower (not run)")
 
 typedef enum hd_param_group {
 #define X(part, name) HD_PARAM_GROUP_##part,

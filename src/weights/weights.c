@@ -6,58 +6,17 @@
  * which shows the rest. Owns the checkpoint's map and all converted vectors. */
 #include "weights/weights.h"
 
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/arena.h"
 #include "base/checked.h"
-#include "weights/bind_internal.h"
-#include "weights/expert_slots_internal.h"
-#include "weights/shard_internal.h"
-#include "weights/dummy_internal.h"
+#include "tokenizer/token_classes.h"
 #include "weights/placement.h"
-#include "weights/safetensors.h"
+#include "weights/weights_internal.h"
 
 enum { NAMED_MISSING = 10 };
-
-/* The tensor of one role in one layer. */
-typedef struct slot {
-    hd_weight weight;     /* data NULL: none */
-    hd_weight *experts;   /* [shard's n_experts] for the roles EXPERT_*, as when opened */
-    const float *vector;  /* in the map, or owned */
-    void *owned;          /* the converted vector or the table */
-    const int32_t *table; /* ROUTER_HASH */
-} slot;
-
-typedef struct use {
-    hd_use what;
-    int32_t decl;
-} use;
-
-struct hd_weights {
-    const hd_model_spec *spec;
-    hd_checkpoint *checkpoint; /* NULL: dummies */
-    weights_dummies dummies;
-    hd_schema schema;
-    weights_bound *bound; /* [schema.n]; data NULL if missing, weight.data if it does not fit */
-    bool *missing;        /* [schema.n] */
-    use *uses;            /* [tensors of the checkpoint] */
-    slot *slots;          /* [1 + n_layers + n_mtp, HD_N_ROLES], the global ones first */
-    hd_weight *experts;   /* storage of the slots' experts */
-    weights_expert_slots expert_slots;
-    hd_shard shard;
-    weights_pieces pieces; /* copies of column shards */
-    int32_t n_mtp;
-    hd_err problem;
-};
-
-static slot *slot_at(const hd_weights *w, int32_t layer, hd_role role) {
-    assert(layer >= HD_GLOBAL && layer < w->spec->n_layers + w->spec->n_mtp);
-    assert(role >= 0 && role < HD_N_ROLES);
-    return &w->slots[(size_t)(layer + 1) * HD_N_ROLES + (size_t)role];
-}
 
 /* ---- presence ---- */
 
@@ -76,6 +35,8 @@ static hd_status count_mtp(hd_weights *w, const char *model_dir) {
     for (int32_t m = 0; m < w->spec->n_mtp; m++) {
         if (seen[m]) w->n_mtp = m + 1; /* an earlier gap counts as missing tensors */
     }
+    /* the stages of a DSpark drafter are of no use without each other */
+    if (w->n_mtp && w->spec->drafter == HD_DRAFTER_DSPARK) w->n_mtp = w->spec->n_mtp;
     free(seen);
     return HD_OK;
 }
@@ -87,7 +48,7 @@ static void list_missing(hd_weights *w, const char *model_dir) {
     for (int32_t i = 0; i < w->schema.n; i++) {
         const hd_tensor_decl *d = &w->schema.decls[i];
         bool left_out = is_mtp(w, d) && d->layer >= w->spec->n_layers + w->n_mtp;
-        if (w->bound[i].data || d->duplicate || left_out) continue;
+        if (w->bound[i].data || d->duplicate || d->unused || left_out) continue;
         w->missing[i] = true;
         n++;
         size_t used = strlen(names);
@@ -105,17 +66,17 @@ static void list_missing(hd_weights *w, const char *model_dir) {
 /* ---- binding ---- */
 
 static void mark(hd_weights *w, const hd_tensor *t, hd_use what, int32_t decl) {
-    if (t) w->uses[t - hd_checkpoint_at(w->checkpoint, 0)] = (use){what, decl};
+    if (t) w->uses[t - hd_checkpoint_at(w->checkpoint, 0)] = (weights_use){what, decl};
 }
 
 /* Uses the map if it has aligned float32, else converts to float32. */
-static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
+static hd_status place_vector(weights_slot *s, const hd_weight *m, hd_err *err) {
     if (m->type == HD_F32 && (uintptr_t)m->data % sizeof(float) == 0) {
         s->vector = m->data;
         return HD_OK;
     }
     size_t n = (size_t)m->rows * (size_t)m->cols;
-    float *wide = malloc(n * sizeof *wide);
+    float *wide = s->owned ? s->owned : malloc(n * sizeof *wide);
     if (!wide) return HD_FAIL(err, HD_ENOMEM, "no memory for a vector of %zu floats", n);
     for (size_t i = 0; i < n; i++) wide[i] = hd_dtype_at(m->type, m->data, (int64_t)i);
     s->owned = wide;
@@ -123,7 +84,7 @@ static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
     return HD_OK;
 }
 
-static int64_t integer_at(const hd_tensor *t, size_t i) {
+int64_t weights_integer_at(const hd_tensor *t, size_t i) {
     int64_t wide;
     int32_t narrow;
     if (t->dtype == HD_I64) {
@@ -134,13 +95,14 @@ static int64_t integer_at(const hd_tensor *t, size_t i) {
     return narrow;
 }
 
-static hd_status place_table(const hd_weights *w, slot *s, const hd_tensor *t, hd_err *err) {
+static hd_status place_table(const hd_weights *w, weights_slot *s, const hd_tensor *t,
+                             hd_err *err) {
     size_t n = (size_t)t->shape[0] * (size_t)t->shape[1];
     int32_t *table = malloc(n * sizeof *table), experts = w->spec->route.n_experts;
     if (!table) return HD_FAIL(err, HD_ENOMEM, "no memory for a hash table of %zu", n);
     s->owned = table;
     for (size_t i = 0; i < n; i++) {
-        int64_t id = integer_at(t, i);
+        int64_t id = weights_integer_at(t, i);
         if (id < 0 || id >= experts) {
             return weights_misfit(
                 w->checkpoint, t, err, "bad expert: [%zu, %zu] is %lld, must be below %d",
@@ -156,7 +118,8 @@ static hd_status place_table(const hd_weights *w, slot *s, const hd_tensor *t, h
 static hd_status place(hd_weights *w, int32_t i, hd_err *err) {
     const hd_tensor_decl *d = &w->schema.decls[i];
     const weights_bound *b = &w->bound[i];
-    slot *s = slot_at(w, d->layer, d->role);
+    weights_slot *s = weights_slot_at(w, d->layer, d->role);
+    if (d->unused) return HD_OK;
     if (d->expert >= 0) {
         const int32_t at = hd_shard_slot(&w->shard, d->expert, w->spec->route.n_experts);
         s->experts[at] = b->weight;
@@ -190,7 +153,9 @@ static void bind_all(hd_weights *w) {
 static hd_status place_experts(hd_weights *w, const char *model_dir) {
     const hd_role roles[WEIGHTS_EXPERT_ROLES] = {HD_EXPERT_GATE, HD_EXPERT_UP, HD_EXPERT_DOWN};
     size_t n = 0, per_row = (size_t)w->spec->route.n_experts, at = 0;
-    for (int32_t i = 0; i < w->schema.n; i++) n += w->schema.decls[i].expert >= 0;
+    for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
+        if (w->spec->layers[l].mlp != HD_MLP_DENSE) n += WEIGHTS_EXPERT_ROLES * per_row;
+    }
     w->experts = calloc(n + 1, sizeof *w->experts);
     if (!w->experts) {
         return HD_FAIL(&w->problem, HD_ENOMEM, "%s: no memory for %zu experts", model_dir, n);
@@ -199,7 +164,7 @@ static hd_status place_experts(hd_weights *w, const char *model_dir) {
     for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
         if (w->spec->layers[l].mlp == HD_MLP_DENSE) continue;
         for (int32_t r = 0; r < WEIGHTS_EXPERT_ROLES; r++, at += per_row) {
-            slot_at(w, l, roles[r])->experts = w->experts + at;
+            weights_slot_at(w, l, roles[r])->experts = w->experts + at;
             weights_slots_hold(&w->expert_slots, l, r, w->experts + at);
         }
     }
@@ -213,7 +178,7 @@ static bool ends_with(const char *text, const char *tail) {
 
 /* Tensors that are known but unused: scales of activations and caches, tables that are
  * computed here, and the copies of embedding and head that V4's converter also skips. */
-static bool of_no_use(const char *name) {
+bool weights_of_no_use(const char *name) {
     static const char *const tails[] = {".input_scale", ".k_scale", ".v_scale",
                                         ".rotary_emb.inv_freq"};
     for (size_t i = 0; i < HD_LEN(tails); i++) {
@@ -229,9 +194,10 @@ static hd_status take_memory(hd_weights *w, const char *model_dir, int32_t n_ten
     size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
     w->bound = calloc((size_t)w->schema.n + 1, sizeof *w->bound);
     w->missing = calloc((size_t)w->schema.n + 1, sizeof *w->missing);
+    w->lost = calloc((size_t)w->schema.n + 1, sizeof *w->lost);
     w->uses = calloc((size_t)n_tensors + 1, sizeof *w->uses);
     w->slots = calloc(n_slots, sizeof *w->slots);
-    if (!w->bound || !w->missing || !w->uses || !w->slots) {
+    if (!w->bound || !w->missing || !w->lost || !w->uses || !w->slots) {
         return HD_FAIL(&w->problem, HD_ENOMEM, "%s: no memory to bind it", model_dir);
     }
     return place_experts(w, model_dir);
@@ -241,8 +207,8 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
     int32_t n_tensors = hd_checkpoint_count(w->checkpoint);
     HD_TRY(take_memory(w, model_dir, n_tensors));
     for (int32_t i = 0; i < n_tensors; i++) {
-        bool useless = of_no_use(hd_checkpoint_at(w->checkpoint, i)->name);
-        w->uses[i] = (use){useless ? HD_USE_IGNORED : HD_USE_UNKNOWN, -1};
+        bool useless = weights_of_no_use(hd_checkpoint_at(w->checkpoint, i)->name);
+        w->uses[i] = (weights_use){useless ? HD_USE_IGNORED : HD_USE_UNKNOWN, -1};
     }
     for (int32_t i = 0; i < w->schema.n; i++) {
         w->bound[i].data = weights_find_tensor(w->checkpoint, w->spec, &w->schema.decls[i]);
@@ -262,13 +228,15 @@ static void shard_all(hd_weights *w, const hd_model_spec *spec) {
     w->shard = hd_shard_of(&single, 0, spec);
 }
 
-hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
-                            hd_err *err) {
+typedef hd_status open_checkpoint(hd_checkpoint **out, const char *model_dir, hd_err *err);
+
+static hd_status survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
+                        open_checkpoint *open, hd_err *err) {
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
     if (!w) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for weights", model_dir);
     shard_all(w, spec);
-    hd_status st = hd_checkpoint_open(&w->checkpoint, model_dir, err);
+    hd_status st = open(&w->checkpoint, model_dir, err);
     if (st == HD_OK) st = hd_schema_open(&w->schema, spec, err);
     if (st == HD_OK) {
         st = bind_model(w, model_dir);
@@ -282,17 +250,74 @@ hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_mo
     return st;
 }
 
-hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
-                          hd_err *err) {
+hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
+                            hd_err *err) {
+    return survey(out, model_dir, spec, hd_checkpoint_open, err);
+}
+
+/* What is elsewhere is checked when it is fetched. A step reads a few rows of an Engram table,
+ * which may be larger than memory. */
+static hd_status check_scales(const hd_weights *w, int32_t decl, hd_err *err) {
+    if (w->experts_elsewhere && w->schema.decls[decl].expert >= 0) return HD_OK;
+    if (w->schema.decls[decl].role == HD_ENGRAM_TABLE) return HD_OK;
+    return hd_weights_check_scales(w, decl, err);
+}
+
+/* ---- classes of tokens ---- */
+
+static hd_status take_classes(hd_weights *w) {
+    const size_t n = (size_t)w->spec->vocab;
+    w->token_classes = malloc(n * sizeof *w->token_classes);
+    if (w->token_classes) return HD_OK;
+    return HD_FAIL(&w->problem, HD_ENOMEM, "no memory for classes of %zu tokens", n);
+}
+
+static hd_status classify(hd_weights *w, const char *model_dir, hd_tokenizer *t, hd_err *err) {
+    const int32_t vocab = w->spec->vocab, declared = w->spec->engram.classes;
+    int32_t n;
+    HD_TRY(hd_tokenizer_check_rows(t, vocab, err));
+    HD_TRY(hd_token_classes(t, vocab, w->token_classes, &n, err));
+    if (n == declared) return HD_OK;
+    return HD_FAIL(
+        err, HD_EFORMAT,
+        "%s: its tokenizer has %d classes of tokens, but engram_compressed_vocab_size "
+        "is %d: is it another model's?",
+        model_dir, n, declared);
+}
+
+static hd_status read_classes(hd_weights *w, const char *model_dir, hd_err *err) {
+    hd_tokenizer *t;
+    if (w->spec->engram.n_layers == 0) return HD_OK;
+    HD_TRY(take_classes(w));
+    HD_TRY(hd_tokenizer_open(&t, model_dir, err));
+    const hd_status st = classify(w, model_dir, t, err);
+    hd_tokenizer_close(t);
+    return st;
+}
+
+static hd_status make_classes(hd_weights *w) {
+    if (w->spec->engram.n_layers == 0) return HD_OK;
+    HD_TRY(take_classes(w));
+    for (int32_t i = 0; i < w->spec->vocab; i++) {
+        w->token_classes[i] = i % w->spec->engram.classes;
+    }
+    return HD_OK;
+}
+
+static hd_status open_checked(hd_weights **out, const char *model_dir,
+                              const hd_model_spec *spec, open_checkpoint *open,
+                              bool experts_elsewhere, hd_err *err) {
     hd_weights *w;
     *out = NULL;
-    hd_status st = hd_weights_survey(&w, model_dir, spec, err);
+    hd_status st = survey(&w, model_dir, spec, open, err);
     if (!w) return st;
+    w->experts_elsewhere = experts_elsewhere;
     st = w->problem.status;
     if (st != HD_OK && err && err->status == HD_OK) *err = w->problem;
     for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {
-        st = hd_weights_check_scales(w, i, err);
+        st = check_scales(w, i, err);
     }
+    if (st == HD_OK) st = read_classes(w, model_dir, err);
     if (st == HD_OK) {
         *out = w;
     } else {
@@ -301,13 +326,28 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
     return st;
 }
 
+hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
+                          hd_err *err) {
+    return open_checked(out, model_dir, spec, hd_checkpoint_open, false, err);
+}
+
+hd_status hd_weights_open_updatable(hd_weights **out, const char *model_dir,
+                                    const hd_model_spec *spec, hd_err *err) {
+    return open_checked(out, model_dir, spec, hd_checkpoint_read, false, err);
+}
+
+hd_status hd_weights_open_unstaged(hd_weights **out, const char *model_dir,
+                                   const hd_model_spec *spec, hd_err *err) {
+    return open_checked(out, model_dir, spec, hd_checkpoint_open, true, err);
+}
+
 /* Draws the synthetic routing of MoE layers, if it is requested or the layer needs a table. */
 static hd_status make_routing(hd_weights *w, const hd_dummy_options *o) {
     const hd_model_spec *c = w->spec;
     const size_t bytes = (size_t)c->vocab * (size_t)c->route.top_k * sizeof(int32_t);
     for (int32_t l = 0; l < c->n_layers + c->n_mtp; l++) {
         const hd_mlp kind = c->layers[l].mlp;
-        slot *s = slot_at(w, l, HD_ROUTER_HASH);
+        weights_slot *s = weights_slot_at(w, l, HD_ROUTER_HASH);
         int32_t *table;
         void *there;
         if (kind == HD_MLP_DENSE) continue;
@@ -351,6 +391,7 @@ static hd_status make_dummies(hd_weights *w, const hd_dummy_options *o) {
         if (w->bound[i].data) st = place(w, i, &w->problem);
     }
     w->n_mtp = w->spec->n_mtp;
+    if (st == HD_OK) st = make_classes(w);
     hd_device *d = o->device && !hd_device_is_host(o->device) ? o->device : NULL;
     if (st == HD_OK) st = weights_slots_fill(&w->expert_slots, d, o->stream, &w->problem);
     return st == HD_OK ? make_routing(w, o) : st;
@@ -380,30 +421,46 @@ hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
     return hand_over(out, w, st, err);
 }
 
-/* Views every tensor's slice in the complete weights, and their tables unchanged. */
-static hd_status slice_all(hd_weights *w, const hd_weights *whole, const hd_slice *slices) {
-    HD_TRY(take_memory(w, "a share", 0));
+static hd_status copy_classes(hd_weights *w, const hd_weights *whole) {
+    if (!whole->token_classes) return HD_OK;
+    HD_TRY(take_classes(w));
+    memcpy(w->token_classes, whole->token_classes,
+           (size_t)w->spec->vocab * sizeof *w->token_classes);
+    return HD_OK;
+}
+
+/* Views every tensor's slice in the complete weights, or copies it: a second time into the memory
+ * of the first. */
+static hd_status slice_tensors(hd_weights *w, const hd_weights *whole) {
+    weights_pieces_rewind(&w->pieces);
     for (int32_t i = 0; i < w->schema.n; i++) {
         const weights_bound *from = &whole->bound[i];
-        if (!from->data || slices[i].rows == 0) continue;
+        if (!from->data || w->slices[i].rows == 0) continue;
         w->bound[i] = *from;
-        HD_TRY(weights_shard(&w->bound[i].weight, &slices[i], &w->pieces, &w->problem));
+        HD_TRY(weights_shard(&w->bound[i].weight, &w->slices[i], &w->pieces, &w->problem));
         if (w->schema.decls[i].role != HD_ROUTER_HASH) HD_TRY(place(w, i, &w->problem));
     }
+    return HD_OK;
+}
+
+/* Tables are those of the complete weights. */
+static hd_status slice_all(hd_weights *w, const hd_weights *whole) {
+    HD_TRY(take_memory(w, "a share", 0));
+    HD_TRY(copy_classes(w, whole));
+    HD_TRY(slice_tensors(w, whole));
     HD_TRY(weights_slots_fill(&w->expert_slots, NULL, NULL, &w->problem));
     for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
-        slot *s = slot_at(w, l, HD_ROUTER_HASH);
-        *s = *slot_at(whole, l, HD_ROUTER_HASH);
+        weights_slot *s = weights_slot_at(w, l, HD_ROUTER_HASH);
+        *s = *weights_slot_at(whole, l, HD_ROUTER_HASH);
         s->owned = NULL; /* owned by the complete weights */
     }
     return HD_OK;
 }
 
-static hd_status open_shard(hd_weights *w, const hd_weights *whole,
-                            const hd_parallel_config *parallel, int32_t rank) {
+static hd_status open_shard(hd_weights *w, const hd_weights *whole, hd_plan_args args) {
     hd_plan plan;
-    hd_plan_args args = {
-        .parallel = parallel, .rank = rank, .spec = w->spec, .n_mtp = w->n_mtp};
+    args.spec = w->spec;
+    args.n_mtp = w->n_mtp;
     HD_TRY(hd_schema_open(&w->schema, w->spec, &w->problem));
     hd_stored_format *formats = calloc((size_t)w->schema.n + 1, sizeof *formats);
     if (!formats) return HD_FAIL(&w->problem, HD_ENOMEM, "no memory to plan a shard");
@@ -415,22 +472,47 @@ static hd_status open_shard(hd_weights *w, const hd_weights *whole,
     hd_status st = hd_plan_open(&plan, &args, &w->problem);
     if (st == HD_OK) {
         w->shard = plan.shard;
-        st = slice_all(w, whole, plan.slices);
+        w->slices = plan.slices;
+        plan.slices = NULL;
+        st = slice_all(w, whole);
         hd_plan_close(&plan);
     }
     free(formats);
     return st;
 }
 
-hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
-                                 const hd_parallel_config *parallel, int32_t rank,
-                                 hd_err *err) {
+static hd_status open_part(hd_weights **out, const hd_weights *whole, const hd_plan_args *args,
+                           hd_err *err) {
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
     if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for a shard of weights");
     w->spec = whole->spec;
     w->n_mtp = whole->n_mtp;
-    return hand_over(out, w, open_shard(w, whole, parallel, rank), err);
+    return hand_over(out, w, open_shard(w, whole, *args), err);
+}
+
+hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
+                                 const hd_parallel_config *parallel, int32_t rank,
+                                 hd_err *err) {
+    return open_part(out, whole, &(hd_plan_args){.parallel = parallel, .rank = rank}, err);
+}
+
+hd_status hd_weights_open_without_experts(hd_weights **out, const hd_weights *whole,
+                                          hd_err *err) {
+    const hd_parallel_config single = hd_parallel_single();
+    return open_part(out, whole, &(hd_plan_args){.parallel = &single, .no_experts = true}, err);
+}
+
+void hd_weights_renew_shard(hd_weights *w, const hd_weights *whole) {
+    const hd_status st = slice_tensors(w, whole);
+    assert(st == HD_OK); /* its memory was taken when it was opened */
+    (void)st;
+    weights_renew_received(&w->expert_slots, &whole->expert_slots);
+    weights_slots_refill(&w->expert_slots);
+}
+
+size_t hd_weights_discard_shard(hd_weights *w) {
+    return weights_pieces_discard(&w->pieces);
 }
 
 const hd_shard *hd_weights_shard(const hd_weights *w) {
@@ -443,9 +525,12 @@ void hd_weights_close(hd_weights *w) {
     for (size_t i = 0; w->slots && i < n_slots; i++) free(w->slots[i].owned);
     free(w->slots);
     weights_slots_deinit(&w->expert_slots);
+    free(w->slices);
     free(w->experts);
     free(w->uses);
+    free(w->token_classes);
     free(w->missing);
+    free(w->lost);
     free(w->bound);
     hd_schema_close(&w->schema);
     hd_checkpoint_close(w->checkpoint);
@@ -479,9 +564,10 @@ static void move_matrix(moving *m, hd_weight *w) {
     if (w->scale) w->scale = move(m, w->scale, hd_stored_scale_bytes(&f, w->rows, w->cols));
 }
 
-static void move_slot(const hd_weights *w, moving *m, slot *s) {
+static void move_slot(const hd_weights *w, moving *m, weights_slot *s) {
     const size_t n = (size_t)s->weight.rows * (size_t)s->weight.cols;
-    for (int32_t e = 0; s->experts && e < w->shard.n_experts; e++) {
+    const bool experts = s->experts && !w->experts_elsewhere;
+    for (int32_t e = 0; experts && e < w->shard.n_experts; e++) {
         if (s->experts[e].data) move_matrix(m, &s->experts[e]);
     }
     if (s->table) {
@@ -503,16 +589,21 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
                             const hd_upload_watch *watch, hd_err *err) {
     moving m = {.arena = hd_arena_measure()};
     void *block;
+    const bool host = hd_device_is_host(d);
     /* the weights are on the device already */
-    if (hd_device_is_host(d) || w->dummies.device) return HD_OK;
+    if ((host && !w->experts_elsewhere) || w->dummies.device) return HD_OK;
     move_all(w, &m);
     const size_t bytes = m.arena.peak;
     HD_TRY(hd_device_alloc(d, &block, bytes, "weights", err));
     m = (moving){.arena = hd_arena_over(block, bytes), .s = s, .total = bytes};
     if (watch) m.watch = *watch;
     move_all(w, &m);
-    HD_TRY(weights_slots_fill(&w->expert_slots, d, s, err));
+    if (!host) HD_TRY(weights_slots_fill(&w->expert_slots, d, s, err));
     return hd_stream_sync(s, err);
+}
+
+bool hd_weights_has_experts_elsewhere(const hd_weights *w) {
+    return w->experts_elsewhere || w->shard.held.n < w->shard.n_experts;
 }
 
 int32_t hd_weights_n_mtp(const hd_weights *w) {
@@ -530,21 +621,31 @@ size_t hd_weights_bytes(const hd_weights *w) {
 
 const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role role) {
     if (role == HD_ROUTER_HASH) return NULL;
-    const slot *s = slot_at(w, layer, role);
+    const weights_slot *s = weights_slot_at(w, layer, role);
     bool has_copy = layer >= w->spec->n_layers && layer < w->spec->n_layers + w->n_mtp &&
                     (role == HD_EMBED || role == HD_HEAD);
-    if (!s->weight.data && has_copy) s = slot_at(w, HD_GLOBAL, role);
+    if (!s->weight.data && has_copy) s = weights_slot_at(w, HD_GLOBAL, role);
     if (!s->weight.data && role == HD_HEAD && w->spec->tied_embeddings &&
         (has_copy || layer == HD_GLOBAL)) {
-        s = slot_at(w, HD_GLOBAL, HD_EMBED);
+        s = weights_slot_at(w, HD_GLOBAL, HD_EMBED);
     }
     return s->weight.data ? &s->weight : NULL;
 }
 
 const hd_expert_table *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role) {
-    const hd_weight *experts = slot_at(w, layer, role)->experts;
     const weights_slot_layer *layers = w->expert_slots.layers;
-    return experts && experts->data ? &layers[layer].tables[role - HD_EXPERT_GATE] : NULL;
+    if (layer == HD_GLOBAL || role < HD_EXPERT_GATE || role > HD_EXPERT_DOWN) return NULL;
+    const hd_expert_table *t = &layers[layer].tables[role - HD_EXPERT_GATE];
+    return t->shape.rows > 0 ? t : NULL;
+}
+
+const hd_weight *hd_weights_held_expert(const hd_weights *w, int32_t layer, hd_role role,
+                                        int32_t expert) {
+    const weights_slot_layer *l = &w->expert_slots.layers[layer];
+    if (l->map.n_slots == 0) return NULL;
+    const hd_weight *m =
+        weights_expert_matrix(&w->expert_slots, l, (int32_t)(role - HD_EXPERT_GATE), expert);
+    return m && m->data ? m : NULL;
 }
 
 const hd_expert_map *hd_weights_expert_map(const hd_weights *w, int32_t layer) {
@@ -557,12 +658,41 @@ hd_status hd_weights_place_experts(hd_weights *w, int32_t layer, const int32_t *
     return weights_slots_place(&w->expert_slots, layer, expert, s, err);
 }
 
+size_t hd_weights_packed_bytes(const hd_weights *w, int32_t layer) {
+    return weights_packed_bytes(&w->expert_slots, layer);
+}
+
+hd_status hd_weights_pack_expert(const hd_weights *w, int32_t layer, int32_t expert, void *out,
+                                 hd_err *err) {
+    return weights_pack_expert(&w->expert_slots, layer, expert, out, err);
+}
+
+hd_status hd_weights_stage_expert(hd_weights *w, int32_t layer, int32_t expert,
+                                  const void *packed, hd_err *err) {
+    return weights_stage_expert(&w->expert_slots, layer, expert, packed, err);
+}
+
+hd_status hd_weights_check_map(const hd_weights *w, int32_t layer, const int32_t *expert,
+                               hd_err *err) {
+    return weights_slots_check(&w->expert_slots, layer, expert, err);
+}
+
+void hd_weights_drop_staged(hd_weights *w) {
+    for (int32_t l = 0; l < w->expert_slots.n_layers; l++) {
+        weights_drop_unused(&w->expert_slots, l);
+    }
+}
+
 const float *hd_weights_vector(const hd_weights *w, int32_t layer, hd_role role) {
-    return slot_at(w, layer, role)->vector;
+    return weights_slot_at(w, layer, role)->vector;
+}
+
+const int32_t *hd_weights_token_classes(const hd_weights *w) {
+    return w->token_classes;
 }
 
 const int32_t *hd_weights_table(const hd_weights *w, int32_t layer) {
-    return slot_at(w, layer, HD_ROUTER_HASH)->table;
+    return weights_slot_at(w, layer, HD_ROUTER_HASH)->table;
 }
 
 const hd_err *hd_weights_problem(const hd_weights *w) {
@@ -589,6 +719,24 @@ const hd_weight *hd_weights_stored(const hd_weights *w, int32_t decl) {
 hd_status hd_weights_check_scales(const hd_weights *w, int32_t decl, hd_err *err) {
     if (!hd_weights_stored(w, decl)) return HD_OK;
     return weights_check_scales(w->checkpoint, &w->bound[decl], err);
+}
+
+const hd_tensor *hd_weights_tensor(const hd_weights *w, int32_t decl) {
+    return w->bound[decl].data;
+}
+
+const hd_tensor *hd_weights_scale_tensor(const hd_weights *w, int32_t decl) {
+    return w->bound[decl].scale;
+}
+
+hd_status hd_weights_check_copied_scales(const hd_weights *w, int32_t decl, const void *scales,
+                                         hd_err *err) {
+    weights_bound b = w->bound[decl];
+    if (!b.scale) return HD_OK;
+    hd_tensor copy = *b.scale;
+    copy.data = scales;
+    b.scale = &copy;
+    return weights_check_scales(w->checkpoint, &b, err);
 }
 
 hd_status hd_weights_check_values(const hd_weights *w, int32_t decl, hd_err *err) {

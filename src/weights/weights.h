@@ -25,6 +25,7 @@
 
 typedef struct hd_weights hd_weights;
 typedef struct hd_checkpoint hd_checkpoint; /* safetensors.h */
+typedef struct hd_tensor hd_tensor;         /* safetensors.h */
 
 /* Opens a checkpoint: maps MODEL_DIR's safetensors (single file or index), checks every
  * header against the format and every tensor against the schema, and binds them. Errors name
@@ -34,6 +35,17 @@ typedef struct hd_checkpoint hd_checkpoint; /* safetensors.h */
 hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
                           hd_err *err);
 void hd_weights_close(hd_weights *w); /* NULL is fine */
+
+/* The same, in memory of this process: nobody else can change these weights, and update.h
+ * can. */
+hd_status hd_weights_open_updatable(hd_weights **out, const char *model_dir,
+                                    const hd_model_spec *spec, hd_err *err);
+
+/* The same, but routed experts stay elsewhere, in their files, and their scales are not read:
+ * model/expert_disk.h fetches them. hd_weights_upload() then copies everything else to memory of the
+ * device, also of the host. */
+hd_status hd_weights_open_unstaged(hd_weights **out, const char *model_dir,
+                                   const hd_model_spec *spec, hd_err *err);
 
 typedef struct hd_dummy_options {
     hd_parallel_config parallel; /* all zero: one rank */
@@ -56,6 +68,19 @@ hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
 hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
                                  const hd_parallel_config *parallel, int32_t rank, hd_err *err);
 
+/* Opens a view of complete weights without the routed experts: model/expert_fetch.h fetches those from
+ * `whole`, which must outlive it. */
+hd_status hd_weights_open_without_experts(hd_weights **out, const hd_weights *whole,
+                                          hd_err *err);
+
+/* Takes the values of `whole` again, after an update of it, also of experts that came from other
+ * ranks. Addresses stay. Between two steps; in host memory. */
+void hd_weights_renew_shard(hd_weights *w, const hd_weights *whole);
+
+/* Gives the memory of a shard's own copies back to the system, until it is renewed; returns the
+ * bytes. */
+size_t hd_weights_discard_shard(hd_weights *w);
+
 /* Returns the shard of these weights: the complete model, unless they were sharded. */
 const hd_shard *hd_weights_shard(const hd_weights *w);
 
@@ -66,13 +91,15 @@ typedef struct hd_upload_watch {
 } hd_upload_watch;
 
 /* Uploads everything that operators read to memory of the stream's device, unless that is
- * host memory, and redirects matrices, experts, vectors and tables to it; waits for the
+ * host memory and no expert is elsewhere, and redirects matrices, experts, vectors and tables to it; waits for the
  * copies. The device owns the memory. watch NULL: no progress callback. */
 hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
                             const hd_upload_watch *watch, hd_err *err);
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
 size_t hd_weights_bytes(const hd_weights *w); /* of all tensors as stored */
+/* Whether layers need experts that these weights do not have in memory. */
+bool hd_weights_has_experts_elsewhere(const hd_weights *w);
 
 /* Returns a matrix, or NULL if this layer has none of that role. If an MTP layer has no
  * EMBED or HEAD of its own, or the model no HEAD because it is tied, it returns the tensor
@@ -82,15 +109,22 @@ const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role r
 /* ---- experts in slots ---- */
 
 /* Returns the matrices of one MoE layer in the shard's n_experts slots, or NULL if there are
- * none; role EXPERT_GATE, EXPERT_UP or EXPERT_DOWN. It stays the same struct. */
+ * none, as with any role but EXPERT_GATE, EXPERT_UP and EXPERT_DOWN. It stays the same struct. */
 const hd_expert_table *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role);
+
+/* Returns the matrix of an expert where this rank has it, in device memory after an upload; NULL:
+ * the layer is dense, or another rank has it. */
+const hd_weight *hd_weights_held_expert(const hd_weights *w, int32_t layer, hd_role role,
+                                        int32_t expert);
 
 /* Which expert each slot of an MoE layer holds. The slots of all ep ranks are numbered in
  * one row, by rank; without expert parallelism they are this rank's. */
 typedef struct hd_expert_map {
-    const int32_t *slot;   /* [n_experts] where this rank's rows go; device memory */
+    /* [n_experts, n_choices] where this rank's rows go, each by its number modulo n_choices; device
+     * memory */
+    const int32_t *slot;
     const int32_t *expert; /* [n_slots] the expert in each slot; host memory */
-    int32_t n_slots;
+    int32_t n_slots, n_choices;
     uint32_t version; /* how many times the map has been replaced */
 } hd_expert_map;
 
@@ -98,12 +132,37 @@ typedef struct hd_expert_map {
 const hd_expert_map *hd_weights_expert_map(const hd_weights *w, int32_t layer);
 
 /* Replaces, between two steps, which expert each slot holds: expert [n_slots], each at least
- * once; the slots of this rank only such experts as it has from the start. Ranks must replace
+ * once; the slots of this rank only such experts as it has from the start, or were staged. Others
+ * that were staged, and are in no slot of the layer, are freed. Ranks must replace
  * between the same two steps. Steps that are queued on s before this call use the old map,
  * later ones the new map and the new matrices; captured graphs stay valid. Logits keep their
  * bits. After an error the old map stays. */
 hd_status hd_weights_place_experts(hd_weights *w, int32_t layer, const int32_t *expert,
                                    hd_stream *s, hd_err *err);
+
+/* ---- expert_moves.c: experts from other ranks; weights in host memory ---- */
+
+/* Returns the bytes of a packed expert of a layer: its matrices with their scales, formats, the
+ * map's version and a checksum. 0: a dense layer. */
+size_t hd_weights_packed_bytes(const hd_weights *w, int32_t layer);
+
+/* Packs an expert that this rank has. HD_EINVAL: it has none, or of another format than the
+ * others of the layer. */
+hd_status hd_weights_pack_expert(const hd_weights *w, int32_t layer, int32_t expert, void *out,
+                                 hd_err *err);
+
+/* Checks a packed expert and keeps a copy, for hd_weights_place_experts(). HD_EFORMAT, and
+ * nothing is kept: it is not this expert, was packed under another version of the map, or has
+ * another checksum or format. */
+hd_status hd_weights_stage_expert(hd_weights *w, int32_t layer, int32_t expert,
+                                  const void *packed, hd_err *err);
+
+/* Checks a map as hd_weights_place_experts() does. */
+hd_status hd_weights_check_map(const hd_weights *w, int32_t layer, const int32_t *expert,
+                               hd_err *err);
+
+/* Frees staged experts that no slot holds. */
+void hd_weights_drop_staged(hd_weights *w);
 
 /* ---- vectors and tables ---- */
 
@@ -114,6 +173,10 @@ const float *hd_weights_vector(const hd_weights *w, int32_t layer, hd_role role)
 /* Returns ROUTER_HASH, or the random choices of dummy weights, as [vocab, top_k] expert ids,
  * checked to be in range, or NULL. */
 const int32_t *hd_weights_table(const hd_weights *w, int32_t layer);
+
+/* Returns the class of every token for Engram's hashes [vocab], or NULL without Engram. Those of a
+ * checkpoint come from its tokenizer; dummy weights have classes by number. */
+const int32_t *hd_weights_token_classes(const hd_weights *w);
 
 /* ---- inspecting a checkpoint that may be incomplete ---- */
 
@@ -138,6 +201,15 @@ const hd_weight *hd_weights_stored(const hd_weights *w, int32_t decl);
 
 /* Checks every scale of decls[decl]: none may be zero, negative, infinite or NaN. */
 hd_status hd_weights_check_scales(const hd_weights *w, int32_t decl, hd_err *err);
+
+/* Returns the tensor of the checkpoint that decls[decl] is or is part of, and the one that its
+ * block scales are, or NULL. */
+const hd_tensor *hd_weights_tensor(const hd_weights *w, int32_t decl);
+const hd_tensor *hd_weights_scale_tensor(const hd_weights *w, int32_t decl);
+
+/* The same of a copy of its scales; scales NULL: it has none. */
+hd_status hd_weights_check_copied_scales(const hd_weights *w, int32_t decl, const void *scales,
+                                         hd_err *err);
 
 /* Checks every value of decls[decl]: none may be infinite or NaN. */
 hd_status hd_weights_check_values(const hd_weights *w, int32_t decl, hd_err *err);

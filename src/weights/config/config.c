@@ -1,9 +1,9 @@
 /* config.c - reads config.json and generation_config.json into hd_model_spec.
  *
  * This file reads what all families share: the family, sizes, token ids, notices. Attention
- * and experts are in config_mla.c and config_v4.c, rotary embedding and quantization in
+ * and experts are in config_mla.c, config_v4.c and config_v41.c, rotary embedding and quantization in
  * config_rope.c, access to one key in config_view.c. */
-#include "weights/config_internal.h"
+#include "weights/config/config_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -24,6 +24,7 @@ static const struct {
     [HD_FAMILY_V3] = {"DeepseekV3ForCausalLM",  "deepseek_v3" },
     [HD_FAMILY_V32] = {"DeepseekV32ForCausalLM", "deepseek_v32"},
     [HD_FAMILY_V4] = {"DeepseekV4ForCausalLM",  "deepseek_v4" },
+    [HD_FAMILY_V41] = {"DeepseekV41ForCausalLM", "deepseek_v41"},
 };
 
 /* Keys that do not concern inference, or repeat other keys. */
@@ -32,7 +33,9 @@ static const char *const silent_keys[] = {
     "aux_loss_alpha",
     "attention_dropout",
     "ep_size",
+    "first_k_dense_replace",
     "head_dim",
+    "image_token_id",
     "initializer_range",
     "intermediate_size",
     "num_key_value_heads",
@@ -54,6 +57,11 @@ static const char *const code_keys[] = {"auto_map", "custom_pipelines", "trust_r
 
 const char *hd_family_name(hd_family f) {
     return f >= 0 && f < HD_N_FAMILIES ? families[f].model_type : "unknown";
+}
+
+const char *hd_drafter_name(hd_drafter d) {
+    static const char *const names[] = {"none", "mtp", "dspark"};
+    return names[d];
 }
 
 const char *hd_attention_name(hd_attention a) {
@@ -85,7 +93,8 @@ static hd_family family_of_type(const char *type) {
 /* The class decides, and model_type must agree; a file without classes has only model_type. */
 static hd_status read_family(hd_model_spec *s, const weights_view *v) {
     static const char list[] = "supported are DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, "
-                               "DeepseekV32ForCausalLM and DeepseekV4ForCausalLM";
+                               "DeepseekV32ForCausalLM, DeepseekV4ForCausalLM and "
+                               "DeepseekV41ForCausalLM";
     const json_t *names;
     const char *type;
     HD_TRY(weights_array(v, "architectures", &names));
@@ -98,10 +107,6 @@ static hd_status read_family(hd_model_spec *s, const weights_view *v) {
     }
     const char *name = json_string_value(json_array_get(names, 0));
     if (!name) return weights_refuse(v, HD_EFORMAT, "architectures", names, list);
-    if (strcmp(name, "DeepseekV41ForCausalLM") == 0) {
-        return weights_refuse(v, HD_EUNSUPPORTED, "architectures", names,
-                              "V4.1 is another architecture than V4 and is not supported");
-    }
     for (int f = 0; f < HD_N_FAMILIES; f++) {
         if (strcmp(name, families[f].architecture) != 0) continue;
         s->family = (hd_family)f;
@@ -277,12 +282,20 @@ static void note_unknown(hd_model_spec *s, const weights_view *v, json_t *root) 
 static hd_status read_document(hd_model_spec *s, const weights_view *v, const char *dir) {
     HD_TRY(read_family(s, v));
     HD_TRY(read_common(s, v));
+    s->drafter = s->n_mtp > 0 ? HD_DRAFTER_MTP : HD_DRAFTER_NONE;
+    s->draft_experts = s->route.n_experts;
+    s->draft_top_k = s->route.top_k;
+    if (hd_is_hybrid(s)) HD_TRY(weights_config_dspark(s, v));
     s->layers = calloc((size_t)s->n_layers + (size_t)s->n_mtp, sizeof *s->layers);
     if (!s->layers) {
         return HD_FAIL(v->err, HD_ENOMEM, "%s: no memory for %d layers", v->file, s->n_layers);
     }
+    for (int32_t l = 0; l < s->n_layers + s->n_mtp; l++) s->layers[l].engram = -1;
+    s->pool_layer = -1;
     if (s->family == HD_FAMILY_V4) {
         HD_TRY(weights_config_v4(s, v));
+    } else if (s->family == HD_FAMILY_V41) {
+        HD_TRY(weights_config_v41(s, v));
     } else {
         HD_TRY(weights_config_mla(s, v));
     }
@@ -291,10 +304,20 @@ static hd_status read_document(hd_model_spec *s, const weights_view *v, const ch
     return read_tokens(s, v, dir);
 }
 
+/* Lifts the keys of text_config, which models of text and images have, to the top of the
+ * document; a key at the top stays as it is. */
+static void lift_text(json_t *root) {
+    json_t *text = json_object_get(root, "text_config");
+    if (!json_is_object(text)) return;
+    json_object_update_missing(root, text);
+    json_object_del(root, "text_config");
+}
+
 static hd_status read_config(hd_model_spec **out, const char *file, const char *dir,
                              hd_err *err) {
     json_t *root = NULL;
     HD_TRY(hd_json_load(&root, file, MAX_CONFIG_BYTES, err));
+    lift_text(root);
     json_t *seen = json_object();
     hd_model_spec *s = calloc(1, sizeof *s);
     const weights_view v = {

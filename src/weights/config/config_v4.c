@@ -4,7 +4,7 @@
  * The kind of each layer comes from compress_ratios (published form) or layer_types with
  * compress_rates (library form). If a file has neither, the library assumes an alternation
  * that differs from the released models, so such a file is refused. */
-#include "weights/config_internal.h"
+#include "weights/config/config_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -39,7 +39,7 @@ static hd_status read_rope_dim(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
-static hd_status read_attention(hd_model_spec *s, const weights_view *v) {
+hd_status weights_config_heads(hd_model_spec *s, const weights_view *v) {
     HD_TRY(weights_int(v, "head_dim", 2, 8192, &s->head_dim));
     HD_TRY(read_rope_dim(s, v));
     HD_TRY(weights_int(v, "q_lora_rank", 1, 65536, &s->q_rank));
@@ -126,8 +126,7 @@ static hd_status kind_from_ratio(hd_model_spec *s, const weights_view *v, int32_
     return HD_OK;
 }
 
-/* Reads one ratio per layer, then one per MTP layer, which is 0. The DSpark releases list
- * three stages of another drafter there; they are recognized, and that drafter is not used. */
+/* Reads one ratio per layer, then one per layer of the drafter, which is 0. */
 static hd_status kinds_from_ratios(hd_model_spec *s, const weights_view *v,
                                    const json_t *ratios, int32_t csa, int32_t hca) {
     size_t n = json_array_size(ratios);
@@ -141,7 +140,7 @@ static hd_status kinds_from_ratios(hd_model_spec *s, const weights_view *v,
         int64_t ratio = json_integer_value(entry);
         if (!json_is_integer(entry) || ratio < 0 || (l >= s->n_layers && ratio != 0)) {
             return weights_refuse(v, HD_EFORMAT, "compress_ratios", ratios,
-                                  "entries must be integers, those of MTP layers 0");
+                                  "entries must be integers, those of drafter layers 0");
         }
         if (l < s->n_layers) HD_TRY(kind_from_ratio(s, v, l, ratio, csa, hca));
     }
@@ -178,22 +177,6 @@ static hd_status read_attention_kinds(hd_model_spec *s, const weights_view *v) {
                           "neither it nor layer_types says which layers compress");
 }
 
-static void note_dspark(hd_model_spec *s, const weights_view *v) {
-    static const char *const keys[] = {"dspark_block_size",     "dspark_markov_rank",
-                                       "dspark_noise_token_id", "dspark_target_layer_ids",
-                                       "noise_token_id",        "target_layer_ids",
-                                       "markov_rank",           "dspark_confidence_threshold"};
-    const json_t *ratios = weights_find(v, "compress_ratios");
-    bool dspark = json_array_size(ratios) > (size_t)s->n_layers + (size_t)s->n_mtp;
-    for (size_t i = 0; i < HD_LEN(keys); i++) {
-        if (weights_find(v, keys[i])) dspark = true;
-    }
-    if (!dspark) return;
-    s->n_mtp = 0;
-    weights_notice(s, "the DSpark drafter of this release is not supported: its mtp.* tensors "
-                      "are not used");
-}
-
 static hd_status read_indexer(hd_model_spec *s, const weights_view *v) {
     int32_t lo = s->csa_ratio ? 1 : 0; /* needed by the CSA layers only */
     HD_TRY(weights_int_or(v, "index_n_heads", lo, 4096, 0, &s->index_heads));
@@ -208,7 +191,7 @@ static hd_status read_indexer(hd_model_spec *s, const weights_view *v) {
     return weights_int(v, "index_topk", 1, 1 << 30, &s->index_topk);
 }
 
-static hd_status read_route(hd_model_spec *s, const weights_view *v) {
+hd_status weights_config_route(hd_model_spec *s, const weights_view *v) {
     hd_router_rule *r = &s->route;
     const char *score;
     bool normalize;
@@ -263,7 +246,7 @@ static hd_status read_mlp_kinds(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
-static hd_status read_hyper_connections(hd_model_spec *s, const weights_view *v) {
+hd_status weights_config_streams(hd_model_spec *s, const weights_view *v) {
     double eps, limit;
     HD_TRY(weights_int(v, "hc_mult", 1, 16, &s->hc_mult));
     HD_TRY(weights_int(v, "hc_sinkhorn_iters", 1, 1000, &s->hc_sinkhorn_iters));
@@ -275,19 +258,19 @@ static hd_status read_hyper_connections(hd_model_spec *s, const weights_view *v)
 }
 
 hd_status weights_config_v4(hd_model_spec *s, const weights_view *v) {
-    note_dspark(s, v);
-    HD_TRY(read_attention(s, v));
+    HD_TRY(weights_config_heads(s, v));
     HD_TRY(read_attention_kinds(s, v));
     HD_TRY(read_indexer(s, v));
-    HD_TRY(read_route(s, v));
+    HD_TRY(weights_config_route(s, v));
     HD_TRY(read_mlp_kinds(s, v));
-    HD_TRY(read_hyper_connections(s, v));
+    HD_TRY(weights_config_streams(s, v));
     if (s->n_shared != 1) {
         return weights_refuse(v, HD_EUNSUPPORTED, "n_shared_experts",
                               weights_find(v, "n_shared_experts"), "must be 1 in V4");
     }
     for (int32_t l = s->n_layers; l < s->n_layers + s->n_mtp; l++) {
-        s->layers[l] = (hd_layer_spec){.attention = HD_ATTN_WINDOW, .mlp = HD_MLP_MOE};
+        s->layers[l].attention = HD_ATTN_WINDOW;
+        s->layers[l].mlp = HD_MLP_MOE;
     }
     return HD_OK;
 }

@@ -57,8 +57,15 @@ hd_status weights_array(const weights_view *v, const char *key, const json_t **o
 void weights_notice(hd_model_spec *s, const char *fmt, ...) HD_PRINTF(2, 3);
 
 /* Readers of config.json by subject; each fills its fields of s. */
-hd_status weights_config_mla(hd_model_spec *s, const weights_view *v);  /* V2, V3, V3.2 */
-hd_status weights_config_v4(hd_model_spec *s, const weights_view *v);   /* V4 */
+hd_status weights_config_mla(hd_model_spec *s, const weights_view *v); /* V2, V3, V3.2 */
+hd_status weights_config_v4(hd_model_spec *s, const weights_view *v);  /* V4 */
+hd_status weights_config_v41(hd_model_spec *s, const weights_view *v); /* V4.1 */
+/* config_v4.c: what V4.1 has in common with V4 */
+hd_status weights_config_heads(hd_model_spec *s, const weights_view *v);
+hd_status weights_config_route(hd_model_spec *s, const weights_view *v);
+hd_status weights_config_streams(hd_model_spec *s, const weights_view *v);
+/* V4's and V4.1's drafter: the number of layers, and DSpark's sizes; before the layers */
+hd_status weights_config_dspark(hd_model_spec *s, const weights_view *v);
 hd_status weights_config_rope(hd_model_spec *s, const weights_view *v); /* after the sizes */
 hd_status weights_config_quant(hd_model_spec *s, const weights_view *v);
 

@@ -1,5 +1,5 @@
 /* config_view.c - typed, range-checked reading of one JSON object. */
-#include "weights/config_internal.h"
+#include "weights/config/config_internal.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* config_rope.c - reads rotary embedding (RoPE, YaRN) and quantization from config.json. */
-#include "weights/config_internal.h"
+#include "weights/config/config_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -76,7 +76,7 @@ static hd_status read_theta(hd_rope_spec *rope, const weights_view *v, const wei
 
 static hd_status check_part(const hd_model_spec *s, const weights_view *d) {
     double part;
-    if (!d->object || s->family != HD_FAMILY_V4) return HD_OK;
+    if (!d->object || !hd_is_hybrid(s)) return HD_OK;
     HD_TRY(weights_real_or(d, "partial_rotary_factor", 1e-6, 1, 0, &part));
     if (part == 0 || lround(part * s->head_dim) == s->rope_dim) return HD_OK;
     char why[96];
@@ -115,7 +115,7 @@ hd_status weights_config_rope(hd_model_spec *s, const weights_view *v) {
     HD_TRY(weights_section(v, "rope_scaling", "rope_scaling.", &d));
     HD_TRY(weights_section(v, "rope_parameters", "rope_parameters.", &nested));
     if (!d.object) d = nested;
-    if (s->family == HD_FAMILY_V4) return read_v4(s, v, &d);
+    if (hd_is_hybrid(s)) return read_v4(s, v, &d);
     HD_TRY(read_theta(&s->rope, v, &d, "rope_theta"));
     HD_TRY(read_scaling(&s->rope, &d, false));
     double m = s->rope.mscale_all_dim != 0 ? yarn_m(s->rope.factor, s->rope.mscale_all_dim) : 1;
@@ -192,7 +192,7 @@ static hd_status read_expert_type(hd_model_spec *s, const weights_view *v) {
                               weights_find(v, "expert_dtype"),
                               "must be \"fp4\", \"fp8\" or \"bfloat16\"");
     }
-    if (s->family != HD_FAMILY_V4 || s->quant.experts == HD_FORMAT_NVFP4) return HD_OK;
+    if (!hd_is_hybrid(s) || s->quant.experts == HD_FORMAT_NVFP4) return HD_OK;
     s->quant.experts = experts;
     return HD_OK;
 }
@@ -214,5 +214,5 @@ hd_status weights_config_quant(hd_model_spec *s, const weights_view *v) {
                                   "must be \"fp8\", \"modelopt\" or \"modelopt_fp4\"");
         }
     }
-    return read_expert_type(s, v);
+    return read_expert_type(s, weights_find(&d, "expert_dtype") ? &d : v);
 }

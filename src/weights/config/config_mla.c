@@ -1,6 +1,6 @@
 /* config_mla.c - reads the config of families with multi-head latent attention: V2, V3 and
  * V3.2. */
-#include "weights/config_internal.h"
+#include "weights/config/config_internal.h"
 
 #include <stdio.h>
 #include <string.h>
