@@ -340,7 +340,12 @@ static void plan_even(eplb_layer *l) {
     eplb_recount(l);
     eplb_descend(l, l->least * (1 + 1e-4), -1);
     number_copies(l);
-    if (eplb_recount(l) > published) restore(l);
+    double cost = eplb_recount(l);
+    if (cost > published) {
+        restore(l);
+        cost = eplb_recount(l);
+    }
+    if (eplb_search(l, cost)) number_copies(l);
 }
 
 static int32_t count_moves(eplb_layer *l, const int32_t *previous) {

@@ -66,48 +66,60 @@ static void try_exchanges(const eplb_layer *l, int32_t h, int32_t most, step *be
 
 /* ---- copies ---- */
 
-/* What the ranks with another copy of the slot's expert cost at most, once the slot gives it up. */
-static double worst_of_others(const eplb_layer *l, int32_t slot) {
+/* What a slot's expert costs once the slot gives it up: the ranks besides h with another copy at
+ * most, and how much more h. */
+typedef struct others {
+    double most, more_h;
+} others;
+
+static others others_of(const eplb_layer *l, int32_t h, int32_t slot) {
     const int32_t y = l->expert[slot];
+    others o = {0, 0};
+    if (y < 0) return o;
     const double more = eplb_cost(l, y, l->copies[y] - 1) - l->value[slot];
-    double most = 0;
     for (int32_t d = 0; d < l->ranks; d++) {
         const int32_t n = *eplb_held(l, d, y) - (d == l->rank[slot]);
-        if (n > 0 && l->cost[d] + n * more > most) most = l->cost[d] + n * more;
+        if (d == h) {
+            o.more_h = n * more;
+        } else if (n > 0 && l->cost[d] + n * more > o.most) {
+            o.most = l->cost[d] + n * more;
+        }
     }
-    return most;
+    return o;
 }
 
 /* Considers a copy of x, at cost px, over the slot. What falls on ranks with x counts on h only. */
 static void try_copy(const eplb_layer *l, int32_t h, int32_t slot, int32_t x, double px,
-                     double others, step *best) {
+                     const others *o, step *best) {
     const int32_t d = l->rank[slot];
-    const double high = l->cost[h], left = l->cost[d] - l->value[slot] + px;
-    double most = others > left ? others : left;
+    const double high = l->cost[h];
+    const double left = l->cost[d] - l->value[slot] + px + (d == h ? o->more_h : 0);
+    double most = o->most > left ? o->most : left;
     if (d != h) {
         const double relieved =
-            high - *eplb_held(l, h, x) * (eplb_cost(l, x, l->copies[x]) - px);
+            high + o->more_h - *eplb_held(l, h, x) * (eplb_cost(l, x, l->copies[x]) - px);
         if (relieved > most) most = relieved;
     }
     if (high - most > best->gain) *best = (step){slot, -1, x, 1, high - most};
 }
 
 /* Further copies of experts of h in one slot elsewhere. */
-static void copy_from(const eplb_layer *l, int32_t h, int32_t slot, double others, step *best) {
+static void copy_from(const eplb_layer *l, int32_t h, int32_t slot, const others *o,
+                      step *best) {
     const uint16_t *held = eplb_held(l, l->rank[slot], 0);
     for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
         const int32_t x = l->expert[i];
         if (x < 0 || x == l->expert[slot] || held[x]) continue;
-        try_copy(l, h, slot, x, eplb_cost(l, x, l->copies[x] + 1), others, best);
+        try_copy(l, h, slot, x, eplb_cost(l, x, l->copies[x] + 1), o, best);
     }
 }
 
 /* On h, lighter copies in the place of one that others hold too. */
-static void copy_to(const eplb_layer *l, int32_t h, int32_t slot, double others, step *best) {
+static void copy_to(const eplb_layer *l, int32_t h, int32_t slot, const others *o, step *best) {
     const uint16_t *held = eplb_held(l, h, 0);
     for (int32_t x = 0; x < l->experts; x++) {
         if (held[x] || (l->nodes > 1 && l->home[x] != l->node[h])) continue;
-        try_copy(l, h, slot, x, eplb_cost(l, x, l->copies[x] + 1), others, best);
+        try_copy(l, h, slot, x, eplb_cost(l, x, l->copies[x] + 1), o, best);
     }
 }
 
@@ -116,12 +128,12 @@ static void try_copies(const eplb_layer *l, int32_t h, step *best) {
     for (int32_t slot = 0; slot < l->slots; slot++) {
         const int32_t y = l->expert[slot], d = l->rank[slot];
         if ((y >= 0 && l->copies[y] < 2) || (d != h && !may_exchange(l, h, d))) continue;
-        const double others = y < 0 ? 0 : worst_of_others(l, slot);
-        if (others >= high - best->gain) continue;
+        const others o = others_of(l, h, slot);
+        if (o.most >= high - best->gain) continue;
         if (d != h) {
-            copy_from(l, h, slot, others, best);
+            copy_from(l, h, slot, &o, best);
         } else if (y >= 0) {
-            copy_to(l, h, slot, others, best);
+            copy_to(l, h, slot, &o, best);
         }
     }
 }

@@ -89,6 +89,10 @@ void eplb_place(eplb_layer *l);
  * moves. */
 int64_t eplb_descend(eplb_layer *l, double goal, int64_t moves);
 
+/* Looks for a plan of a small layer that costs less, or as much without an expert twice on a rank.
+ * cost: the largest of the plan that the layer has. Returns whether the layer has a better one. */
+bool eplb_search(eplb_layer *l, double cost);
+
 /* Takes over a previous map; experts without a slot get one. Returns these experts' number. */
 int32_t eplb_restore(eplb_layer *l, const int32_t *previous);
 

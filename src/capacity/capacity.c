@@ -1,0 +1,239 @@
+/* capacity.c - predictions of a layout under a load, the layouts to compare, and the best ones. */
+#include "capacity/capacity.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/checked.h"
+
+enum { TRACED_CHUNKS = 16 }; /* of a prompt; more are taken to lie on lines between them */
+
+/* Activations are priced in the published width, whatever the backend stores, as in the profiler of
+ * operators; their memory is that of the backend. */
+static const hd_dtype priced_act_type = HD_BF16, stored_act_type = HD_F32;
+
+/* ---- a load on one attention group ---- */
+
+static int32_t group_users(const hd_load *l, const hd_capacity *c) {
+    return (int32_t)hd_ceil_div(l->users, c->parallel.dp * c->dwdp);
+}
+
+/* Prompts that are shorter than a chunk share it. */
+static hd_step_shape prefill_shape(const hd_load *l, int32_t users) {
+    const int32_t rows = hd_min_i32(l->prompt, l->chunk);
+    return (hd_step_shape){.seqs = hd_max_i32(1, hd_min_i32(users, l->chunk / l->prompt)),
+                           .rows = rows,
+                           .start = (l->prompt - rows) / 2,
+                           .logits = 1};
+}
+
+static hd_step_shape decode_shape(const hd_load *l, int32_t users) {
+    return (hd_step_shape){.seqs = users,
+                           .rows = 1 + l->drafts,
+                           .start = l->prompt + l->output / 2,
+                           .logits = 1 + l->drafts,
+                           .drafts = l->drafts};
+}
+
+static hd_engine_sizes sizes_of(const hd_capacity_args *a, int32_t users) {
+    const hd_load *l = &a->load;
+    const int32_t context = l->prompt + l->output;
+    hd_engine_options o = {.max_running = users,
+                           .max_context = context,
+                           .kv_tokens = (int64_t)users * context,
+                           .chunk_tokens = l->chunk};
+    return hd_engine_sizes_of(a->spec, l->drafts > 0, &o);
+}
+
+static hd_status check_load(const hd_capacity_args *a, hd_err *err) {
+    const hd_load *l = &a->load;
+    const int64_t context = (int64_t)l->prompt + l->output;
+    if (l->users < 1 || l->prompt < 1 || l->output < 1 || l->chunk < 1) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "%d users, %d and %d tokens, chunks of %d: at least 1 of each", l->users,
+                       l->prompt, l->output, l->chunk);
+    }
+    if (context > a->spec->max_positions) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "%lld tokens of a request; this model knows %d positions",
+                       (long long)context, a->spec->max_positions);
+    }
+    if (l->drafts && a->spec->drafter == HD_DRAFTER_NONE) {
+        return HD_FAIL(err, HD_EINVAL, "%d drafts: this model has no drafter", l->drafts);
+    }
+    if (!(l->accepted >= 0 && l->accepted <= l->drafts)) {
+        return HD_FAIL(err, HD_EINVAL, "%g drafts accepted of %d", l->accepted, l->drafts);
+    }
+    if (l->balancedness > 0 && l->balancedness <= 1) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "balancedness is %g; it is above 0 and at most 1",
+                   l->balancedness);
+}
+
+/* ---- times ---- */
+
+double hd_capacity_step_seconds(const hd_capacity *c, const hd_step_cost *step, bool overlap) {
+    const double own =
+        overlap ? fmax(step->kernel_s, step->exchange_s) : step->kernel_s + step->exchange_s;
+    return fmax(own, c->fetch_s);
+}
+
+double hd_capacity_dense_tp(double weight_bytes, double hidden_bytes) {
+    return sqrt(weight_bytes / hidden_bytes);
+}
+
+/* Seconds of one prompt alone: its chunks one after the other. */
+static hd_status time_prompt(hd_capacity *c, hd_traced_rank *r, const hd_load *l, hd_err *err) {
+    hd_step_cost *scratch = c->prefill;
+    const int32_t chunks = (int32_t)hd_ceil_div(l->prompt, l->chunk);
+    const int32_t traced = hd_min_i32(chunks, TRACED_CHUNKS);
+    c->ttft_s = 0;
+    for (int32_t i = 0; i < traced; i++) {
+        const int32_t at = (int32_t)((int64_t)i * chunks / traced) * l->chunk;
+        const hd_step_shape z = {
+            .seqs = 1, .rows = hd_min_i32(l->chunk, l->prompt - at), .start = at, .logits = 1};
+        HD_TRY(hd_traced_rank_step(r, &z, scratch, err));
+        c->ttft_s += hd_capacity_step_seconds(c, scratch, l->overlap) * chunks / traced;
+    }
+    return HD_OK;
+}
+
+/* A group's users wait for each other's prefill: in the time of one request of each, the group does
+ * all their prefill and the decode steps of one. */
+static void add_up(hd_capacity *c, const hd_load *l, int32_t users) {
+    const double each = 1 + l->accepted, steps = l->output / each;
+    const double cycle = users * c->prefill_s + steps * c->step_s;
+    c->user_tokens_s = each / c->step_s;
+    c->output_tokens_s = (double)l->users * l->output / cycle;
+    c->input_tokens_s = (double)l->users * l->prompt / cycle;
+}
+
+static hd_status time_steps(hd_capacity *c, hd_traced_rank *r, const hd_load *l, int32_t users,
+                            hd_err *err) {
+    const hd_step_shape prefill = prefill_shape(l, users), decode = decode_shape(l, users);
+    HD_TRY(time_prompt(c, r, l, err));
+    HD_TRY(hd_traced_rank_step(r, &prefill, c->prefill, err));
+    HD_TRY(hd_traced_rank_step(r, &decode, c->decode, err));
+    c->step_s = hd_capacity_step_seconds(c, c->decode, l->overlap);
+    c->prefill_s = l->prompt > l->chunk
+                       ? c->ttft_s
+                       : hd_capacity_step_seconds(c, c->prefill, l->overlap) / prefill.seqs;
+    add_up(c, l, users);
+    return HD_OK;
+}
+
+static hd_status trace(hd_capacity *c, const hd_capacity_args *a, hd_dtype kv_type,
+                       int32_t users, hd_err *err) {
+    const hd_load *l = &a->load;
+    const int32_t block = l->drafts ? a->spec->dspark.block : 0;
+    const int32_t decode_rows = users * hd_max_i32(1 + l->drafts, block);
+    const hd_traced_rank_options o = {
+        .spec = a->spec,
+        .parallel = &c->parallel,
+        .rank = c->parallel.tp - 1, /* the last one of its group owns most rows */
+        .gpu = a->gpu,
+        .act_type = priced_act_type,
+        .kv_type = kv_type,
+        .rows = hd_max_i32(hd_min_i32(l->chunk, l->prompt * users), decode_rows),
+        .seqs = users,
+        .positions = l->prompt + l->output + HD_MAX_DRAFTS + block,
+        .balancedness = l->balancedness};
+    hd_traced_rank *r;
+    c->prefill = malloc(sizeof *c->prefill);
+    c->decode = malloc(sizeof *c->decode);
+    if (!c->prefill || !c->decode) return HD_FAIL(err, HD_ENOMEM, "no memory to trace steps");
+    HD_TRY(hd_traced_rank_open(&r, &o, err));
+    const hd_status st = time_steps(c, r, l, users, err);
+    hd_traced_rank_close(r);
+    return st;
+}
+
+/* Of the experts a rank keeps its part, and has room for what it lacks of the layer that it computes
+ * and of the next one. All of a layer are copied, since a step of many rows hits all. */
+static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {
+    const hd_model_spec *spec = a->spec;
+    int32_t layers = 0;
+    if (c->dwdp == 1) return HD_OK;
+    for (int32_t l = 0; l < spec->n_layers; l++) layers += spec->layers[l].mlp != HD_MLP_DENSE;
+    if (hd_parallel_world(&c->parallel) > 1 || layers == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "dwdp divides the experts of ranks without a layout");
+    }
+    int64_t *experts = &c->memory.weights[HD_PARAM_GROUP_EXPERTS];
+    const double all =
+        (double)*experts * layers / (layers + spec->n_mtp); /* MTP layers have some */
+    const double lacking = (double)(c->dwdp - 1) / c->dwdp;
+    *experts -= (int64_t)((double)*experts * lacking);
+    c->memory.staged = (int64_t)(2 * all / layers * lacking);
+    c->fetch_bytes = all * lacking;
+    const bool near = c->dwdp <= a->gpu->node;
+    c->fetch_s = hd_gpu_exchange_seconds(a->gpu, layers, near ? c->fetch_bytes : 0,
+                                         near ? 0 : c->fetch_bytes);
+    return HD_OK;
+}
+
+static hd_status predict(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {
+    const int32_t users = group_users(&a->load, c);
+    const hd_dtype kv_type = hd_cuda_kv_type(a->precision);
+    c->sizes = sizes_of(a, users);
+    const hd_rank_memory_args memory = {.spec = a->spec,
+                                        .parallel = &c->parallel,
+                                        .sizes = &c->sizes,
+                                        .act_type = stored_act_type,
+                                        .kv_type = kv_type,
+                                        .threads = 1,
+                                        .graphs = true,
+                                        .vocab = a->vocab};
+    HD_TRY(hd_rank_memory_of(&c->memory, &memory, err));
+    HD_TRY(divide_experts(c, a, err));
+    c->free = (a->gpu->memory_gb - a->gpu->reserved_gb) * 1e9 -
+              (double)hd_rank_memory_total(&c->memory);
+    return trace(c, a, kv_type, users, err);
+}
+
+hd_status hd_capacity_predict(hd_capacity *out, const hd_capacity_args *a,
+                              const hd_parallel_config *parallel, hd_err *err) {
+    *out = (hd_capacity){.parallel = *parallel, .dwdp = hd_max_i32(1, a->dwdp)};
+    HD_TRY(check_load(a, err));
+    const hd_status st = predict(out, a, err);
+    if (st != HD_OK) hd_capacity_close(out);
+    return st;
+}
+
+void hd_capacity_close(hd_capacity *c) {
+    free(c->prefill);
+    free(c->decode);
+    *c = (hd_capacity){0};
+}
+
+/* ---- layouts ---- */
+
+int32_t hd_capacity_layouts(hd_parallel_config *out, int32_t cap, int32_t n,
+                            const hd_model_spec *spec) {
+    const int32_t experts = spec->route.n_experts;
+    int32_t found = 0;
+    for (int32_t dp = 1; dp <= n; dp++) {
+        if (n % dp) continue;
+        for (int32_t ep = 1; ep <= n && ep <= hd_max_i32(experts, 1); ep++) {
+            if (n % ep || (dp > 1 && ep < n)) continue;
+            if (found < cap) out[found] = hd_parallel_common(n / dp, dp, ep, spec);
+            found++;
+        }
+    }
+    return found;
+}
+
+static bool exceeds(const hd_capacity *a, const hd_capacity *b) {
+    return a->free >= 0 && a->user_tokens_s >= b->user_tokens_s &&
+           a->output_tokens_s >= b->output_tokens_s &&
+           (a->user_tokens_s > b->user_tokens_s || a->output_tokens_s > b->output_tokens_s);
+}
+
+int32_t hd_capacity_front(const hd_capacity *all, int32_t n, bool *best) {
+    int32_t found = 0;
+    for (int32_t i = 0; i < n; i++) {
+        best[i] = all[i].free >= 0;
+        for (int32_t j = 0; best[i] && j < n; j++) best[i] = !exceeds(&all[j], &all[i]);
+        found += best[i];
+    }
+    return found;
+}

@@ -1,0 +1,128 @@
+/* memory.c - bytes of a rank: its plan's tensors, its pools, and the activations of a model runner
+ * that is opened with tensors without values. */
+#include "capacity/memory.h"
+
+#include "base/checked.h"
+#include "capacity/traced_comm_internal.h"
+#include "ops/profile/op_trace.h"
+#include "weights/placement.h"
+
+/* ---- weights ---- */
+
+static int64_t part_bytes(const hd_plan *p, int part) {
+    return p->held.main[part].bytes + p->held.mtp[part].bytes;
+}
+
+static void keep_most(hd_rank_memory *out, const hd_plan *p) {
+    int64_t all = 0, most = hd_rank_memory_weights(out);
+    for (int i = 0; i < HD_N_PARAM_GROUPS; i++) all += part_bytes(p, i);
+    if (all <= most) return;
+    for (int i = 0; i < HD_N_PARAM_GROUPS; i++) out->weights[i] = part_bytes(p, i);
+    const int32_t slots = hd_shard_slots(&p->shard);
+    const double spare = slots ? (double)p->shard.parallel.redundant / slots : 0;
+    out->spare = (int64_t)(spare * (double)out->weights[HD_PARAM_GROUP_EXPERTS]);
+}
+
+static hd_status count_weights(hd_rank_memory *out, const hd_rank_memory_args *a, hd_err *err) {
+    hd_schema schema;
+    hd_plan plan;
+    hd_plan_args args = {
+        .parallel = a->parallel, .spec = a->spec, .schema = &schema, .n_mtp = a->spec->n_mtp};
+    HD_TRY(hd_schema_open(&schema, a->spec, err));
+    hd_status st = HD_OK;
+    for (; st == HD_OK && args.rank < hd_parallel_world(a->parallel); args.rank++) {
+        st = hd_plan_open(&plan, &args, err);
+        if (st != HD_OK) break;
+        keep_most(out, &plan);
+        hd_plan_close(&plan);
+    }
+    hd_schema_close(&schema);
+    return st;
+}
+
+/* ---- activations ---- */
+
+typedef struct rig {
+    hd_weights *weights;
+    hd_ops host, ops;
+    hd_device *device;
+    hd_stream *stream;
+    traced_comm comm;
+    hd_model_runner *runner;
+} rig;
+
+static void ignore_call(void *ctx, const hd_op_call_shape *call) {
+    (void)ctx, (void)call;
+}
+
+static void ignore_exchange(void *ctx, const char *name, double inside, double outside) {
+    (void)ctx, (void)name, (void)inside, (void)outside;
+}
+
+static hd_status open_runner(rig *r, const hd_rank_memory_args *a, hd_err *err) {
+    const bool alone = hd_parallel_world(a->parallel) == 1;
+    const hd_dummy_options shapes = {.parallel = *a->parallel, .shapes_only = true};
+    const hd_ops_options threads = {
+        .cpu = {.n_threads = a->threads, .untouched = true}
+    };
+    hd_model_runner_options o = hd_engine_runner_options(a->sizes);
+    HD_TRY(hd_weights_open_dummy(&r->weights, a->spec, &shapes, err));
+    HD_TRY(hd_ops_open(&r->host, &r->device, "cpu", &threads, err));
+    HD_TRY(hd_stream_open(&r->stream, r->device, err));
+    hd_op_trace_init(&r->ops, a->act_type, ignore_call, NULL);
+    r->ops.kv_type = a->kv_type;
+    traced_comm_init(&r->comm, a->parallel, 0);
+    r->comm.report = ignore_exchange;
+    r->comm.node = 1;
+    const hd_model_env env = {.spec = a->spec,
+                              .weights = r->weights,
+                              .ops = &r->ops,
+                              .device = r->device,
+                              .stream = r->stream,
+                              .comm = alone ? NULL : &r->comm.comm};
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) { /* the pools count apart */
+        o.n_pages[g] = 1;
+        o.n_host[g] = 0;
+    }
+    o.n_ids = a->spec->vocab;
+    o.vocab = a->vocab;
+    o.fixed_steps = a->graphs && alone;
+    o.role = alone ? HD_RUNNER_ALONE : HD_RUNNER_LEADS;
+    return hd_model_runner_open(&r->runner, &env, &o, err);
+}
+
+static hd_status count_activations(hd_rank_memory *out, const hd_rank_memory_args *a,
+                                   hd_err *err) {
+    rig r = {0};
+    const hd_status st = open_runner(&r, a, err);
+    if (st == HD_OK) out->activations = (int64_t)hd_model_runner_bytes(r.runner);
+    hd_model_runner_close(r.runner);
+    hd_stream_close(r.stream);
+    hd_device_close(r.device);
+    hd_weights_close(r.weights);
+    return st;
+}
+
+hd_status hd_rank_memory_of(hd_rank_memory *out, const hd_rank_memory_args *a, hd_err *err) {
+    const int32_t n_layers = a->spec->n_layers + a->spec->n_mtp;
+    *out = (hd_rank_memory){0};
+    HD_TRY(hd_parallel_check(a->parallel, err));
+    HD_TRY(count_weights(out, a, err));
+    out->kv = (int64_t)hd_engine_kv_bytes(a->sizes, a->spec, n_layers, a->kv_type);
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        out->snapshots += (int64_t)a->sizes->n_host[g] *
+                          (int64_t)hd_kv_page_bytes(a->spec, n_layers, (hd_kv_group)g,
+                                                    a->kv_type, a->sizes->drafts);
+    }
+    return count_activations(out, a, err);
+}
+
+int64_t hd_rank_memory_weights(const hd_rank_memory *m) {
+    int64_t bytes = 0;
+    for (int i = 0; i < HD_N_PARAM_GROUPS; i++) bytes += m->weights[i];
+    return bytes;
+}
+
+int64_t hd_rank_memory_total(const hd_rank_memory *m) {
+    return hd_rank_memory_weights(m) + m->staged + m->kv + m->activations;
+}
