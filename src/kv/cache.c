@@ -1,10 +1,12 @@
-/* cache.c - the radix tree of cached prefixes: nodes in an array, children by hash, three
- * LRU heaps.
+/* cache.c - the radix tree of cached prefixes: nodes in an array, children by hash, a heap of
+ * what may leave for each tier and KV group. What it does for the disk tier is in cache_disk.c.
  *
  * refs counts the sequences whose path contains a node, so a node with refs 0 has only such
  * nodes below it. window_refs counts the sequences whose window still reaches into the
- * node's page. Every page is in exactly one place: a free list, a node, or a sequence's
- * private tail. */
+ * node's page. Every page of a tier is in exactly one place: a free list, a node, or a
+ * sequence's private tail, or is the WINDOW page that a sequence keeps for itself at a node
+ * (share_window). The nodes whose FULL page is on the device are a tree with the same
+ * root: a page leaves the device before those above it, and comes back after them. */
 #include "kv/cache.h"
 
 #include <assert.h>
@@ -12,66 +14,16 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/heap.h"
-
-enum { ROOT = 0, NONE = -1 };
-
-typedef struct node {
-    int32_t parent, first_child, next, prev; /* next and prev: siblings */
-    int32_t depth;                           /* number of pages above; the root has -1 */
-    int32_t page[HD_N_KV_GROUPS];            /* WINDOW: NONE is a tombstone */
-    int32_t snapshot;
-    int32_t refs, window_refs;
-    int32_t hash_next; /* chain of the child table */
-    uint64_t hash;     /* of parent, salt and tokens */
-    uint64_t salt;
-    int64_t used;  /* tick of the last sequence that used it */
-    bool turn_end; /* a sequence ended here */
-} node;
-
-typedef struct seq {
-    bool open;
-    uint64_t salt;
-    int32_t node;        /* deepest node of the path */
-    int32_t n_nodes;     /* pages that are nodes */
-    int32_t n_pages;     /* all pages; those after n_nodes are private */
-    int32_t window_from; /* first page that keeps its WINDOW page */
-} seq;
-
-typedef struct free_list {
-    int32_t *items;
-    int32_t n;
-} free_list;
-
-struct hd_cache {
-    hd_cache_options o;
-    node *nodes;      /* [n_nodes + 1], the root first */
-    int32_t *tokens;  /* [n_nodes + 1, page_tokens] */
-    int32_t *buckets; /* [n_buckets] heads of hash chains */
-    int32_t n_buckets, n_nodes;
-    free_list free_nodes, free_pages[HD_N_KV_GROUPS], free_snapshots;
-    hd_heap leaves;    /* unpinned nodes without children, by recency */
-    hd_heap windows;   /* nodes whose WINDOW page no sequence needs */
-    hd_heap snapshots; /* nodes with a snapshot */
-    seq *seqs;
-    int32_t *table[HD_N_KV_GROUPS]; /* [max_seqs, seq_pages] */
-    int32_t *path;                  /* [seq_pages] scratch of a match: its nodes */
-    hd_page_copy *copies;
-    int32_t n_copies, cap_copies;
-    int64_t tick;
-    int32_t n_pinned;       /* nodes with refs */
-    int32_t lookback_pages; /* WINDOW pages that a sequence needs before its next position */
-    int64_t matched_tokens, asked_tokens, evicted[HD_N_KV_GROUPS];
-};
+#include "kv/cache_internal.h"
 
 /* ---- memory ---- */
 
-static bool take_free(free_list *f, int32_t n) {
+static bool take_free(cache_free_list *f, int32_t n) {
     f->items = calloc((size_t)n + 1, sizeof *f->items);
     return f->items != NULL;
 }
 
-static void fill_free(free_list *f, int32_t n) {
+static void fill_free(cache_free_list *f, int32_t n) {
     for (int32_t i = 0; i < n; i++) f->items[i] = n - 1 - i; /* low numbers first */
     f->n = n;
 }
@@ -86,38 +38,49 @@ static bool take_memory(hd_cache *c, hd_err *err) {
     c->seqs = calloc((size_t)o->max_seqs, sizeof *c->seqs);
     c->copies = calloc((size_t)c->cap_copies, sizeof *c->copies);
     c->path = calloc((size_t)o->seq_pages, sizeof *c->path);
-    bool good = c->nodes && c->tokens && c->buckets && c->seqs && c->copies && c->path;
+    c->tiers = calloc((size_t)o->seq_pages * HD_N_KV_GROUPS, sizeof *c->tiers);
+    bool good =
+        c->nodes && c->tokens && c->buckets && c->seqs && c->copies && c->path && c->tiers;
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         c->table[l] = calloc(table, sizeof *c->table[l]);
-        good = good && c->table[l] && take_free(&c->free_pages[l], o->n_pages[l]);
+        c->reserved[l] = calloc((size_t)o->n_host[l] + 1, sizeof *c->reserved[l]);
+        good = good && c->table[l] && c->reserved[l] &&
+               hd_heap_init(&c->writable[l], c->n_nodes + 1, err) == HD_OK &&
+               hd_heap_init(&c->unsaved[l], c->n_nodes + 1, err) == HD_OK;
+        for (int t = 0; t < HD_N_TIERS; t++) {
+            good = good && take_free(&c->free_pages[t][l], cache_n_pages(c, t, l)) &&
+                   hd_heap_init(&c->evictable[t][l], c->n_nodes + 1, err) == HD_OK;
+        }
     }
-    return good && take_free(&c->free_nodes, c->n_nodes) &&
-           take_free(&c->free_snapshots, o->n_snapshots) &&
-           hd_heap_init(&c->leaves, c->n_nodes + 1, err) == HD_OK &&
-           hd_heap_init(&c->windows, c->n_nodes + 1, err) == HD_OK &&
-           hd_heap_init(&c->snapshots, c->n_nodes + 1, err) == HD_OK;
+    return good && take_free(&c->free_nodes, c->n_nodes);
 }
 
 void hd_cache_reset(hd_cache *c) {
     const hd_cache_options *o = &c->o;
     fill_free(&c->free_nodes, c->n_nodes);
-    fill_free(&c->free_snapshots, o->n_snapshots);
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) fill_free(&c->free_pages[l], o->n_pages[l]);
-    hd_heap_clear(&c->leaves);
-    hd_heap_clear(&c->windows);
-    hd_heap_clear(&c->snapshots);
+    for (int t = 0; t < HD_N_TIERS; t++) {
+        for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+            fill_free(&c->free_pages[t][l], cache_n_pages(c, t, l));
+            hd_heap_clear(&c->evictable[t][l]);
+        }
+    }
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        hd_heap_clear(&c->writable[l]);
+        hd_heap_clear(&c->unsaved[l]);
+        memset(c->reserved[l], 0, (size_t)o->n_host[l] * sizeof *c->reserved[l]);
+    }
+    memset(c->nodes, 0, ((size_t)c->n_nodes + 1) * sizeof *c->nodes);
     memset(c->seqs, 0, (size_t)o->max_seqs * sizeof *c->seqs);
     for (int32_t i = 0; i < c->n_buckets; i++) c->buckets[i] = NONE;
     c->n_copies = 0;
-    c->n_pinned = 0;
-    c->nodes[ROOT] = (node){
+    c->n_pinned = c->n_resident = 0;
+    c->nodes[ROOT] = (cache_node){
         .parent = NONE,
         .first_child = NONE,
         .next = NONE,
         .prev = NONE,
         .depth = -1,
-        .page = {NONE, NONE},
-        .snapshot = NONE
+        .page = {{NONE, NONE}, {NONE, NONE}}
     };
 }
 
@@ -126,9 +89,14 @@ hd_status hd_cache_open(hd_cache **out, const hd_cache_options *options, hd_err 
     hd_cache *c = calloc(1, sizeof *c);
     if (!c) return HD_FAIL(err, HD_ENOMEM, "no memory for a prefix cache");
     c->o = *options;
-    c->n_nodes = options->n_pages[HD_KV_FULL];
+    c->has_names = options->name_key != NULL;
+    if (c->has_names) memcpy(c->name_key, options->name_key, sizeof c->name_key);
+    c->n_nodes = options->n_pages[HD_KV_FULL] + options->n_host[HD_KV_FULL];
     c->lookback_pages = (int32_t)hd_ceil_div(options->lookback, options->page_tokens);
-    c->cap_copies = 2 * (options->n_pages[HD_KV_WINDOW] + options->n_snapshots) + 2;
+    c->cap_copies = 2;
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        if (options->n_host[l]) c->cap_copies += 2 * (options->n_pages[l] + options->n_host[l]);
+    }
     c->n_buckets = 64;
     while (c->n_buckets < 2 * c->n_nodes) c->n_buckets *= 2;
     if (!take_memory(c, err)) {
@@ -149,34 +117,38 @@ void hd_cache_close(hd_cache *c) {
     free(c->seqs);
     free(c->copies);
     free(c->path);
+    free(c->tiers);
     free(c->free_nodes.items);
-    free(c->free_snapshots.items);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         free(c->table[l]);
-        free(c->free_pages[l].items);
+        free(c->reserved[l]);
+        hd_heap_deinit(&c->writable[l]);
+        hd_heap_deinit(&c->unsaved[l]);
+        for (int t = 0; t < HD_N_TIERS; t++) {
+            free(c->free_pages[t][l].items);
+            hd_heap_deinit(&c->evictable[t][l]);
+        }
     }
-    hd_heap_deinit(&c->leaves);
-    hd_heap_deinit(&c->windows);
-    hd_heap_deinit(&c->snapshots);
     free(c);
 }
 
-static int32_t pop(free_list *f) {
+int32_t cache_pop(cache_free_list *f) {
     return f->n ? f->items[--f->n] : NONE;
 }
 
-static void push(free_list *f, int32_t item) {
+void cache_push(cache_free_list *f, int32_t item) {
     f->items[f->n++] = item;
 }
 
-static int32_t *table_of(const hd_cache *c, int32_t l, hd_kv_group group) {
-    return c->table[group] + (int64_t)l * c->o.seq_pages;
+static void push_device(hd_cache *c, int group, int32_t page) {
+    cache_push(&c->free_pages[HD_TIER_DEVICE][group], page);
 }
 
 /* Adds a page copy; callers ensure that the list has room. */
-static void add_copy(hd_cache *c, bool to_snapshot, int32_t page, int32_t snapshot) {
+static void add_copy(hd_cache *c, hd_kv_group group, bool save, int32_t page, int32_t host) {
     assert(c->n_copies < c->cap_copies);
-    c->copies[c->n_copies++] = (hd_page_copy){to_snapshot, page, snapshot};
+    c->copies[c->n_copies++] = (hd_page_copy){group, save, page, host};
+    (save ? c->saved : c->loaded)[group]++;
 }
 
 /* ---- the tree ---- */
@@ -214,12 +186,12 @@ static int32_t *bucket_of(const hd_cache *c, uint64_t hash) {
     return &c->buckets[hash & (uint64_t)(c->n_buckets - 1)];
 }
 
-static int32_t find_child(const hd_cache *c, int32_t parent, uint64_t salt,
-                          const int32_t *tokens) {
+int32_t cache_find_child(const hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoch,
+                         const int32_t *tokens) {
     const uint64_t hash = hash_page(c, parent, salt, tokens);
     for (int32_t n = *bucket_of(c, hash); n != NONE; n = c->nodes[n].hash_next) {
-        const node *k = &c->nodes[n];
-        if (k->hash == hash && k->parent == parent && k->salt == salt &&
+        const cache_node *k = &c->nodes[n];
+        if (k->hash == hash && k->parent == parent && k->salt == salt && k->epoch == epoch &&
             memcmp(node_tokens(c, n), tokens, (size_t)c->o.page_tokens * sizeof *tokens) == 0) {
             return n;
         }
@@ -230,63 +202,101 @@ static int32_t find_child(const hd_cache *c, int32_t parent, uint64_t salt,
 /* Eviction key: recency, with ends of turns and branch points above everything else, because
  * a conversation will probably return to them. */
 static int64_t window_key(const hd_cache *c, int32_t n) {
-    const node *k = &c->nodes[n];
-    bool branch = k->first_child != NONE && c->nodes[k->first_child].next != NONE;
-    return k->used + (branch || k->turn_end ? (int64_t)1 << 62 : 0);
+    const cache_node *k = &c->nodes[n];
+    return k->used + (cache_is_junction(c, k) ? (int64_t)1 << 62 : 0);
 }
 
-/* A snapshot of a page that is also on the device is evicted first. */
-static int64_t snapshot_key(const hd_cache *c, int32_t n) {
-    const bool spare = c->nodes[n].page[HD_KV_WINDOW] != NONE;
-    return window_key(c, n) - (spare ? INT64_MAX : 0);
+/* Key of a page in the heap of its tier. A page of host memory that is on the device too is
+ * evicted first. */
+static int64_t key_of(const hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group) {
+    const cache_node *k = &c->nodes[n];
+    const bool spare = tier == HD_TIER_HOST && k->page[HD_TIER_DEVICE][group] != NONE;
+    const int64_t key = group == HD_KV_WINDOW ? window_key(c, n) : k->used;
+    return key - (spare ? INT64_MAX : 0);
 }
 
-/* Updates the heaps after any change of a node's state. */
-static void finish(hd_cache *c, int32_t n) {
-    const node *k = &c->nodes[n];
+static void put_or_remove(hd_heap *heap, int32_t n, bool put, int64_t key) {
+    if (put) {
+        hd_heap_put(heap, n, key);
+    } else {
+        hd_heap_remove(heap, n);
+    }
+}
+
+/* The longest finished first, and of one sequence its beginning. */
+static void finish_unwritten(hd_cache *c, int32_t n) {
+    enum { DEPTH_BITS = 24 };
+    const cache_node *k = &c->nodes[n];
+    const int64_t key = (int64_t)((uint64_t)k->used << DEPTH_BITS) + k->depth;
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        const bool unwritten = cache_is_unwritten(c, k, (hd_kv_group)l);
+        const bool in_host = k->page[HD_TIER_HOST][l] != NONE;
+        put_or_remove(&c->writable[l], n, unwritten && in_host, key);
+        put_or_remove(&c->unsaved[l], n, unwritten && !in_host, key);
+    }
+}
+
+void cache_finish(hd_cache *c, int32_t n) {
     if (n == ROOT) return;
-    if (k->refs == 0 && k->first_child == NONE) {
-        hd_heap_put(&c->leaves, n, k->used);
-    } else {
-        hd_heap_remove(&c->leaves, n);
-    }
-    if (k->page[HD_KV_WINDOW] != NONE && k->window_refs == 0) {
-        hd_heap_put(&c->windows, n, window_key(c, n));
-    } else {
-        hd_heap_remove(&c->windows, n);
-    }
-    const bool awaited = k->window_refs > 0 && k->page[HD_KV_WINDOW] == NONE;
-    if (k->snapshot != NONE && !awaited) {
-        hd_heap_put(&c->snapshots, n, snapshot_key(c, n));
-    } else {
-        hd_heap_remove(&c->snapshots, n);
+    if (c->has_names) finish_unwritten(c, n);
+    for (int t = 0; t < HD_N_TIERS; t++) {
+        for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+            put_or_remove(&c->evictable[t][l], n,
+                          cache_may_leave(&c->nodes[n], (hd_tier)t, (hd_kv_group)l),
+                          key_of(c, n, (hd_tier)t, (hd_kv_group)l));
+        }
     }
 }
 
-static int32_t add_node(hd_cache *c, int32_t parent, uint64_t salt, const int32_t *tokens) {
-    const int32_t n = pop(&c->free_nodes);
-    assert(n != NONE); /* every node owns a FULL page, and there are as many nodes as pages */
+void cache_set_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group, int32_t page) {
+    cache_node *k = &c->nodes[n];
+    const int32_t more = (page != NONE) - (k->page[tier][group] != NONE);
+    k->page[tier][group] = page;
+    if (tier == HD_TIER_DEVICE && group == HD_KV_FULL) {
+        c->n_resident += more;
+        c->nodes[k->parent].n_resident += more;
+        cache_finish(c, k->parent);
+    }
+    cache_finish(c, n);
+}
+
+/* Frees the page of a node in a tier, if it has one. */
+static void free_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group) {
+    const int32_t page = c->nodes[n].page[tier][group];
+    if (page == NONE) return;
+    cache_push(&c->free_pages[tier][group], page);
+    cache_set_page(c, n, tier, group, NONE);
+}
+
+int32_t cache_add_node(hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoch,
+                       const int32_t *tokens) {
+    const int32_t n = cache_pop(&c->free_nodes);
+    assert(n != NONE); /* every node owns a FULL page in a tier: there are as many nodes */
     const int32_t id = n + 1;
-    node *k = &c->nodes[id], *p = &c->nodes[parent];
-    *k = (node){
+    cache_node *k = &c->nodes[id], *p = &c->nodes[parent];
+    *k = (cache_node){
         .parent = parent,
         .first_child = NONE,
         .next = p->first_child,
         .prev = NONE,
         .depth = p->depth + 1,
-        .page = {NONE, NONE},
-        .snapshot = NONE,
+        .page = {{NONE, NONE}, {NONE, NONE}},
         .salt = salt,
+        .epoch = epoch,
         .hash = hash_page(c, parent, salt, tokens),
         .used = c->tick
     };
     if (p->first_child != NONE) c->nodes[p->first_child].prev = id;
     p->first_child = id;
     memcpy(node_tokens(c, id), tokens, (size_t)c->o.page_tokens * sizeof *tokens);
+    if (c->has_names) {
+        const hd_page_name above = parent == ROOT ? c->root : p->name;
+        k->name = hd_page_name_of(c->name_key, above, salt, tokens, c->o.page_tokens);
+    }
     int32_t *bucket = bucket_of(c, k->hash);
     k->hash_next = *bucket;
     *bucket = id;
-    finish(c, parent);
+    cache_finish(c, parent);
     return id;
 }
 
@@ -296,187 +306,319 @@ static void unlink_hash(hd_cache *c, int32_t n) {
     *at = c->nodes[n].hash_next;
 }
 
+/* A page that is being written to the disk is freed when that has ended. */
+static void keep_written_pages(hd_cache *c, int32_t n) {
+    cache_node *k = &c->nodes[n];
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        if (!k->writing[l]) continue;
+        c->reserved[l][k->page[HD_TIER_HOST][l]] = true;
+        k->writing[l] = false;
+        cache_set_page(c, n, HD_TIER_HOST, (hd_kv_group)l, NONE);
+    }
+}
+
 /* Removes an unpinned leaf from the tree and frees all its pages. */
 static void drop_leaf(hd_cache *c, int32_t n) {
-    node *k = &c->nodes[n];
+    cache_node *k = &c->nodes[n];
     assert(k->refs == 0 && k->window_refs == 0 && k->first_child == NONE);
-    hd_heap_remove(&c->leaves, n);
-    hd_heap_remove(&c->windows, n);
-    hd_heap_remove(&c->snapshots, n);
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
-        if (k->page[l] != NONE) push(&c->free_pages[l], k->page[l]);
+    keep_written_pages(c, n);
+    for (int t = 0; t < HD_N_TIERS; t++) {
+        for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+            free_page(c, n, (hd_tier)t, (hd_kv_group)l);
+        }
     }
-    if (k->snapshot != NONE) push(&c->free_snapshots, k->snapshot);
     unlink_hash(c, n);
     if (k->next != NONE) c->nodes[k->next].prev = k->prev;
     if (k->prev != NONE) c->nodes[k->prev].next = k->next;
     if (c->nodes[k->parent].first_child == n) c->nodes[k->parent].first_child = k->next;
-    finish(c, k->parent);
-    push(&c->free_nodes, n - 1);
+    cache_finish(c, k->parent);
+    k->released = false;
+    k->name = (hd_page_name){0, 0};
+    cache_finish(c, n);
+    cache_push(&c->free_nodes, n - 1);
+}
+
+/* Removes an unpinned node from the tree, after all nodes below it. */
+static void drop_branch(hd_cache *c, int32_t n) {
+    for (int32_t leaf = NONE; leaf != n;) {
+        leaf = n;
+        while (c->nodes[leaf].first_child != NONE) leaf = c->nodes[leaf].first_child;
+        drop_leaf(c, leaf);
+    }
 }
 
 /* ---- pages ---- */
 
-/* Returns a snapshot slot for a node that is about to lose its WINDOW page: a free one, or
- * that of a node with a lower key. */
-static int32_t take_snapshot(hd_cache *c, int32_t for_node) {
-    if (c->free_snapshots.n) return pop(&c->free_snapshots);
-    const int32_t other = hd_heap_min(&c->snapshots);
-    if (other < 0 || snapshot_key(c, other) > window_key(c, for_node)) return NONE;
-    const int32_t slot = c->nodes[other].snapshot;
-    c->nodes[other].snapshot = NONE;
-    finish(c, other);
-    return slot;
-}
-
-/* Evicts the WINDOW page with the lowest key; its content is saved as a snapshot if
- * possible. */
-static bool evict_window(hd_cache *c) {
-    const int32_t n = hd_heap_min(&c->windows);
-    if (n < 0) return false;
-    node *k = &c->nodes[n];
-    const int32_t page = k->page[HD_KV_WINDOW];
-    if (k->snapshot == NONE && c->n_copies < c->cap_copies) {
-        k->snapshot = take_snapshot(c, n);
-        if (k->snapshot != NONE) add_copy(c, true, page, k->snapshot);
+void cache_evict_host(hd_cache *c, int32_t n, hd_kv_group group) {
+    if (group == HD_KV_FULL && c->nodes[n].page[HD_TIER_DEVICE][group] == NONE) {
+        drop_leaf(c, n);
+    } else {
+        free_page(c, n, HD_TIER_HOST, group);
     }
-    k->page[HD_KV_WINDOW] = NONE;
-    finish(c, n);
-    push(&c->free_pages[HD_KV_WINDOW], page);
-    c->evicted[HD_KV_WINDOW]++;
-    return true;
 }
 
-static bool evict_entries(hd_cache *c) {
-    const int32_t n = hd_heap_min(&c->leaves);
+/* Returns a page of host memory for a node that is about to lose its page on the device: a
+ * free one, or that of a node with a lower key. */
+static int32_t take_host(hd_cache *c, int32_t for_node, hd_kv_group group) {
+    if (!c->free_pages[HD_TIER_HOST][group].n) {
+        const int32_t other = hd_heap_min(&c->evictable[HD_TIER_HOST][group]);
+        if (other < 0 || key_of(c, other, HD_TIER_HOST, group) >
+                             key_of(c, for_node, HD_TIER_DEVICE, group)) {
+            return NONE;
+        }
+        cache_evict_host(c, other, group);
+    }
+    return cache_pop(&c->free_pages[HD_TIER_HOST][group]);
+}
+
+bool cache_save_page(hd_cache *c, int32_t n, hd_kv_group group) {
+    const int32_t *at = c->nodes[n].page[HD_TIER_HOST];
+    if (at[group] == NONE && c->o.n_host[group] && c->n_copies < c->cap_copies) {
+        const int32_t host = take_host(c, n, group);
+        if (host == NONE) return false;
+        add_copy(c, group, true, c->nodes[n].page[HD_TIER_DEVICE][group], host);
+        cache_set_page(c, n, HD_TIER_HOST, group, host);
+    }
+    return at[group] != NONE;
+}
+
+/* Evicts the page with the lowest key from the device, to host memory if possible. A FULL page
+ * that is then nowhere goes with its branch. */
+static bool evict(hd_cache *c, hd_kv_group group) {
+    const int32_t n = hd_heap_min(&c->evictable[HD_TIER_DEVICE][group]);
     if (n < 0) return false;
-    drop_leaf(c, n);
-    c->evicted[HD_KV_FULL]++;
+    if (!cache_save_page(c, n, group) && group == HD_KV_FULL) {
+        drop_branch(c, n);
+    } else {
+        free_page(c, n, HD_TIER_DEVICE, group);
+    }
+    c->evicted[group]++;
     return true;
 }
 
 static int32_t take_page(hd_cache *c, hd_kv_group group) {
-    if (!c->free_pages[group].n) {
-        bool evicted = group == HD_KV_WINDOW ? evict_window(c) : evict_entries(c);
-        if (!evicted) return NONE;
-    }
-    return pop(&c->free_pages[group]);
+    cache_free_list *f = &c->free_pages[HD_TIER_DEVICE][group];
+    if (f->n || evict(c, group)) return cache_pop(f);
+    c->lacking = group;
+    return NONE;
 }
 
 /* ---- matching ---- */
 
-/* Writes the nodes along tokens to c->path. Returns how many of them form the longest valid
- * match. */
-static int32_t walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
-    const int32_t page = c->o.page_tokens;
-    int32_t at = ROOT, best = 0, live = 0;
-    for (int32_t d = 0; d < c->o.seq_pages && (int64_t)(d + 1) * page < n; d++) {
-        at = find_child(c, at, salt, tokens + (int64_t)d * page);
-        if (at == NONE) break;
-        c->path[d] = at;
-        const node *k = &c->nodes[at];
-        live = k->page[HD_KV_WINDOW] != NONE || k->snapshot != NONE ? live + 1 : 0;
-        if (live >= hd_min_i32(c->lookback_pages, d + 1)) best = d + 1;
+static bool is_away(const cache_node *k, hd_kv_group group) {
+    return k->page[HD_TIER_DEVICE][group] == NONE;
+}
+
+/* What a match of the first d nodes of c->path saves: its tokens, less the reading of its pages.
+ * n_host: how many of its FULL pages are to be read. */
+static double gain_of(const hd_cache *c, int32_t d, int32_t n_host) {
+    double gain =
+        (double)d * c->o.page_tokens * c->costs.token - n_host * c->costs.page[HD_KV_FULL];
+    for (int32_t p = hd_max_i32(0, d - c->lookback_pages); p < d; p++) {
+        if (is_away(&c->nodes[c->path[p]], HD_KV_WINDOW)) gain -= c->costs.page[HD_KV_WINDOW];
     }
-    return best;
+    return gain;
+}
+
+/* Writes the nodes along tokens to c->path. Returns how many there are. */
+static int32_t follow(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
+    const int32_t page = c->o.page_tokens;
+    int32_t at = ROOT, d = 0;
+    while (d < c->o.seq_pages && (int64_t)(d + 1) * page < n) {
+        at = cache_find_child(c, at, salt, c->epoch, tokens + (int64_t)d * page);
+        if (at == NONE) break;
+        c->path[d++] = at;
+    }
+    return d;
+}
+
+/* Whether the WINDOW pages that a match of the first d nodes of c->path reads are whole. */
+static bool ends_whole(const hd_cache *c, int32_t d) {
+    for (int32_t p = hd_max_i32(0, d - c->lookback_pages); p < d; p++) {
+        if (!c->nodes[c->path[p]].whole) return false;
+    }
+    return true;
+}
+
+typedef struct cache_match {
+    int32_t best, longest; /* nodes of the match that is ready first, and of the longest */
+    int32_t known;         /* nodes along the tokens, matched or not */
+} cache_match;
+
+/* Finds the valid matches. One whose pages are not whole ends before the tails of the sequence's end
+ * begin, and before those of the branch: then the sequence makes that whole. */
+static cache_match walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
+    cache_match m = {.known = follow(c, salt, tokens, n)};
+    const int32_t page = c->o.page_tokens;
+    const int32_t partial = hd_min_i32((n - 1) / page, m.known) * page - c->o.tail;
+    int32_t live = 0, n_host = 0;
+    double most = 0;
+    for (int32_t d = 0; d < m.known; d++) {
+        const cache_node *k = &c->nodes[c->path[d]];
+        live = cache_is_cached(k, HD_KV_WINDOW) ? live + 1 : 0;
+        n_host += is_away(k, HD_KV_FULL);
+        if (live < hd_min_i32(c->lookback_pages, d + 1)) continue;
+        if (c->o.tail && (d + 1) * page > partial && !ends_whole(c, d + 1)) continue;
+        m.longest = d + 1;
+        const double gain = gain_of(c, d + 1, n_host);
+        if (gain < most) continue;
+        most = gain;
+        m.best = d + 1;
+    }
+    return m;
+}
+
+void hd_cache_set_costs(hd_cache *c, const hd_cache_costs *costs) {
+    c->costs = *costs;
 }
 
 int32_t hd_cache_match(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
-    return walk(c, salt, tokens, n) * c->o.page_tokens;
+    return walk(c, salt, tokens, n).best * c->o.page_tokens;
 }
 
 /* ---- pinning ---- */
 
 static void pin(hd_cache *c, int32_t n) {
-    node *k = &c->nodes[n];
+    cache_node *k = &c->nodes[n];
     c->n_pinned += k->refs++ == 0;
     k->used = c->tick;
-    finish(c, n);
+    cache_finish(c, n);
 }
 
 static void unpin(hd_cache *c, int32_t n) {
-    node *k = &c->nodes[n];
+    cache_node *k = &c->nodes[n];
     assert(k->refs > 0);
     c->n_pinned -= --k->refs == 0;
-    finish(c, n);
+    cache_finish(c, n);
 }
 
 static void hold_window(hd_cache *c, int32_t n) {
     c->nodes[n].window_refs++;
-    finish(c, n);
+    cache_finish(c, n);
 }
 
 static void drop_window(hd_cache *c, int32_t n) {
     assert(c->nodes[n].window_refs > 0);
     c->nodes[n].window_refs--;
-    finish(c, n);
+    cache_finish(c, n);
 }
 
-/* Allocates a WINDOW page for a node and fills it from its snapshot. A window_ref of the
- * node keeps both from eviction meanwhile. */
-static bool restore_window(hd_cache *c, int32_t n) {
-    if (c->nodes[n].page[HD_KV_WINDOW] != NONE) return true;
-    if (c->n_copies + 2 > c->cap_copies) return false; /* an eviction may add a copy first */
-    const int32_t page = take_page(c, HD_KV_WINDOW);
+/* Brings the page of a node to the device. A ref of the node, of a WINDOW page a window_ref,
+ * keeps it from eviction meanwhile. */
+static bool load_page(hd_cache *c, int32_t n, hd_kv_group group) {
+    if (c->nodes[n].page[HD_TIER_DEVICE][group] != NONE) return true;
+    if (c->n_copies + 2 > c->cap_copies) { /* an eviction may add a copy first */
+        c->lacking = group;
+        return false;
+    }
+    const int32_t page = take_page(c, group);
     if (page == NONE) return false;
-    add_copy(c, false, page, c->nodes[n].snapshot);
-    c->nodes[n].page[HD_KV_WINDOW] = page;
-    finish(c, n);
+    add_copy(c, group, false, page, c->nodes[n].page[HD_TIER_HOST][group]);
+    if (group == HD_KV_FULL && c->nodes[n].from_disk) {
+        c->disk_tokens += c->o.page_tokens;
+        c->nodes[n].from_disk = false;
+    }
+    cache_set_page(c, n, HD_TIER_DEVICE, group, page);
     return true;
 }
 
-static void let_go(hd_cache *c, seq *l, int32_t id) {
+/* Brings all pages of a sequence's path to the device that it reads. */
+static bool load_path(hd_cache *c, int32_t id) {
+    const cache_seq *l = &c->seqs[id];
+    for (int32_t p = 0; p < l->n_nodes; p++) {
+        const int32_t n = c->path[p];
+        const int32_t *page = c->nodes[n].page[HD_TIER_DEVICE];
+        if (!load_page(c, n, HD_KV_FULL)) return false;
+        cache_table(c, id, HD_KV_FULL)[p] = page[HD_KV_FULL];
+        if (p < l->window_from || !c->lookback_pages) continue;
+        if (!load_page(c, n, HD_KV_WINDOW)) return false;
+        cache_table(c, id, HD_KV_WINDOW)[p] = page[HD_KV_WINDOW];
+    }
+    return true;
+}
+
+/* A sequence no longer reads the WINDOW page at `at` of its path, node n. */
+static void leave_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
+    int32_t *page = &cache_table(c, id, HD_KV_WINDOW)[at];
+    if (cache_keeps_window(c, id, at, n)) {
+        push_device(c, HD_KV_WINDOW, *page);
+    } else {
+        drop_window(c, n);
+    }
+    *page = NONE;
+}
+
+static void let_go(hd_cache *c, cache_seq *l, int32_t id) {
     int32_t n = l->node;
     for (int32_t d = l->n_nodes - 1; d >= 0; d--) {
-        if (d >= l->window_from && c->lookback_pages) drop_window(c, n);
+        if (d >= l->window_from && c->lookback_pages) leave_window(c, id, d, n);
         unpin(c, n);
         n = c->nodes[n].parent;
     }
     for (int32_t p = l->n_nodes; p < l->n_pages; p++) {
-        push(&c->free_pages[HD_KV_FULL], table_of(c, id, HD_KV_FULL)[p]);
+        push_device(c, HD_KV_FULL, cache_table(c, id, HD_KV_FULL)[p]);
         if (c->lookback_pages) {
-            push(&c->free_pages[HD_KV_WINDOW], table_of(c, id, HD_KV_WINDOW)[p]);
+            push_device(c, HD_KV_WINDOW, cache_table(c, id, HD_KV_WINDOW)[p]);
         }
     }
-    *l = (seq){0};
+    *l = (cache_seq){0};
 }
 
 static void clear_table(hd_cache *c, int32_t id) {
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
-        int32_t *table = table_of(c, id, (hd_kv_group)group);
+        int32_t *table = cache_table(c, id, (hd_kv_group)group);
         for (int32_t p = 0; p < c->o.seq_pages; p++) table[p] = NONE;
     }
 }
 
+static hd_kv_ends ends_of(const hd_cache *c, const cache_match *m, int32_t n) {
+    if (!c->o.tail) return (hd_kv_ends){0};
+    return (hd_kv_ends){.outputs = n - 1,
+                        .branch = m->known > m->best ? m->known * c->o.page_tokens : 0};
+}
+
+hd_kv_ends hd_cache_ends(const hd_cache *c, int32_t id) {
+    return c->seqs[id].ends;
+}
+
+/* Whether a sequence computes all layers of a page. */
+static bool makes_whole(const hd_cache *c, const cache_seq *l, int32_t at) {
+    const int32_t branch = l->ends.branch / c->o.page_tokens, back = c->lookback_pages;
+    return at >= l->ends.outputs / c->o.page_tokens - back ||
+           (at < branch && at >= branch - back);
+}
+
 hd_status hd_cache_acquire(hd_cache *c, int32_t id, uint64_t salt, const int32_t *tokens,
                            int32_t n, int32_t *hit) {
-    seq *l = &c->seqs[id];
+    cache_seq *l = &c->seqs[id];
     assert(!l->open);
     c->tick++;
-    const int32_t d = walk(c, salt, tokens, n);
+    const cache_match m = walk(c, salt, tokens, n);
+    const int32_t d = m.best;
     *hit = 0;
     clear_table(c, id);
-    *l = (seq){.open = true,
-               .salt = salt,
-               .node = d ? c->path[d - 1] : ROOT,
-               .n_nodes = d,
-               .n_pages = d,
-               .window_from = hd_max_i32(0, d - c->lookback_pages)};
+    *l = (cache_seq){.open = true,
+                     .salt = salt,
+                     .epoch = c->epoch,
+                     .node = d ? c->path[d - 1] : ROOT,
+                     .n_nodes = d,
+                     .n_pages = d,
+                     .window_from = hd_max_i32(0, d - c->lookback_pages),
+                     .ends = ends_of(c, &m, n)};
     for (int32_t p = 0; p < d; p++) {
         pin(c, c->path[p]);
         if (p >= l->window_from && c->lookback_pages) hold_window(c, c->path[p]);
-        table_of(c, id, HD_KV_FULL)[p] = c->nodes[c->path[p]].page[HD_KV_FULL];
     }
-    for (int32_t p = l->window_from; p < d && c->lookback_pages; p++) {
-        if (!restore_window(c, c->path[p])) {
-            let_go(c, l, id);
-            return HD_EAGAIN;
-        }
-        table_of(c, id, HD_KV_WINDOW)[p] = c->nodes[c->path[p]].page[HD_KV_WINDOW];
+    const int64_t loaded = c->loaded[HD_KV_FULL];
+    if (!load_path(c, id)) {
+        let_go(c, l, id);
+        return HD_EAGAIN;
     }
     *hit = d * c->o.page_tokens;
     c->asked_tokens += n;
+    c->declined += d < m.longest;
     c->matched_tokens += *hit;
+    c->host_tokens += (c->loaded[HD_KV_FULL] - loaded) * c->o.page_tokens;
     return HD_OK;
 }
 
@@ -486,25 +628,25 @@ static bool add_private_page(hd_cache *c, int32_t id, int32_t at) {
     if (c->lookback_pages) {
         const int32_t window = take_page(c, HD_KV_WINDOW);
         if (window == NONE) {
-            push(&c->free_pages[HD_KV_FULL], entries);
+            push_device(c, HD_KV_FULL, entries);
             return false;
         }
-        table_of(c, id, HD_KV_WINDOW)[at] = window;
+        cache_table(c, id, HD_KV_WINDOW)[at] = window;
     }
-    table_of(c, id, HD_KV_FULL)[at] = entries;
+    cache_table(c, id, HD_KV_FULL)[at] = entries;
     return true;
 }
 
 static void drop_private_page(hd_cache *c, int32_t id, int32_t at) {
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
-        int32_t *page = &table_of(c, id, (hd_kv_group)group)[at];
-        if (*page != NONE) push(&c->free_pages[group], *page);
+        int32_t *page = &cache_table(c, id, (hd_kv_group)group)[at];
+        if (*page != NONE) push_device(c, group, *page);
         *page = NONE;
     }
 }
 
 hd_status hd_cache_extend(hd_cache *c, int32_t id, int32_t n_tokens) {
-    seq *l = &c->seqs[id];
+    cache_seq *l = &c->seqs[id];
     const int32_t want = (int32_t)hd_ceil_div(n_tokens, c->o.page_tokens), had = l->n_pages;
     assert(l->open && want <= c->o.seq_pages);
     while (l->n_pages < want) {
@@ -519,56 +661,86 @@ hd_status hd_cache_extend(hd_cache *c, int32_t id, int32_t n_tokens) {
 
 /* ---- growing the tree ---- */
 
-/* Another sequence has already committed this sequence's first private page: share its node.
- * Equal prefixes have equal bits (design D8), so the exchange is invisible. */
-static void share_page(hd_cache *c, int32_t id, int32_t at, int32_t n) {
-    node *k = &c->nodes[n];
-    int32_t *entries = &table_of(c, id, HD_KV_FULL)[at];
-    int32_t *window = &table_of(c, id, HD_KV_WINDOW)[at];
-    push(&c->free_pages[HD_KV_FULL], *entries);
-    *entries = k->page[HD_KV_FULL];
-    if (!c->lookback_pages) return;
-    if (k->page[HD_KV_WINDOW] == NONE) {
-        k->page[HD_KV_WINDOW] = *window;
-    } else {
-        push(&c->free_pages[HD_KV_WINDOW], *window);
-        *window = k->page[HD_KV_WINDOW];
+/* Gives all sequences that hold the WINDOW page of a node, which is not whole, the whole one of
+ * another sequence: it has the same bits, and more. */
+static void replace_window(hd_cache *c, int32_t n, int32_t page) {
+    const int32_t old = c->nodes[n].page[HD_TIER_DEVICE][HD_KV_WINDOW];
+    const int32_t at = c->nodes[n].depth;
+    for (int32_t id = 0; old != NONE && id < c->o.max_seqs; id++) {
+        int32_t *held = &cache_table(c, id, HD_KV_WINDOW)[at];
+        if (c->seqs[id].open && *held == old) *held = page;
+    }
+    if (old != NONE) push_device(c, HD_KV_WINDOW, old);
+    free_page(c, n, HD_TIER_HOST, HD_KV_WINDOW);
+    cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_WINDOW, page);
+    c->nodes[n].whole = true;
+    cache_finish(c, n);
+}
+
+/* Shares the WINDOW page of a node that is beside the sequence's own: the better one. Neither may
+ * have what the other has if both are not whole: then each sequence keeps its own. */
+static void share_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
+    int32_t *own = &cache_table(c, id, HD_KV_WINDOW)[at];
+    const cache_node *k = &c->nodes[n];
+    const bool whole = makes_whole(c, &c->seqs[id], at);
+    if (whole && !k->whole) {
+        replace_window(c, n, *own);
+    } else if (!cache_is_cached(k, HD_KV_WINDOW) || (whole && is_away(k, HD_KV_WINDOW))) {
+        cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_WINDOW, *own);
+        c->nodes[n].whole = whole;
+        cache_finish(c, n);
+    } else if (k->whole && !is_away(k, HD_KV_WINDOW)) {
+        push_device(c, HD_KV_WINDOW, *own);
+        *own = k->page[HD_TIER_DEVICE][HD_KV_WINDOW];
     }
 }
 
+/* Another sequence has already committed this sequence's first private page: share its node.
+ * Equal prefixes have equal bits (design D8), so the exchange is invisible. */
+static void share_page(hd_cache *c, int32_t id, int32_t at, int32_t n) {
+    int32_t *own = &cache_table(c, id, HD_KV_FULL)[at];
+    if (is_away(&c->nodes[n], HD_KV_FULL)) {
+        cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_FULL, *own);
+    } else {
+        push_device(c, HD_KV_FULL, *own);
+        *own = c->nodes[n].page[HD_TIER_DEVICE][HD_KV_FULL];
+    }
+    if (c->lookback_pages) share_window(c, id, at, n);
+}
+
 static void commit_page(hd_cache *c, int32_t id, const int32_t *tokens) {
-    seq *l = &c->seqs[id];
+    cache_seq *l = &c->seqs[id];
     const int32_t at = l->n_nodes;
-    int32_t n = find_child(c, l->node, l->salt, tokens);
+    int32_t n = cache_find_child(c, l->node, l->salt, l->epoch, tokens);
     if (n != NONE) {
         share_page(c, id, at, n);
     } else {
-        n = add_node(c, l->node, l->salt, tokens);
+        n = cache_add_node(c, l->node, l->salt, l->epoch, tokens);
+        c->nodes[n].whole = makes_whole(c, l, at);
         for (int group = 0; group < HD_N_KV_GROUPS; group++) {
-            c->nodes[n].page[group] = table_of(c, id, (hd_kv_group)group)[at];
+            cache_set_page(c, n, HD_TIER_DEVICE, (hd_kv_group)group,
+                           cache_table(c, id, (hd_kv_group)group)[at]);
         }
     }
     pin(c, n);
-    if (c->lookback_pages) hold_window(c, n);
+    if (c->lookback_pages && !cache_keeps_window(c, id, at, n)) hold_window(c, n);
     l->node = n;
     l->n_nodes++;
 }
 
 static void release_passed_windows(hd_cache *c, int32_t id, int32_t n_done) {
-    seq *l = &c->seqs[id];
+    cache_seq *l = &c->seqs[id];
     const int32_t first = hd_max_i32(0, n_done - c->o.lookback) / c->o.page_tokens;
     if (!c->lookback_pages || first <= l->window_from) return;
     int32_t n = l->node;
     for (int32_t p = l->n_nodes - 1; p >= l->window_from; p--, n = c->nodes[n].parent) {
-        if (p >= first) continue;
-        drop_window(c, n);
-        table_of(c, id, HD_KV_WINDOW)[p] = NONE;
+        if (p < first) leave_window(c, id, p, n);
     }
     l->window_from = first;
 }
 
 void hd_cache_commit(hd_cache *c, int32_t id, const int32_t *tokens, int32_t n_done) {
-    seq *l = &c->seqs[id];
+    cache_seq *l = &c->seqs[id];
     assert(l->open && hd_ceil_div(n_done, c->o.page_tokens) <= l->n_pages);
     while ((int64_t)(l->n_nodes + 1) * c->o.page_tokens <= n_done) {
         commit_page(c, id, tokens + (int64_t)l->n_nodes * c->o.page_tokens);
@@ -577,23 +749,105 @@ void hd_cache_commit(hd_cache *c, int32_t id, const int32_t *tokens, int32_t n_d
 }
 
 void hd_cache_release(hd_cache *c, int32_t id, bool end_of_turn) {
-    seq *l = &c->seqs[id];
+    cache_seq *l = &c->seqs[id];
     assert(l->open);
     c->tick++;
     if (end_of_turn && l->node != ROOT) c->nodes[l->node].turn_end = true;
     int32_t n = l->node;
-    for (int32_t d = l->n_nodes; d > 0; d--, n = c->nodes[n].parent) c->nodes[n].used = c->tick;
+    for (int32_t d = l->n_nodes; d > 0; d--, n = c->nodes[n].parent) {
+        c->nodes[n].used = c->tick;
+        c->nodes[n].released = true;
+    }
     let_go(c, l, id);
 }
 
+void hd_cache_renew(hd_cache *c) {
+    c->epoch++;
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        hd_heap_clear(&c->writable[l]);
+        hd_heap_clear(&c->unsaved[l]);
+    }
+    hd_cache_flush(c);
+}
+
 void hd_cache_flush(hd_cache *c) {
-    for (int32_t n; (n = hd_heap_min(&c->leaves)) >= 0;) drop_leaf(c, n);
+    int32_t n;
+    while ((n = hd_heap_min(&c->evictable[HD_TIER_DEVICE][HD_KV_FULL])) >= 0) drop_branch(c, n);
+    while ((n = hd_heap_min(&c->evictable[HD_TIER_HOST][HD_KV_FULL])) >= 0) {
+        cache_evict_host(c, n, HD_KV_FULL);
+    }
+}
+
+/* ---- pages that go to another cache, or come from one ---- */
+
+int32_t cache_node_at(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
+    int32_t at = ROOT;
+    for (int32_t p = 0; p < n && at != NONE; p++) {
+        at = cache_find_child(c, at, salt, c->epoch, tokens + (int64_t)p * c->o.page_tokens);
+    }
+    return at;
+}
+
+bool hd_cache_has(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
+                  hd_kv_group group) {
+    const int32_t n = cache_node_at(c, salt, tokens, page + 1);
+    return n != NONE && cache_is_complete(&c->nodes[n], group);
+}
+
+/* Returns a page of host memory for what was just used; the node keeps its own pages. */
+static int32_t take_host_beside(hd_cache *c, int32_t n, hd_kv_group group) {
+    if (c->free_pages[HD_TIER_HOST][group].n)
+        return cache_pop(&c->free_pages[HD_TIER_HOST][group]);
+    pin(c, n);
+    const int32_t other = hd_heap_min(&c->evictable[HD_TIER_HOST][group]);
+    if (other >= 0) cache_evict_host(c, other, group);
+    unpin(c, n);
+    return other < 0 ? NONE : cache_pop(&c->free_pages[HD_TIER_HOST][group]);
+}
+
+bool cache_drop_partial(hd_cache *c, int32_t n) {
+    if (c->nodes[n].window_refs > 0) return false;
+    for (int t = 0; t < HD_N_TIERS; t++) free_page(c, n, (hd_tier)t, HD_KV_WINDOW);
+    return true;
+}
+
+int32_t hd_cache_export(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
+                        hd_kv_group group) {
+    const int32_t n = cache_node_at(c, salt, tokens, page + 1);
+    if (n == NONE || !cache_is_complete(&c->nodes[n], group)) return NONE;
+    const int32_t *at = c->nodes[n].page[HD_TIER_HOST];
+    if (at[group] != NONE) return at[group];
+    if (c->n_copies == c->cap_copies) return NONE;
+    const int32_t host = take_host_beside(c, n, group);
+    if (host == NONE) return NONE;
+    add_copy(c, group, true, c->nodes[n].page[HD_TIER_DEVICE][group], host);
+    cache_set_page(c, n, HD_TIER_HOST, group, host);
+    return host;
+}
+
+int32_t hd_cache_import(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
+                        hd_kv_group group) {
+    const int32_t *own = tokens + (int64_t)page * c->o.page_tokens;
+    const int32_t parent = cache_node_at(c, salt, tokens, page);
+    if (parent == NONE) return NONE;
+    c->tick++;
+    int32_t n = cache_find_child(c, parent, salt, c->epoch, own);
+    if (n == NONE && group != HD_KV_FULL) return NONE;
+    assert(c->n_copies == 0 && (n == NONE || !cache_is_complete(&c->nodes[n], group)));
+    if (group == HD_KV_WINDOW && !cache_drop_partial(c, n)) return NONE;
+    const int32_t host = take_host_beside(c, n == NONE ? parent : n, group);
+    if (host == NONE) return NONE;
+    if (n == NONE) n = cache_add_node(c, parent, salt, c->epoch, own);
+    cache_set_page(c, n, HD_TIER_HOST, group, host);
+    if (group == HD_KV_WINDOW) c->nodes[n].whole = true;
+    cache_finish(c, n);
+    return host;
 }
 
 /* ---- tables, copies, statistics ---- */
 
 const int32_t *hd_cache_block_table(const hd_cache *c, int32_t id, hd_kv_group group) {
-    return table_of(c, id, group);
+    return cache_table(c, id, group);
 }
 
 const hd_page_copy *hd_cache_copies(const hd_cache *c, int32_t *n) {
@@ -605,109 +859,26 @@ void hd_cache_copied(hd_cache *c) {
     c->n_copies = 0;
 }
 
+hd_kv_group hd_cache_lacking(const hd_cache *c) {
+    return c->lacking;
+}
+
 hd_cache_stats hd_cache_read_stats(const hd_cache *c) {
     hd_cache_stats s = {.nodes = c->n_nodes - c->free_nodes.n,
-                        .snapshots = c->o.n_snapshots - c->free_snapshots.n,
                         .matched_tokens = c->matched_tokens,
-                        .asked_tokens = c->asked_tokens};
+                        .asked_tokens = c->asked_tokens,
+                        .host_tokens = c->host_tokens,
+                        .disk_tokens = c->disk_tokens,
+                        .declined = c->declined};
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         s.pages[l] = c->o.n_pages[l];
-        s.free[l] = c->free_pages[l].n;
+        s.free[l] = c->free_pages[HD_TIER_DEVICE][l].n;
+        s.host[l] = c->o.n_host[l] - c->free_pages[HD_TIER_HOST][l].n;
         s.evicted[l] = c->evicted[l];
+        s.saved[l] = c->saved[l];
+        s.loaded[l] = c->loaded[l];
     }
-    s.evictable[HD_KV_FULL] = s.nodes - c->n_pinned;
-    s.evictable[HD_KV_WINDOW] = c->windows.n;
+    s.evictable[HD_KV_FULL] = c->n_resident - c->n_pinned;
+    s.evictable[HD_KV_WINDOW] = c->evictable[HD_TIER_DEVICE][HD_KV_WINDOW].n;
     return s;
-}
-
-/* ---- checking ---- */
-
-typedef struct census {
-    const hd_cache *c;
-    int32_t *refs, *window_refs, *seen[HD_N_KV_GROUPS];
-    hd_err *err;
-} census;
-
-static hd_status broken(const census *s, const char *what, int64_t number) {
-    return HD_FAIL(s->err, HD_EINVAL, "prefix cache: %s (%lld)", what, (long long)number);
-}
-
-static void count_seq(const census *s, int32_t id) {
-    const hd_cache *c = s->c;
-    const seq *l = &c->seqs[id];
-    int32_t n = l->node;
-    for (int32_t d = l->n_nodes - 1; d >= 0; d--, n = c->nodes[n].parent) {
-        s->refs[n]++;
-        if (d >= l->window_from && c->lookback_pages) s->window_refs[n]++;
-    }
-    for (int32_t p = l->n_nodes; p < l->n_pages; p++) {
-        for (int group = 0; group < (c->lookback_pages ? HD_N_KV_GROUPS : 1); group++) {
-            s->seen[group][table_of(c, id, (hd_kv_group)group)[p]]++;
-        }
-    }
-}
-
-static hd_status check_node(const census *s, int32_t n) {
-    const hd_cache *c = s->c;
-    const node *k = &c->nodes[n];
-    if (s->refs[n] != k->refs) return broken(s, "refs differ from the sequences' paths", n);
-    if (s->window_refs[n] != k->window_refs) return broken(s, "window refs differ", n);
-    if (k->depth != c->nodes[k->parent].depth + 1) return broken(s, "wrong depth", n);
-    if (k->window_refs > 0 && k->page[HD_KV_WINDOW] == NONE) {
-        return broken(s, "a held window page is gone", n);
-    }
-    if (hd_heap_has(&c->leaves, n) != (k->refs == 0 && k->first_child == NONE)) {
-        return broken(s, "leaf heap is wrong", n);
-    }
-    if (hd_heap_has(&c->windows, n) != (k->window_refs == 0 && k->page[HD_KV_WINDOW] != NONE)) {
-        return broken(s, "window heap is wrong", n);
-    }
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
-        if (k->page[l] != NONE) s->seen[l][k->page[l]]++;
-    }
-    return HD_OK;
-}
-
-static hd_status check_all(const census *s) {
-    const hd_cache *c = s->c;
-    int32_t n_seen = 0, n_pinned = 0;
-    for (int32_t id = 0; id < c->o.max_seqs; id++) {
-        if (c->seqs[id].open) count_seq(s, id);
-    }
-    for (int32_t b = 0; b < c->n_buckets; b++) {
-        for (int32_t n = c->buckets[b]; n != NONE; n = c->nodes[n].hash_next) {
-            if (n_seen++ == c->n_nodes) return broken(s, "a chain has no end", b);
-            HD_TRY(check_node(s, n));
-            n_pinned += c->nodes[n].refs > 0;
-        }
-    }
-    if (n_seen != c->n_nodes - c->free_nodes.n) return broken(s, "lost nodes", n_seen);
-    if (n_pinned != c->n_pinned) return broken(s, "pinned nodes miscounted", n_pinned);
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
-        for (int32_t i = 0; i < c->free_pages[l].n; i++)
-            s->seen[l][c->free_pages[l].items[i]]++;
-        for (int32_t p = 0; p < c->o.n_pages[l]; p++) {
-            if (s->seen[l][p] != 1) return broken(s, "a page is not in exactly one place", p);
-        }
-    }
-    return HD_OK;
-}
-
-hd_status hd_cache_check(const hd_cache *c, bool idle, hd_err *err) {
-    census s = {.c = c, .err = err};
-    s.refs = calloc((size_t)c->n_nodes + 1, sizeof *s.refs);
-    s.window_refs = calloc((size_t)c->n_nodes + 1, sizeof *s.window_refs);
-    bool good = s.refs && s.window_refs;
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
-        s.seen[l] = calloc((size_t)c->o.n_pages[l] + 1, sizeof *s.seen[l]);
-        good = good && s.seen[l];
-    }
-    hd_status st = good ? check_all(&s) : HD_FAIL(err, HD_ENOMEM, "no memory for a check");
-    for (int32_t id = 0; idle && st == HD_OK && id < c->o.max_seqs; id++) {
-        if (c->seqs[id].open) st = broken(&s, "a sequence without an owner is open", id);
-    }
-    free(s.refs);
-    free(s.window_refs);
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) free(s.seen[l]);
-    return st;
 }

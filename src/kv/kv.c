@@ -1,8 +1,9 @@
-/* kv.c - the memory layout of every layer's KV pools in one block, and snapshot copies. */
+/* kv.c - the memory layout of every layer's KV pools in one block, and page copies. */
 #include "kv/kv.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/arena.h"
 #include "base/checked.h"
@@ -13,17 +14,18 @@ enum { MLA_PAGE_TOKENS = 64 };
 /* after the pool kinds of kv.h */
 enum { STATE_MAIN = HD_N_POOL_KINDS, STATE_INDEX, N_CONTENTS };
 
-/* Each kind of page content: its KV group and the type of its elements. */
+/* Each kind of page content: its KV group and type; HD_NONE: that of the attention's entries. */
 static const struct {
     hd_kv_group group;
     hd_dtype type;
 } contents[N_CONTENTS] = {
-    [HD_POOL_LATENT] = {HD_KV_FULL,   HD_F32},
-      [HD_POOL_INDEX] = {HD_KV_FULL,   HD_F32},
-    [HD_POOL_COMPRESSED] = {HD_KV_FULL,   HD_F32},
-      [HD_POOL_SLIDING] = {HD_KV_WINDOW, HD_F32},
-    [STATE_MAIN] = {HD_KV_WINDOW, HD_F32},
-      [STATE_INDEX] = {HD_KV_WINDOW, HD_F32},
+    [HD_POOL_LATENT] = {HD_KV_FULL,   HD_NONE},
+      [HD_POOL_INDEX] = {HD_KV_FULL,   HD_F32 },
+    [HD_POOL_COMPRESSED] = {HD_KV_FULL,   HD_NONE},
+      [HD_POOL_SLIDING] = {HD_KV_WINDOW, HD_NONE},
+    [HD_POOL_TOKENS] = {HD_KV_WINDOW, HD_I32 },
+      [STATE_MAIN] = {HD_KV_WINDOW, HD_F32 },
+    [STATE_INDEX] = {HD_KV_WINDOW, HD_F32 },
 };
 
 /* One kind of page content of one layer: entries of a pool, or rows of a compressor's ring. */
@@ -36,6 +38,7 @@ typedef struct layer_pool {
 } layer_pool;
 
 typedef struct layer_kv {
+    hd_dtype entry_type; /* of what is attended to */
     layer_pool pools[N_CONTENTS];
 } layer_kv;
 
@@ -44,10 +47,11 @@ struct hd_kv {
     hd_device *device;
     hd_kv_options options;
     int32_t n_layers, page_tokens;
-    void *block;     /* all pools */
-    void *snapshots; /* [n_snapshots, snapshot_bytes] host memory */
-    size_t snapshot_bytes;
-    bool saving; /* a snapshot may still be copied to host memory */
+    void *block;                       /* all pools */
+    void *host[HD_N_KV_GROUPS];        /* [n_host, host_bytes] pages in host memory */
+    size_t host_bytes[HD_N_KV_GROUPS]; /* of a page, with its choices */
+    bool saving;                       /* a page may still be copied to host memory */
+    hd_replay_store replay[HD_N_REPLAYS];
     layer_kv layers[];
 };
 
@@ -60,16 +64,56 @@ static int32_t gcd(int32_t a, int32_t b) {
     return a;
 }
 
+/* The layers after the last one that writes entries or reads tokens. */
+static hd_kv_tail tail_of(const hd_model_spec *spec) {
+    int32_t first = spec->n_layers;
+    while (first > 0 && spec->layers[first - 1].attention != HD_ATTN_CSA2_FULL &&
+           !hd_has_engram(spec, first - 1)) {
+        first--;
+    }
+    if (first == 0 || spec->layers[first - 1].attention != HD_ATTN_CSA2_FULL) {
+        return (hd_kv_tail){.n = 0};
+    }
+    return (hd_kv_tail){.first = first, .n = spec->n_layers - first, .step = spec->window - 1};
+}
+
+/* V4.1: pages of whole groups. A draft block attends to a whole window before it. */
+static hd_kv_shape shape_of_v41(const hd_model_spec *spec) {
+    const int32_t window = spec->window + (spec->drafter == HD_DRAFTER_DSPARK);
+    const int32_t before = hd_max_i32(window, spec->engram.max_ngram) - 1;
+    return (hd_kv_shape){.page_tokens = MLA_PAGE_TOKENS,
+                         .lookback = hd_max_i32(before, 1),
+                         .tail = tail_of(spec)};
+}
+
+int32_t hd_kv_tail_length(const hd_kv_shape *shape, int32_t i) {
+    const int64_t pages = hd_ceil_div(shape->lookback, shape->page_tokens);
+    return (int32_t)pages * shape->page_tokens + (shape->tail.n - 1 - i) * shape->tail.step;
+}
+
+int32_t hd_kv_longest_tail(const hd_kv_shape *shape) {
+    return shape->tail.n ? hd_kv_tail_length(shape, 0) : 0;
+}
+
+bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends, int32_t pos) {
+    const int32_t length = hd_kv_tail_length(shape, i);
+    const int32_t border = ends->outputs - ends->outputs % shape->page_tokens;
+    return pos >= border - length || (pos < ends->branch && pos >= ends->branch - length);
+}
+
 /* V4 uses the smallest page that holds whole blocks of both compressors, so that a prefix
  * can be shared to within one block. Other families use a compromise between table size and
  * sharing. */
 hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec) {
+    if (spec->family == HD_FAMILY_V41) return shape_of_v41(spec);
     if (spec->family != HD_FAMILY_V4) return (hd_kv_shape){.page_tokens = MLA_PAGE_TOKENS};
     int32_t csa = spec->csa_ratio ? 2 * spec->csa_ratio : 1;
     int32_t hca = spec->hca_ratio ? spec->hca_ratio : 1;
     int32_t page = csa / gcd(csa, hca) * hca;
     if (page == 1) page = MLA_PAGE_TOKENS; /* no compressor at all */
-    int32_t lookback = hd_max_i32(spec->window, hd_max_i32(csa, hca)) - 1;
+    /* a draft block attends to a whole window before it */
+    const int32_t window = spec->window + (spec->drafter == HD_DRAFTER_DSPARK);
+    int32_t lookback = hd_max_i32(window, hd_max_i32(csa, hca)) - 1;
     lookback = hd_max_i32(lookback, 1); /* 0 would mean that there are no such pages */
     return (hd_kv_shape){.page_tokens = page, .lookback = lookback};
 }
@@ -83,7 +127,7 @@ static int32_t ring_rows(int32_t page_tokens, int32_t rows) {
 }
 
 static void describe(layer_kv *l, int content, int32_t width, int32_t per_page) {
-    const hd_dtype type = contents[content].type;
+    const hd_dtype fixed = contents[content].type, type = fixed ? fixed : l->entry_type;
     l->pools[content] =
         (layer_pool){.type = type,
                      .width = width,
@@ -92,9 +136,10 @@ static void describe(layer_kv *l, int content, int32_t width, int32_t per_page) 
 }
 
 static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer,
-                           int32_t max_drafts) {
+                           hd_dtype entry_type, int32_t max_drafts) {
     const hd_layer_spec *kind = &spec->layers[layer];
     const int32_t page = hd_kv_shape_of(spec).page_tokens, ratio = kind->compress_ratio;
+    l->entry_type = entry_type ? entry_type : HD_F32;
     switch (kind->attention) {
     case HD_ATTN_MLA_SPARSE:
         describe(l, HD_POOL_INDEX, spec->index_dim, page);
@@ -110,22 +155,34 @@ static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer
         describe(l, STATE_INDEX, 2 * 2 * spec->index_dim, ring);
         break;
     }
+    case HD_ATTN_CSA2_FULL:
+        describe(l, HD_POOL_INDEX, spec->index_dim, page / ratio);
+        describe(l, HD_POOL_COMPRESSED, spec->head_dim, page / ratio);
+        if (ratio > 1) {
+            describe(l, STATE_MAIN, 2 * spec->head_dim, ring_rows(page, ratio + max_drafts));
+        }
+        break;
     case HD_ATTN_HCA:
         describe(l, STATE_MAIN, 2 * spec->head_dim, ring_rows(page, ratio + max_drafts));
         break;
+    case HD_ATTN_CSA2_REINDEX:
+    case HD_ATTN_CSA2_REUSE:
     case HD_ATTN_WINDOW:
         break;
     }
     describe(l, HD_POOL_SLIDING, spec->head_dim, page);
-    if (ratio) describe(l, HD_POOL_COMPRESSED, spec->head_dim, page / ratio);
+    if (hd_has_engram(spec, layer) && kind->engram == 0) describe(l, HD_POOL_TOKENS, 1, page);
+    if (ratio && spec->family == HD_FAMILY_V4) {
+        describe(l, HD_POOL_COMPRESSED, spec->head_dim, page / ratio);
+    }
 }
 
 size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group group,
-                        int32_t max_drafts) {
+                        hd_dtype entry_type, int32_t max_drafts) {
     size_t bytes = 0;
     for (int32_t l = 0; l < n_layers; l++) {
         layer_kv layer = {0};
-        describe_layer(&layer, spec, l, max_drafts);
+        describe_layer(&layer, spec, l, entry_type, max_drafts);
         for (int i = 0; i < N_CONTENTS; i++) {
             if (contents[i].group == group) bytes += layer.pools[i].page_bytes;
         }
@@ -146,9 +203,9 @@ static void place(hd_kv *kv, hd_arena *a) {
 /* Fails with the requested size in tokens, and the size that would fit. */
 static hd_status no_memory(const hd_kv *kv, size_t bytes, hd_err *err) {
     const hd_kv_options *o = &kv->options;
-    const double wide = (double)o->n_pages[HD_KV_WINDOW] * (double)kv->snapshot_bytes;
-    const double page =
-        (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_KV_FULL, o->max_drafts);
+    const double wide = (double)o->n_pages[HD_KV_WINDOW] * (double)kv->host_bytes[HD_KV_WINDOW];
+    const double page = (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_KV_FULL,
+                                                 o->entry_type, o->max_drafts);
     const double left = (double)hd_device_free_bytes(kv->device);
     const double fit = left > wide && page > 0 ? floor((left - wide) / page) : 0;
     char wanted[32], free_text[32];
@@ -158,6 +215,20 @@ static hd_status no_memory(const hd_kv *kv, size_t bytes, hd_err *err) {
         hd_bytes_text(wanted, sizeof wanted, (double)bytes),
         (long long)o->n_pages[HD_KV_FULL] * kv->page_tokens,
         hd_bytes_text(free_text, sizeof free_text, left), fit * kv->page_tokens);
+}
+
+static hd_status open_host(hd_kv *kv, hd_err *err) {
+    const hd_kv_options *o = &kv->options;
+    static const char *const what[] = {"entries in host memory", "windows in host memory"};
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        HD_TRY(hd_device_alloc_host(kv->device, &kv->host[l],
+                                    kv->host_bytes[l] * (size_t)o->n_host[l], what[l], err));
+    }
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        if (!o->replay[k]) continue;
+        HD_TRY(hd_replay_store_open(&kv->replay[k], kv->device, o->n_pages[HD_KV_FULL], err));
+    }
+    return HD_OK;
 }
 
 hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, hd_device *d,
@@ -171,9 +242,20 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
     kv->n_layers = n_layers;
     kv->page_tokens = hd_kv_shape_of(spec).page_tokens;
     for (int32_t l = 0; l < n_layers; l++) {
-        describe_layer(&kv->layers[l], spec, l, options->max_drafts);
+        describe_layer(&kv->layers[l], spec, l, options->entry_type, options->max_drafts);
     }
-    kv->snapshot_bytes = hd_kv_page_bytes(spec, n_layers, HD_KV_WINDOW, options->max_drafts);
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        kv->host_bytes[l] = hd_kv_page_bytes(spec, n_layers, (hd_kv_group)l,
+                                             options->entry_type, options->max_drafts);
+    }
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        kv->replay[k] = (hd_replay_store){.spec = spec,
+                                          .kind = (hd_replay)k,
+                                          .shape = hd_replay_shape_of(spec, (hd_replay)k),
+                                          .page_tokens = kv->page_tokens};
+        if (options->replay[k])
+            kv->host_bytes[HD_KV_FULL] += hd_replay_page_bytes(&kv->replay[k]);
+    }
     hd_arena a = hd_arena_measure();
     place(kv, &a);
     hd_err why = {0};
@@ -183,11 +265,7 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
     } else if (st != HD_OK) {
         HD_FAIL(err, st, "%s", why.msg);
     }
-    if (st == HD_OK) {
-        st = hd_device_alloc_host(d, &kv->snapshots,
-                                  kv->snapshot_bytes * (size_t)options->n_snapshots,
-                                  "window snapshots", err);
-    }
+    if (st == HD_OK) st = open_host(kv, err);
     if (st != HD_OK) {
         hd_kv_close(kv);
         return st;
@@ -201,8 +279,20 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
 void hd_kv_close(hd_kv *kv) {
     if (!kv) return;
     hd_device_release(kv->device, kv->block);
-    hd_device_release(kv->device, kv->snapshots);
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) hd_device_release(kv->device, kv->host[l]);
+    for (int k = 0; k < HD_N_REPLAYS; k++) hd_device_release(kv->device, kv->replay[k].rows);
     free(kv);
+}
+
+hd_status hd_kv_discard(hd_kv *kv, size_t *bytes, hd_err *err) {
+    HD_TRY(hd_device_discard(kv->device, kv->block, bytes, err));
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        HD_TRY(hd_device_discard(kv->device, kv->host[l], bytes, err));
+    }
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        HD_TRY(hd_device_discard(kv->device, kv->replay[k].rows, bytes, err));
+    }
+    return HD_OK;
 }
 
 /* Types without scales get values between 1/2 and 1, with either sign. */
@@ -210,7 +300,7 @@ void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
     for (int32_t l = 0; l < kv->n_layers; l++) {
         for (int i = 0; i < N_CONTENTS; i++) {
             const layer_pool *p = &kv->layers[l].pools[i];
-            if (!p->data) continue;
+            if (!p->data || !hd_dtypes[p->type].decode) continue;
             const int32_t n_pages = kv->options.n_pages[contents[i].group];
             hd_random_fill random_fill = hd_dtype_random(p->type, 0.5f);
             random_fill.seed = (uint64_t)l * N_CONTENTS + (uint64_t)i;
@@ -219,26 +309,48 @@ void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
     }
 }
 
+/* Copies what lies at `page` on the device to host memory, or back. */
+static void copy_part(hd_stream *s, bool save, uint8_t *page, uint8_t *host, size_t bytes) {
+    if (save) {
+        hd_stream_download(s, host, page, bytes);
+    } else {
+        hd_stream_upload(s, page, host, bytes);
+    }
+}
+
+void *hd_kv_host_page(const hd_kv *kv, hd_kv_group group, int32_t host, size_t *bytes) {
+    *bytes = kv->host_bytes[group];
+    return (uint8_t *)kv->host[group] + (size_t)host * *bytes;
+}
+
+static void copy_page(hd_kv *kv, hd_stream *s, const hd_page_copy *copy) {
+    const size_t page = (size_t)copy->page;
+    size_t bytes;
+    uint8_t *host = hd_kv_host_page(kv, copy->group, copy->host, &bytes);
+    for (int32_t l = 0; l < kv->n_layers; l++) {
+        for (int k = 0; k < N_CONTENTS; k++) {
+            const layer_pool *p = &kv->layers[l].pools[k];
+            if (contents[k].group != copy->group || !p->data) continue;
+            copy_part(s, copy->save, p->data + page * p->page_bytes, host, p->page_bytes);
+            host += p->page_bytes;
+        }
+    }
+    for (int k = 0; copy->group == HD_KV_FULL && k < HD_N_REPLAYS; k++) {
+        if (!kv->replay[k].rows) continue;
+        hd_stream_wait(s); /* a step may still write them */
+        const size_t n = hd_replay_page_bytes(&kv->replay[k]);
+        uint8_t *rows = (uint8_t *)kv->replay[k].rows + page * n;
+        memcpy(copy->save ? host : rows, copy->save ? rows : host, n);
+        host += n;
+    }
+}
+
 void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
-        /* it may be the snapshot that is being saved */
+        /* it may be the page that is being saved */
         if (kv->saving && !copies[i].save) hd_stream_wait(s);
         kv->saving = copies[i].save;
-        uint8_t *host =
-            (uint8_t *)kv->snapshots + (size_t)copies[i].snapshot * kv->snapshot_bytes;
-        for (int32_t l = 0; l < kv->n_layers; l++) {
-            for (int k = 0; k < N_CONTENTS; k++) {
-                const layer_pool *p = &kv->layers[l].pools[k];
-                if (contents[k].group != HD_KV_WINDOW || !p->data) continue;
-                uint8_t *page = p->data + (size_t)copies[i].page * p->page_bytes;
-                if (copies[i].save) {
-                    hd_stream_download(s, host, page, p->page_bytes);
-                } else {
-                    hd_stream_upload(s, page, host, p->page_bytes);
-                }
-                host += p->page_bytes;
-            }
-        }
+        copy_page(kv, s, &copies[i]);
     }
 }
 
@@ -246,7 +358,7 @@ hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
                     const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride) {
     const layer_pool *p = &kv->layers[layer].pools[pool];
     return (hd_paged){
-        .rows = {.data = p->data, .type = contents[pool].type},
+        .rows = {.data = p->data, .type = p->data ? p->type : HD_F32},
         .table = tables[contents[pool].group],
         .table_stride = table_stride,
         .page_entries = p->per_page,
@@ -265,4 +377,8 @@ hd_ring hd_kv_state(const hd_kv *kv, int32_t layer, bool of_index,
         .ring = p->per_page,
         .width = p->width
     };
+}
+
+const hd_replay_store *hd_kv_replay(const hd_kv *kv, hd_replay kind) {
+    return &kv->replay[kind];
 }

@@ -2,9 +2,10 @@
  *
  * Positions are grouped into virtual pages of page_tokens. A virtual page owns one physical
  * page in each of two KV groups. FULL pages live as long as their prefix: MLA latents, V3.2
- * index keys, V4 compressed entries. WINDOW pages live only while the sliding window or a
- * compressor can still read them: V4 raw vectors and compressor state. All layers share page
- * numbers.
+ * index keys, compressed entries of V4 and V4.1. WINDOW pages live only while the sliding window,
+ * a compressor or an n-gram can still read them: raw vectors, compressor state, tokens. All layers
+ * share page numbers. In V4.1 some layers write entries, and others read them there: the
+ * layer's kv_layer has the pool.
  *
  * cache.h decides which page belongs to which sequence; this file holds the bytes. */
 #ifndef HD_KV_KV_H
@@ -15,14 +16,16 @@
 
 #include "device/device.h"
 #include "hadal_types.h"
+#include "kv/replay.h"
 #include "ops/ops.h"
 #include "weights/spec.h"
 
 typedef enum hd_pool_kind {
     HD_POOL_LATENT,     /* MLA: [latent | rotated key] per token */
-    HD_POOL_INDEX,      /* indexer keys: per token (V3.2) or per CSA entry (V4) */
-    HD_POOL_COMPRESSED, /* V4: one entry per compress_ratio tokens */
-    HD_POOL_SLIDING,    /* V4: one raw vector per token */
+    HD_POOL_INDEX,      /* indexer keys: per token (V3.2) or per compressed entry */
+    HD_POOL_COMPRESSED, /* V4, V4.1: one entry per compress_ratio tokens */
+    HD_POOL_SLIDING,    /* V4, V4.1: one raw vector per token */
+    HD_POOL_TOKENS,     /* V4.1: the token itself, for n-grams; of the first Engram layer */
     HD_N_POOL_KINDS
 } hd_pool_kind;
 
@@ -30,39 +33,76 @@ typedef struct hd_kv hd_kv;
 
 typedef struct hd_kv_options {
     int32_t n_pages[HD_N_KV_GROUPS];
-    int32_t n_snapshots; /* WINDOW pages that host memory can hold */
-    int32_t max_drafts;  /* draft rows of a sequence in one step that may be rejected */
+    int32_t n_host[HD_N_KV_GROUPS]; /* pages that host memory can hold */
+    int32_t max_drafts;        /* draft rows of a sequence in one step that may be rejected */
+    hd_dtype entry_type;       /* of the entries that attention reads; HD_NONE: float32 */
+    bool replay[HD_N_REPLAYS]; /* choices of every position are kept beside its FULL page */
 } hd_kv_options;
+
+/* Layers at the end of V4.1 that write nothing but WINDOW pages. Later positions read these through
+ * the window only, so of a prompt the layers need only the last positions: their tails. Every layer
+ * reads a window of the layer before, so that a tail is longer the earlier its layer is. */
+typedef struct hd_kv_tail {
+    int32_t first, n; /* these layers; n 0: every layer computes every position */
+    int32_t step;     /* by how many positions a tail is longer than that of the next layer */
+} hd_kv_tail;
 
 /* Page size and lookback that the family's layers need. */
 typedef struct hd_kv_shape {
     int32_t page_tokens;
     /* positions before the next one whose WINDOW pages are still read; 0: none */
     int32_t lookback;
+    hd_kv_tail tail;
 } hd_kv_shape;
 
 hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec);
 
+/* What layers with tails compute a sequence for. All 0: for every position. */
+typedef struct hd_kv_ends {
+    int32_t outputs; /* the first position whose output is needed */
+    int32_t branch;  /* a page border where another sequence may continue; 0: none */
+} hd_kv_ends;
+
+/* Returns how many positions before the page of the first output, and before the branch, layer
+ * tail.first + i computes. The last layer's tail is the lookback in whole pages: so these pages are
+ * whole, and a sequence may continue after them. */
+int32_t hd_kv_tail_length(const hd_kv_shape *shape, int32_t i);
+int32_t hd_kv_longest_tail(const hd_kv_shape *shape); /* 0: there are none */
+
+/* Returns whether layer tail.first + i computes a position. */
+bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends, int32_t pos);
+
 /* Returns the bytes of one page of all layers in one KV group. */
 size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group group,
-                        int32_t max_drafts);
+                        hd_dtype entry_type, int32_t max_drafts);
 
-/* Allocates all pools and snapshots. n_layers includes the MTP layers that are present. The
+/* Allocates all pools, and the pages of host memory. n_layers includes the MTP layers that are present. The
  * spec must outlive the kv. */
 hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, hd_device *d,
                      const hd_kv_options *options, hd_err *err);
 void hd_kv_close(hd_kv *kv); /* NULL is fine */
 
+/* Gives the memory of all pages, in both tiers, and choices back and keeps its addresses. Nothing may be
+ * cached, and no sequence open. Adds the bytes to *bytes. */
+hd_status hd_kv_discard(hd_kv *kv, size_t *bytes, hd_err *err);
+
 /* Fills all pages with random values, to measure steps without a prefill. */
 void hd_kv_random_fill(hd_kv *kv, hd_stream *s);
 
-/* Copies a WINDOW page of all layers to a snapshot in host memory, or back. */
+/* Copies a page of all layers, with its choices, to a page of host memory, or back. */
 typedef struct hd_page_copy {
-    bool save; /* page to snapshot; otherwise snapshot to page */
-    int32_t page, snapshot;
+    hd_kv_group group;
+    bool save;          /* device to host; otherwise host to device */
+    int32_t page, host; /* on the device; in host memory */
 } hd_page_copy;
 
 void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n);
+
+/* Returns a page of host memory and its bytes. Between copies. */
+void *hd_kv_host_page(const hd_kv *kv, hd_kv_group group, int32_t host, size_t *bytes);
+
+/* Returns what is kept of a kind of choices; rows is NULL if nothing is. */
+const hd_replay_store *hd_kv_replay(const hd_kv *kv, hd_replay kind);
 
 /* Returns one layer's pool with the step's block tables (device memory, [n_seqs,
  * table_stride]). rows.data is NULL if the layer has no such pool. */

@@ -1,0 +1,112 @@
+/* handover.c - a page becomes a message, and a message becomes a page. */
+#include "kv/handover.h"
+
+#include <string.h>
+
+#include "base/checksum.h"
+
+int32_t hd_handover_pages(const hd_handover *h) {
+    return h->n_tokens > 0 ? (h->n_tokens - 1) / h->page_tokens : 0;
+}
+
+static size_t page_bytes(const hd_handover *h, hd_kv_group group) {
+    size_t bytes;
+    hd_kv_host_page(h->kv, group, 0, &bytes);
+    return bytes;
+}
+
+size_t hd_handover_bytes(const hd_handover *h, hd_kv_group group) {
+    return sizeof(hd_page_head) + page_bytes(h, group);
+}
+
+/* A page with the digest belongs to this prompt at this place: entries depend on every token
+ * before them. */
+static uint64_t digest_of(const hd_handover *h, const hd_page_head *head, const void *bytes) {
+    const size_t n = ((size_t)head->page + 1) * (size_t)h->page_tokens;
+    const uint64_t place[] = {h->salt, head->group, head->page, head->bytes};
+    uint64_t digest = hd_checksum(0, place, sizeof place);
+    digest = hd_checksum(digest, h->tokens, n * sizeof *h->tokens);
+    return hd_checksum(digest, bytes, (size_t)head->bytes);
+}
+
+static hd_status run_copies(const hd_handover *h, hd_err *err) {
+    int32_t n;
+    const hd_page_copy *copies = hd_cache_copies(h->cache, &n);
+    hd_kv_copy(h->kv, h->stream, copies, n);
+    hd_cache_copied(h->cache);
+    return hd_stream_sync(h->stream, err);
+}
+
+hd_status hd_handover_export(const hd_handover *h, hd_kv_group group, int32_t page, void *out,
+                             hd_err *err) {
+    const int32_t host = hd_cache_export(h->cache, h->salt, h->tokens, page, group);
+    if (host < 0) {
+        return HD_FAIL(err, HD_EAGAIN, "page %d of the prompt is not in host memory", page);
+    }
+    HD_TRY(run_copies(h, err));
+    hd_page_head head = {.group = (uint32_t)group, .page = (uint32_t)page};
+    size_t bytes;
+    const void *data = hd_kv_host_page(h->kv, group, host, &bytes);
+    head.bytes = bytes;
+    head.digest = digest_of(h, &head, data);
+    memcpy(out, &head, sizeof head);
+    memcpy((uint8_t *)out + sizeof head, data, bytes);
+    return HD_OK;
+}
+
+static hd_status check_head(const hd_handover *h, const hd_page_head *head, size_t n,
+                            hd_err *err) {
+    if (head->group >= HD_N_KV_GROUPS) {
+        return HD_FAIL(err, HD_EFORMAT, "page message: KV group %u; must be below %d",
+                       head->group, HD_N_KV_GROUPS);
+    }
+    if (head->page >= (uint32_t)hd_handover_pages(h)) {
+        return HD_FAIL(err, HD_EFORMAT, "page message: page %u; the prompt has %d whole pages",
+                       head->page, hd_handover_pages(h));
+    }
+    const size_t want = page_bytes(h, (hd_kv_group)head->group);
+    if (head->bytes != want || n - sizeof *head != want) {
+        return HD_FAIL(err, HD_EFORMAT,
+                       "page message: %llu bytes announced, %zu sent; a page has %zu",
+                       (unsigned long long)head->bytes, n - sizeof *head, want);
+    }
+    return HD_OK;
+}
+
+hd_status hd_handover_check(const hd_handover *h, const void *message, size_t n, hd_err *err) {
+    hd_page_head head;
+    if (n < sizeof head) {
+        return HD_FAIL(err, HD_EFORMAT, "page message: %zu bytes; its head has %zu", n,
+                       sizeof head);
+    }
+    memcpy(&head, message, sizeof head);
+    HD_TRY(check_head(h, &head, n, err));
+    if (digest_of(h, &head, (const uint8_t *)message + sizeof head) != head.digest) {
+        return HD_FAIL(err, HD_EFORMAT, "page message: the digest of page %u is wrong",
+                       head.page);
+    }
+    return HD_OK;
+}
+
+hd_status hd_handover_place(const hd_handover *h, const void *message, hd_err *err) {
+    hd_page_head head;
+    memcpy(&head, message, sizeof head);
+    const hd_kv_group group = (hd_kv_group)head.group;
+    const int32_t page = (int32_t)head.page;
+    HD_TRY(run_copies(h, err)); /* they may read host pages that are about to be reused */
+    if (hd_cache_has(h->cache, h->salt, h->tokens, page, group)) return HD_OK;
+    const int32_t host = hd_cache_import(h->cache, h->salt, h->tokens, page, group);
+    if (host < 0) {
+        return HD_FAIL(err, HD_EAGAIN, "no room in host memory for page %u of the prompt",
+                       head.page);
+    }
+    size_t bytes;
+    memcpy(hd_kv_host_page(h->kv, group, host, &bytes), (const uint8_t *)message + sizeof head,
+           (size_t)head.bytes);
+    return HD_OK;
+}
+
+hd_status hd_handover_import(const hd_handover *h, const void *message, size_t n, hd_err *err) {
+    HD_TRY(hd_handover_check(h, message, n, err));
+    return hd_handover_place(h, message, err);
+}

@@ -1,0 +1,58 @@
+/* handover.h - the pages of a prompt as messages: from the cache of one server to that of
+ * another.
+ *
+ * A page leaves and arrives through host memory (cache.h), by the copies that also evict and
+ * bring back. It is whole: entries, index keys and choices of all layers, those that draft
+ * included, in the FULL group; raw vectors and compressor state in the WINDOW group. The receiver
+ * computes the rest of the prompt, at least one token, as after any hit in its cache.
+ *
+ * lease.h decides when a page may move; this file moves one. Owned by the step thread, between
+ * steps, where nothing else is said. */
+#ifndef HD_KV_HANDOVER_H
+#define HD_KV_HANDOVER_H
+
+#include "kv/cache.h"
+
+/* On the wire as it is, before the bytes of the page; between processes of one version and one
+ * byte order. */
+typedef struct hd_page_head {
+    uint32_t group;  /* hd_kv_group */
+    uint32_t page;   /* of the prompt */
+    uint64_t bytes;  /* that follow */
+    uint64_t digest; /* of the prompt up to the page's end, of group, page and bytes */
+} hd_page_head;
+
+/* One side of a handover. Everything is borrowed. */
+typedef struct hd_handover {
+    hd_cache *cache;
+    hd_kv *kv;
+    hd_stream *stream;
+    int32_t page_tokens;
+    uint64_t salt;
+    const int32_t *tokens; /* [n_tokens] the prompt */
+    int32_t n_tokens;
+} hd_handover;
+
+/* Returns how many whole pages of the prompt may move. */
+int32_t hd_handover_pages(const hd_handover *h);
+
+/* Returns the bytes of a message with a page of this KV group. */
+size_t hd_handover_bytes(const hd_handover *h, hd_kv_group group);
+
+/* Writes the message of a page to out, hd_handover_bytes(). HD_EAGAIN: the page is not cached, or
+ * host memory has no room. Other errors: of the stream. */
+hd_status hd_handover_export(const hd_handover *h, hd_kv_group group, int32_t page, void *out,
+                             hd_err *err);
+
+/* Says whether a message of n bytes, of any alignment, is a page of this prompt. HD_EFORMAT: its
+ * length, group, page or digest is wrong. Any thread, while nobody frees the kv. */
+hd_status hd_handover_check(const hd_handover *h, const void *message, size_t n, hd_err *err);
+
+/* Puts the page of a message that was checked into the cache, FULL pages from the first on.
+ * HD_EAGAIN: host memory has no room, or a page above is missing. A page that is cached is kept. */
+hd_status hd_handover_place(const hd_handover *h, const void *message, hd_err *err);
+
+/* Checks and places a message. HD_EFORMAT: nothing changed. */
+hd_status hd_handover_import(const hd_handover *h, const void *message, size_t n, hd_err *err);
+
+#endif
