@@ -1,9 +1,10 @@
 /* activations.c - the memory plan of a micro-batch's activations, for the largest step.
  *
- * x, h and y live through a layer. Buffers that other ranks write into live through the
- * step. Attention, feed-forward and head scratch are never alive together, so the three
- * start at the same offset. */
-#include "model/model_internal.h"
+ * x, h and y live through a layer, the choices of experts until the next step. What layers of
+ * V4.1 share lives through the step. Buffers that
+ * other ranks write into live through the step. Attention, feed-forward and head scratch are
+ * never alive together, nor is Engram's, so they start at the same offset. */
+#include "model/rows_internal.h"
 
 static hd_rows take(hd_arena *a, const hd_model *m, int64_t n) {
     const hd_ops *ops = m->env.ops;
@@ -21,51 +22,101 @@ static int32_t *take_i32(hd_arena *a, int64_t n) {
 
 static void place_attention(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
-    const int64_t n = m->limits.rows, heads = m->shard->n_heads, groups = m->shard->o_groups;
-    const bool mla = c->family != HD_FAMILY_V4;
+    const int64_t n = m->limits.rows, heads = m->shard->n_heads;
+    const bool mla = !hd_is_hybrid(c), shared = c->family == HD_FAMILY_V41;
     t->q_low = take(a, m, n * c->q_rank);
     t->q = take(a, m, n * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
     t->q_wide = take(a, m, mla ? n * heads * (c->kv_rank + c->rope_dim) : 0);
     t->kv = take(a, m, n * (mla ? c->kv_rank + c->rope_dim : c->head_dim));
     t->context = take(a, m, n * heads * (mla ? c->kv_rank : c->head_dim));
-    t->o_low = take(a, m, n * (mla ? heads * c->v_dim : groups * c->o_rank));
+    int32_t width;
+    model_head_columns(m, &width);
+    t->o_low = take(a, m, n * width);
     t->index_q = take(a, m, n * c->index_heads * c->index_dim);
     t->index_k = take(a, m, n * c->index_dim);
     t->index_weight = take_f32(a, n * c->index_heads);
-    t->selected = take_i32(a, n * c->index_topk);
-    /* the compressor of the attention, then that of the indexer */
-    const int32_t entry = c->index_dim > c->head_dim ? c->index_dim : c->head_dim;
-    t->compress_kv = take_f32(a, mla ? 0 : n * 2 * entry);
-    t->compress_gate = take_f32(a, mla ? 0 : n * 2 * entry);
+    if (!shared) t->selected = take_i32(a, n * c->index_topk);
+    t->latent = take_f32(a, shared ? n * c->head_dim : 0);
+    t->compress_kv = take_f32(a, mla ? 0 : n * 2 * c->head_dim);
+    t->compress_gate = take_f32(a, mla ? 0 : n * 2 * c->head_dim);
+    t->index_kv = take_f32(a, mla ? 0 : n * 2 * c->index_dim);
+    t->index_gate = take_f32(a, mla ? 0 : n * 2 * c->index_dim);
+}
+
+static void place_engram(model_activations *t, hd_arena *a, const hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    const hd_engram_spec *e = &c->engram;
+    const int64_t n = e->n_layers ? m->limits.rows : 0;
+    t->engram_rows = take_f32(a, n * e->columns * e->head_dim);
+    t->engram_kv = take_f32(a, n * (c->hc_mult + 1) * c->hidden);
+}
+
+/* What layers of V4.1 leave for later layers. */
+static void place_shared(model_activations *t, hd_arena *a, const hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    const int64_t n = c->family == HD_FAMILY_V41 ? m->limits.rows : 0;
+    t->pre = take_f32(a, n * c->hc_mult);
+    t->classes = take_i32(a, n * c->engram.max_ngram);
+    t->pool_blocks = take_i32(a, n * c->pool_blocks);
+    if (n) t->selected = take_i32(a, n * c->index_topk);
+}
+
+static int64_t wider(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* An MLP's rows between its GEMMs, if ranks gather their columns. */
+static hd_rows take_inter(hd_arena *a, const hd_model *m, hd_group group, hd_rows gate,
+                          int64_t n) {
+    return model_gathers_columns(m, group) ? take(a, m, n) : gate;
+}
+
+static void place_mlp(model_activations *t, hd_arena *a, const hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    const int64_t dense = model_most_rows(m, HD_GROUP_DENSE, m->limits.rows);
+    const int64_t moe = model_most_rows(m, HD_GROUP_ETP, m->limits.rows);
+    const int64_t n = wider(dense, moe),
+                  all = wider(c->dense_inter, c->n_shared * c->moe_inter);
+    const int64_t inter = wider(m->shard->dense_inter.n, m->shard->shared_inter.n);
+    t->gate = take(a, m, n * inter);
+    t->up = take(a, m, n * inter);
+    t->inter = take_inter(a, m, HD_GROUP_DENSE, t->gate, n * all);
+    if (model_rows_are_foreign(m, HD_GROUP_DENSE)) {
+        t->dense_x = take(a, m, dense * c->hidden);
+        t->dense_y = take(a, m, dense * c->hidden);
+    }
+    if (!model_rows_are_foreign(m, HD_GROUP_ETP)) return;
+    t->moe_x = take(a, m, moe * c->hidden);
+    t->moe_y = take(a, m, moe * c->hidden);
+    t->moe_tokens = take_i32(a, moe);
+    t->moe_phases = take_i32(a, moe);
 }
 
 static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     const hd_shard *shard = m->shard;
-    const int64_t n = m->limits.rows, assigned = n * c->route.top_k, in = m->in_rows;
-    const int64_t places = in ? in : assigned;
-    const int32_t shared = shard->shared_inter;
-    const int32_t inter = shard->dense_inter > shared ? shard->dense_inter : shared;
+    const int64_t n = model_most_rows(m, HD_GROUP_ETP, m->limits.rows), in = m->in_rows;
+    const int64_t assigned = n * c->route.top_k, places = in ? in : assigned;
     t->router = take_f32(a, n * c->route.n_experts);
-    t->expert = take_i32(a, assigned);
     t->expert_weight = take_f32(a, assigned);
     t->offset = take_i32(a, hd_shard_slots(shard) + 1);
     t->assignment = take_i32(a, assigned);
     t->place = take_i32(a, assigned);
-    t->gate = take(a, m, n * inter);
-    t->up = take(a, m, n * inter);
-    t->expert_gate = take(a, m, places * shard->moe_inter);
-    t->expert_up = take(a, m, places * shard->moe_inter);
-    if (!in) t->expert_y = take(a, m, assigned * c->hidden);
+    place_mlp(t, a, m);
+    t->expert_gate = take(a, m, places * shard->moe_inter.n);
+    t->expert_up = take(a, m, places * shard->moe_inter.n);
+    t->expert_inter = take_inter(a, m, HD_GROUP_ETP, t->expert_gate, places * c->moe_inter);
+    if (!in) t->expert_y = take(a, m, assigned * shard->moe_out.n);
 }
 
 /* Places the buffers that other ranks may write or read while this one computes. */
 static void place_received(model_activations *t, hd_arena *a, const hd_model *m) {
-    const int64_t hidden = m->env.spec->hidden, in = m->in_rows;
+    const int64_t hidden = m->env.spec->hidden, in = m->in_rows, out = m->shard->moe_out.n;
+    const int64_t n = model_most_rows(m, HD_GROUP_ETP, m->limits.rows);
     if (!in) return;
-    t->expert_y = take(a, m, m->limits.rows * m->env.spec->route.top_k * hidden);
+    t->expert_y = take(a, m, n * m->env.spec->route.top_k * out);
     t->in_x = take(a, m, in * hidden);
-    t->in_y = take(a, m, in * hidden);
+    t->in_y = take(a, m, in * out);
     t->in_weight = take_f32(a, in);
     t->in_offset = take_i32(a, m->shard->n_experts + 1);
 }
@@ -75,7 +126,21 @@ static void place_head(model_activations *t, hd_arena *a, const hd_model *m) {
     const int64_t n = m->limits.rows, streams = model_streams(c);
     t->logit_x = take(a, m, m->limits.logits * streams * c->hidden);
     t->merged = take(a, m, (int64_t)m->limits.logits * c->hidden);
+    t->logit_pre = take_f32(a, (int64_t)m->limits.logits * c->hc_mult);
+    if (m->dspark) {
+        const int64_t logits = m->limits.logits, seqs = logits / c->dspark.block;
+        t->mixed = take(a, m, logits * c->hidden);
+        t->markov = take(a, m, seqs * c->dspark.rank);
+        t->bigram = take_f32(a, seqs * c->vocab);
+        t->confidence = take_f32(a, logits + seqs);
+        return;
+    }
+    t->mixed = t->merged;
     t->paired = take(a, m, n * (streams > 2 ? streams : 2) * c->hidden);
+    if (!model_rows_are_foreign(m, HD_GROUP_HEAD)) return;
+    const int64_t logits = model_most_rows(m, HD_GROUP_HEAD, m->limits.logits);
+    t->head_x = take(a, m, logits * c->hidden);
+    t->head_logits = take_f32(a, logits * c->vocab);
 }
 
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m) {
@@ -89,9 +154,12 @@ void model_place_activations(model_activations *t, hd_arena *a, const hd_model *
     t->post = take_f32(a, n * hc);
     t->comb = take_f32(a, n * hc * hc);
     t->logits = take_f32(a, (int64_t)m->limits.logits * c->vocab);
+    t->taps = take(a, m, m->dspark ? n * c->dspark.n_taps * c->hidden : 0);
+    t->choices = take_i32(a, m->n_choices);
     place_received(t, a, m);
-    static void (*const places[])(model_activations *, hd_arena *,
-                                  const hd_model *) = {place_attention, place_ffn, place_head};
+    place_shared(t, a, m);
+    static void (*const places[])(model_activations *, hd_arena *, const hd_model *) = {
+        place_engram, place_attention, place_ffn, place_head};
     const size_t scratch = a->used;
     size_t end = scratch;
     for (size_t i = 0; i < HD_LEN(places); i++) {

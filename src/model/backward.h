@@ -22,6 +22,16 @@ void hd_backward_close(hd_backward *b); /* NULL is fine */
 
 size_t hd_backward_bytes(const hd_backward *b); /* device memory */
 
+/* The loss of the MTP layer, whose row t predicts the token after next_tokens[t]; device memory. */
+typedef struct hd_draft_loss {
+    const int32_t *rows; /* [n] of the batch, ascending */
+    const int32_t *target;
+    const float *factor; /* derivative of the loss by -log p(target) */
+    float *logprob;      /* receive log p(target) */
+    int32_t n;           /* 0: no such loss */
+    bool detached;       /* the main model, embedding and head included, gets no gradient */
+} hd_draft_loss;
+
 /* What the loss is of the logits rows of a batch; device memory, [n_logits]. */
 typedef struct hd_loss {
     const int32_t *target;
@@ -29,10 +39,26 @@ typedef struct hd_loss {
     const float *entropy_factor; /* derivative by the negative entropy; NULL: zeros */
     const float *temperature;    /* NULL: ones */
     float *logprob, *entropy;    /* receive log p(target) and the entropy */
+    hd_draft_loss drafts;        /* of hd_backward_step(); needs an MTP layer */
+    /* [layers, rows, top_k] experts that are used in place of the routers' selection, forward and back;
+     * NULL: none. Those of dense and hash layers are not read; the others exist. */
+    const int32_t *routes;
 } hd_loss;
 
+/* Rows of MoE layers whose experts were given, and those of them whose router would have selected
+ * another set, since open. */
+typedef struct hd_replay_count {
+    int64_t routed, other;
+} hd_replay_count;
+hd_replay_count hd_backward_replayed(const hd_backward *b);
+
+/* Queues the forward pass of an uploaded batch alone, for log-probabilities and entropies. Of
+ * the loss, factor and entropy_factor are not read. */
+void hd_backward_score(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss);
+
 /* Queues forward and backward pass of an uploaded batch, and adds to the gradients. Log
- * probabilities are those of hd_model_step()'s logits. */
+ * probabilities are those of hd_backward_score(), bit for bit. What the MTP layer shares with the
+ * main model is complete after hd_gradients_join_drafts(). */
 void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss,
                       const hd_gradients *g);
 

@@ -16,8 +16,11 @@ static void place(hd_batch_view *v, hd_arena *a, const hd_batch_limits *limits) 
     v->next_tokens = take(a, limits->rows);
     v->pos = take(a, limits->rows);
     v->seq = take(a, limits->rows);
+    v->last = take(a, limits->rows);
+    v->phase = take(a, limits->rows);
     v->logit_rows = take(a, limits->rows);
     v->first_row = take(a, limits->seqs + 1);
+    v->ends = hd_arena_take(a, (size_t)limits->seqs * sizeof *v->ends, 64);
     for (int i = 0; i < HD_N_KV_GROUPS; i++) {
         v->tables[i] = take(a, (int64_t)limits->seqs * limits->table_stride);
     }
@@ -49,7 +52,7 @@ void hd_batch_close(hd_batch *b) {
 }
 
 void hd_batch_reset(hd_batch *b) {
-    b->n_rows = b->n_seqs = b->n_logits = b->most_rows = 0;
+    b->n_rows = b->n_seqs = b->n_logits = b->most_rows = b->block = 0;
     b->host.first_row[0] = 0;
 }
 
@@ -64,14 +67,27 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
         v->next_tokens[r] = i + 1 < q->n ? q->tokens[i + 1] : q->after;
         v->pos[r] = q->start + i;
         v->seq[r] = seq;
+        v->phase[r] = q->phase;
         if (i >= q->n - q->n_logits) v->logit_rows[b->n_logits++] = r;
     }
+    v->ends[seq] = q->ends;
     b->n_rows += q->n;
     if (q->n > b->most_rows) b->most_rows = q->n;
     v->first_row[seq + 1] = b->n_rows;
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
         memcpy(v->tables[group] + (int64_t)seq * b->limits.table_stride, q->pages[group],
                (size_t)q->n_pages * sizeof(int32_t));
+    }
+}
+
+void hd_batch_make_block(hd_batch *b, int32_t block) {
+    assert(b->n_logits == 0 && b->n_rows == b->n_seqs * block);
+    b->block = block;
+    b->n_logits = b->n_rows;
+    for (int32_t r = 0; r < b->n_rows; r++) {
+        const int32_t place = r % block;
+        b->host.last[r] = b->host.pos[r] + block - 1 - place;
+        b->host.logit_rows[place * b->n_seqs + r / block] = r;
     }
 }
 

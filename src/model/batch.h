@@ -19,12 +19,12 @@ typedef struct hd_batch_view {
     int32_t *next_tokens; /* [rows] the token after each row, for MTP layers; -1: unknown */
     int32_t *pos;         /* [rows] ascending within a sequence, with or without gaps */
     int32_t *seq;         /* [rows] index of the row's sequence in this step */
+    int32_t *last;        /* [rows] of a draft block: its last position */
     int32_t *logit_rows;  /* [n_logits] rows that need logits */
     int32_t *first_row;   /* [n_seqs + 1] */
     int32_t *tables[HD_N_KV_GROUPS]; /* [n_seqs, table_stride] block tables */
-    /* [rows] 0: a padding row, which does not count as expert load; NULL: no padding, as in
-     * every batch that the host fills */
-    int32_t *live;
+    int32_t *phase;   /* [rows] hd_row_phase, by which rows are counted as expert load */
+    hd_kv_ends *ends; /* [n_seqs] read on the host; NULL: every layer computes every row */
 } hd_batch_view;
 
 typedef struct hd_batch_limits {
@@ -33,8 +33,15 @@ typedef struct hd_batch_limits {
 
 typedef struct hd_batch {
     hd_batch_limits limits;
+    /* n_rows may be 0 if other attention groups have rows */
     int32_t n_rows, n_seqs, n_logits;
     int32_t most_rows; /* of one sequence */
+    /* [dp] host memory: n_rows and n_logits of every attention group's batch; NULL if there is
+     * one. They stay valid until the step is queued. */
+    const int32_t *group_rows, *group_logits;
+    /* Rows of a draft block, which all attend to each other; 0: rows attend to earlier
+     * ones. */
+    int32_t block;
     hd_batch_view host, device;
     hd_device *on; /* device that owns the blocks */
     void *host_block, *device_block;
@@ -46,12 +53,18 @@ void hd_batch_close(hd_batch *b); /* an all-zero batch is allowed */
 
 void hd_batch_reset(hd_batch *b);
 
+/* Makes a batch of n_logits 0, whose sequences have `block` rows each, one of draft blocks.
+ * All rows need logits, those of the first place of every sequence first. */
+void hd_batch_make_block(hd_batch *b, int32_t block);
+
 /* One sequence's rows: n tokens at positions start, start + 1, ... */
 typedef struct hd_batch_seq {
     const int32_t *tokens; /* [n] */
     int32_t n, start;
     int32_t after;                        /* the token after the last one, or -1 */
     int32_t n_logits;                     /* number of last rows that need logits */
+    int32_t phase;                        /* hd_row_phase of its rows */
+    hd_kv_ends ends;                      /* what layers with tails compute it for */
     const int32_t *pages[HD_N_KV_GROUPS]; /* the sequence's block tables */
     int32_t n_pages;                      /* entries to copy from each table */
 } hd_batch_seq;

@@ -1,5 +1,5 @@
 /* blocks.c - the residual around a block (plain or hyper-connections), and operator helpers. */
-#include "model/model_internal.h"
+#include "model/rows_internal.h"
 
 void model_norm(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
                 int32_t rows, int32_t cols) {
@@ -21,6 +21,17 @@ void model_linear(const model_step *s, int32_t layer, hd_role role, hd_rows out,
                                      .rows = rows});
 }
 
+void model_linear_set(const model_step *s, int32_t layer, hd_rows x, const model_product *p,
+                      int32_t n) {
+    hd_linear_set_args a = {.x = x, .rows = s->b->n_rows};
+    for (int32_t i = 0; i < n; i++) {
+        if (p[i].without) continue;
+        a.out[a.n] = p[i].out;
+        a.w[a.n++] = hd_weights_matrix(s->m->env.weights, layer, p[i].role);
+    }
+    s->m->env.ops->linear_set(s->stream, &a);
+}
+
 /* Rotates rope_dim elements from `at` of every head of x [rows, heads, head_width], in place
  * (RoPE). */
 void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at, int32_t heads,
@@ -38,7 +49,27 @@ void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at
                                         .half_split = s->m->env.spec->rope_half_split});
 }
 
-void model_indexer_topk(const model_step *s, hd_paged keys, int32_t ratio) {
+hd_replay_log model_replay_log(const model_step *s, hd_replay kind, int32_t layer,
+                               int32_t first) {
+    hd_replay_log log =
+        hd_replay_log_of(hd_kv_replay(s->kv, kind), layer, s->b->device.tables[HD_KV_FULL],
+                         s->b->limits.table_stride);
+    log.seq = s->b->device.seq + first;
+    log.pos = s->b->device.pos + first;
+    return log;
+}
+
+void model_replay_keys(const model_step *s, int32_t layer) {
+    const hd_replay_log log = model_replay_log(s, HD_REPLAY_KEYS, layer, 0);
+    if (!log.data) return;
+    s->m->env.ops->replay_store(s->stream,
+                                &(hd_replay_store_args){.choice = s->t->selected,
+                                                        .log = log,
+                                                        .rows = s->b->n_rows,
+                                                        .top_k = s->m->env.spec->index_topk});
+}
+
+void model_indexer_topk(const model_step *s, int32_t layer, hd_paged keys, int32_t ratio) {
     const hd_model_spec *c = s->m->env.spec;
     s->m->env.ops->indexer_topk(s->stream, &(hd_indexer_topk_args){.out = s->t->selected,
                                                                    .q = s->t->index_q,
@@ -51,6 +82,7 @@ void model_indexer_topk(const model_step *s, hd_paged keys, int32_t ratio) {
                                                                    .ratio = ratio,
                                                                    .top_k = c->index_topk,
                                                                    .scale = s->m->index_scale});
+    model_replay_keys(s, layer);
 }
 
 void model_mix_streams(const model_step *s, int32_t layer, hd_role fn, hd_rows out, hd_rows x) {
@@ -74,47 +106,162 @@ void model_mix_streams(const model_step *s, int32_t layer, hd_role fn, hd_rows o
                                             .eps = c->hc_eps});
 }
 
-/* h = norm(x), or with hyper-connections norm of the streams' mixture. */
-static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn) {
-    const bool mixes = s->m->env.spec->hc_mult != 0;
-    if (mixes) model_mix_streams(s, layer, hc_fn, s->t->y, s->t->x);
-    model_norm(s, layer, norm, s->t->h, mixes ? s->t->y : s->t->x, s->b->n_rows,
-               s->m->env.spec->hidden);
+/* Whether a layer adds the result of its feed-forward block itself: at the end of a pass, or
+ * where a drafter or Engram reads the residual after it. Else the next block's first stage does. */
+static bool completes_residual(const model_step *s, int32_t layer) {
+    const hd_model *m = s->m;
+    const hd_model_spec *c = m->env.spec;
+    if (s->apart || layer + 1 >= c->n_layers || hd_has_engram(c, layer + 1)) return true;
+    return m->dspark && (model_has_tap(c, layer, HD_TAP_OUTPUT) ||
+                         model_has_tap(c, layer + 1, HD_TAP_INPUT));
 }
 
+/* x = post y + comb x, per row */
+static void add_to_streams(const model_step *s, hd_rows y) {
+    const hd_model_spec *c = s->m->env.spec;
+    s->m->env.ops->hc_post(s->stream, &(hd_hc_post_args){.x = s->t->x,
+                                                         .y = y,
+                                                         .post = s->t->post,
+                                                         .comb = s->t->comb,
+                                                         .rows = s->b->n_rows,
+                                                         .cols = c->hidden,
+                                                         .hc = c->hc_mult});
+}
+
+/* The streams' part of block_in for V4.1: they are mixed as the block before predicted. */
+static void next_single(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn,
+                        hd_rows y) {
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_weights *w = s->m->env.weights;
+    const model_activations *t = s->t;
+    const bool attends = hc_fn == HD_HC_ATTN_FN;
+    const hd_hc_single_args single = {
+        .out = t->h,
+        .pre = t->pre,
+        .post = t->post,
+        .comb = t->comb,
+        .x = t->x,
+        .fn = hd_weights_vector(w, layer, hc_fn),
+        .scale = hd_weights_vector(w, layer, attends ? HD_HC_ATTN_SCALE : HD_HC_FFN_SCALE),
+        .base = hd_weights_vector(w, layer, attends ? HD_HC_ATTN_BASE : HD_HC_FFN_BASE),
+        .rows = s->b->n_rows,
+        .cols = c->hidden,
+        .hc = c->hc_mult,
+        .iters = c->hc_sinkhorn_iters,
+        .norm_eps = c->norm_eps,
+        .eps = c->hc_eps,
+        .first = attends && (layer == 0 || layer == c->n_layers)};
+    if (y.data) add_to_streams(s, y);
+    s->m->env.ops->hc_single(s->stream, &single);
+    model_norm(s, layer, norm, t->h, t->h, s->b->n_rows, c->hidden);
+}
+
+/* x += y, the result of the block before, unless y is none; then h = norm(x). With
+ * hyper-connections x are streams, and h is the norm of their mixture. */
+static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn,
+                     hd_rows y) {
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_weights *w = s->m->env.weights;
+    model_activations *t = s->t;
+    if (s->b->n_rows == 0) return;
+    if (!c->hc_mult) {
+        s->m->env.ops->add_norm(s->stream,
+                                &(hd_add_norm_args){.out = t->h,
+                                                    .x = t->x,
+                                                    .y = y,
+                                                    .weight = hd_weights_vector(w, layer, norm),
+                                                    .rows = s->b->n_rows,
+                                                    .cols = c->hidden,
+                                                    .eps = c->norm_eps});
+        return;
+    }
+    if (c->family == HD_FAMILY_V41) {
+        next_single(s, layer, norm, hc_fn, y);
+        return;
+    }
+    const hd_role base = hc_fn == HD_HC_ATTN_FN ? HD_HC_ATTN_BASE : HD_HC_FFN_BASE;
+    const hd_role scale = hc_fn == HD_HC_ATTN_FN ? HD_HC_ATTN_SCALE : HD_HC_FFN_SCALE;
+    s->m->env.ops->hc_next(s->stream,
+                           &(hd_hc_next_args){.out = t->h,
+                                              .x = t->x,
+                                              .y = y,
+                                              .post = t->post,
+                                              .comb = t->comb,
+                                              .fn = hd_weights_vector(w, layer, hc_fn),
+                                              .scale = hd_weights_vector(w, layer, scale),
+                                              .base = hd_weights_vector(w, layer, base),
+                                              .weight = hd_weights_vector(w, layer, norm),
+                                              .rows = s->b->n_rows,
+                                              .cols = c->hidden,
+                                              .hc = c->hc_mult,
+                                              .iters = c->hc_sinkhorn_iters,
+                                              .norm_eps = c->norm_eps,
+                                              .eps = c->hc_eps});
+}
+
+static const hd_rows nothing; /* the block before has added its result */
+
 void model_attn_in(const model_step *s, int32_t layer) {
-    block_in(s, layer, HD_ATTN_NORM, HD_HC_ATTN_FN);
+    const bool complete = layer == 0 || completes_residual(s, layer - 1);
+    block_in(s, layer, HD_ATTN_NORM, HD_HC_ATTN_FN, complete ? nothing : s->t->y);
 }
 
 void model_ffn_in(const model_step *s, int32_t layer) {
-    block_in(s, layer, HD_FFN_NORM, HD_HC_FFN_FN);
+    block_in(s, layer, HD_FFN_NORM, HD_HC_FFN_FN, s->apart ? nothing : s->t->y);
 }
 
-bool model_reduces_heads(const hd_model *m) {
-    return hd_parallel_head_parts(&m->shard->parallel) > 1;
+/* ---- ranks that share the heads ---- */
+
+bool model_shares_heads(const hd_model *m) {
+    return model_shares(m, HD_GROUP_ATTENTION);
 }
 
-void model_all_reduce(const model_step *s, int32_t layer) {
-    const hd_model_env *env = &s->m->env;
+bool model_gathers_heads(const hd_model *m) {
+    return model_gathers_columns(m, HD_GROUP_ATTENTION);
+}
+
+hd_extent model_head_columns(const hd_model *m, int32_t *width) {
+    const hd_model_spec *c = m->env.spec;
+    const hd_shard *shard = m->shard;
+    const bool v4 = hd_is_hybrid(c);
+    const int32_t each = v4 ? c->o_rank : c->v_dim;
+    const hd_extent own = {(v4 ? shard->o_group0 : shard->head0) * each,
+                           (v4 ? shard->o_groups : shard->n_heads) * each};
+    *width = model_gathers_heads(m) ? (v4 ? c->o_groups : c->n_heads) * each : own.n;
+    return own;
+}
+
+hd_rows model_head_values(const model_step *s, int32_t row) {
+    int32_t width;
+    const hd_extent own = model_head_columns(s->m, &width);
+    return model_columns_at(hd_rows_at(s->t->o_low, (int64_t)row * width), own, width);
+}
+
+/* y = W o_low */
+void model_attn_output(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_rows y = model_columns_at(s->t->y, s->m->shard->o_out, c->hidden);
+    model_linear(s, layer, hd_is_hybrid(c) ? HD_O_B : HD_O, y, s->t->o_low, s->b->n_rows);
+}
+
+void model_gather_heads(const model_step *s, int32_t layer) {
+    int32_t width;
+    const hd_extent own = model_head_columns(s->m, &width);
     (void)layer;
-    hd_comm_all_reduce(env->comm, s->stream,
-                       &(hd_all_reduce_args){.group = HD_GROUP_TP,
-                                             .x = s->t->y,
-                                             .n = (int64_t)s->b->n_rows * env->spec->hidden});
+    model_gather_columns(s, HD_GROUP_ATTENTION, s->t->o_low, s->b->n_rows, own, width);
+}
+
+void model_join_heads(const model_step *s, int32_t layer) {
+    (void)layer;
+    model_join_result(s, HD_GROUP_ATTENTION, s->t->y, s->b->n_rows, s->m->shard->o_out);
 }
 
 void model_block_out(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const model_activations *t = s->t;
-    (void)layer;
+    if (!completes_residual(s, layer) || s->b->n_rows == 0) return;
     if (c->hc_mult) {
-        s->m->env.ops->hc_post(s->stream, &(hd_hc_post_args){.x = t->x,
-                                                             .y = t->y,
-                                                             .post = t->post,
-                                                             .comb = t->comb,
-                                                             .rows = s->b->n_rows,
-                                                             .cols = c->hidden,
-                                                             .hc = c->hc_mult});
+        add_to_streams(s, t->y);
         return;
     }
     s->m->env.ops->add(

@@ -24,6 +24,14 @@ void hd_gradients_close(hd_gradients *g); /* NULL is fine */
  * tied head, an MTP layer's embedding) shares the gradient of that one. */
 float *hd_gradients_at(const hd_gradients *g, int32_t layer, hd_role role);
 
+/* The part that the MTP layer's loss has in the gradient of EMBED, HEAD or FINAL_NORM of the main model;
+ * NULL if that or the MTP layer is not trained. It is a sum over rows of its own, so that its bits do
+ * not depend on how rows are divided into steps. */
+float *hd_gradients_of_drafts(const hd_gradients *g, hd_role role);
+
+/* Adds these parts to the gradients of the main model, once after the last row, and clears them. */
+void hd_gradients_join_drafts(hd_gradients *g);
+
 /* All gradients lie in one array; *n receives the number of its elements. */
 float *hd_gradients_all(const hd_gradients *g, int64_t *n);
 

@@ -1,51 +1,145 @@
-/* hybrid.c - V4 attention: a sliding window of raw KV vectors plus compressed KV entries.
+/* hybrid.c - V4 attention, and what V4.1 has in common with it: a sliding window of raw KV vectors plus compressed KV entries.
  *
  * models.md 2.9 to 2.11. One vector per token is key and value of every head. CSA layers
  * select entries with an indexer that has its own compressor; HCA layers read all entries. */
 #include <math.h>
 
-#include "model/model_internal.h"
+#include "model/beside_internal.h"
+#include "model/hybrid_internal.h"
 
 const float *model_hybrid_rope(const model_step *s, int32_t layer) {
     bool compressed = s->m->env.spec->layers[layer].compress_ratio != 0;
     return compressed ? s->t->cos_sin_compress : s->t->cos_sin;
 }
 
-static void project(const model_step *s, int32_t layer) {
+/* RMS norm of every head, then its rotation. weight: NULL for ones. */
+static void norm_rope(const model_step *s, int32_t layer, const float *weight, hd_rows x,
+                      int32_t heads) {
     const hd_model_spec *c = s->m->env.spec;
-    model_activations *t = s->t;
-    const int32_t n = s->b->n_rows, tail = c->head_dim - c->rope_dim;
-    model_linear(s, layer, HD_Q_A, t->q_low, t->h, n);
-    model_norm(s, layer, HD_Q_A_NORM, t->q_low, t->q_low, n, c->q_rank);
-    model_linear(s, layer, HD_Q_B, t->q, t->q_low, n);
-    s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = t->q,
-                                                           .x = t->q,
-                                                           .rows = n * s->m->shard->n_heads,
-                                                           .cols = c->head_dim,
-                                                           .eps = c->norm_eps});
-    model_rope(s, model_hybrid_rope(s, layer), t->q, tail, s->m->shard->n_heads, c->head_dim);
-    model_linear(s, layer, HD_KV, t->kv, t->h, n);
-    model_norm(s, layer, HD_KV_NORM, t->kv, t->kv, n, c->head_dim);
-    model_rope(s, model_hybrid_rope(s, layer), t->kv, tail, 1, c->head_dim);
+    s->m->env.ops->norm_rope(s->stream,
+                             &(hd_norm_rope_args){.x = x,
+                                                  .weight = weight,
+                                                  .cos_sin = model_hybrid_rope(s, layer),
+                                                  .rows = s->b->n_rows,
+                                                  .heads = heads,
+                                                  .head_width = c->head_dim,
+                                                  .norm_cols = c->head_dim,
+                                                  .rope_at = c->head_dim - c->rope_dim,
+                                                  .pairs = c->rope_dim / 2,
+                                                  .half_split = c->rope_half_split,
+                                                  .eps = c->norm_eps});
+}
+
+/* Stores the vectors kv in this layer's window. */
+static void store_window(const model_step *s, int32_t layer) {
+    norm_rope(s, layer, hd_weights_vector(s->m->env.weights, layer, HD_KV_NORM), s->t->kv, 1);
     s->m->env.ops->kv_store(s->stream,
                             &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_SLIDING),
-                                                .x = t->kv,
+                                                .x = s->t->kv,
                                                 .seq = s->b->device.seq,
                                                 .pos = s->b->device.pos,
-                                                .rows = n});
+                                                .rows = s->b->n_rows});
+}
+
+void model_store_window(const model_step *s, int32_t layer) {
+    model_linear(s, layer, HD_KV, s->t->kv, s->t->h, s->b->n_rows);
+    store_window(s, layer);
+}
+
+/* Rotates the heads of the query; V4 norms each of them first, V4.1 does not. */
+static void rotate_query(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const int32_t heads = s->m->shard->n_heads;
+    if (c->family == HD_FAMILY_V4) {
+        norm_rope(s, layer, NULL, s->t->q, heads);
+    } else {
+        model_rope(s, model_hybrid_rope(s, layer), s->t->q, c->head_dim - c->rope_dim, heads,
+                   c->head_dim);
+    }
+}
+
+/* What the kinds of layers compute beside queries and window vectors. */
+typedef struct parts {
+    bool entries, gates; /* compressed entries, of more than one token */
+    bool own_index;      /* entries of the indexer with a compressor of their own */
+    bool selects;        /* has an indexer */
+    bool reads_selected; /* of the entries those that an indexer chose */
+} parts;
+
+static parts parts_of(const hd_layer_spec *layer) {
+    const bool gates = layer->compress_ratio > 1;
+    static const parts kinds[HD_N_ATTENTION_KINDS] = {
+        [HD_ATTN_CSA] = {true,  true,  true,  true,  true },
+        [HD_ATTN_HCA] = {true,  true,  false, false, false},
+        [HD_ATTN_CSA2_FULL] = {true,  true,  false, true,  true },
+        [HD_ATTN_CSA2_REINDEX] = {false, false, false, true,  true },
+        [HD_ATTN_CSA2_REUSE] = {false, false, false, false, true },
+    };
+    parts p = kinds[layer->attention];
+    p.gates = p.gates && gates;
+    return p;
+}
+
+/* Products of the input: keys are what positions leave for later ones, queries the rest. */
+static void project(const model_step *s, int32_t layer, bool keys, bool queries) {
+    const parts p = parts_of(&s->m->env.spec->layers[layer]);
+    const model_activations *t = s->t;
+    const model_product of_h[] = {
+        {HD_Q_A,             t->q_low,                 !queries              },
+        {HD_KV,              t->kv,                    !keys                 },
+        {HD_COMP_KV,         hd_f32(t->compress_kv),   !keys || !p.entries   },
+        {HD_COMP_GATE,       hd_f32(t->compress_gate), !keys || !p.gates     },
+        {HD_INDEX_COMP_KV,   hd_f32(t->index_kv),      !keys || !p.own_index },
+        {HD_INDEX_COMP_GATE, hd_f32(t->index_gate),    !keys || !p.own_index },
+        {HD_INDEX_WEIGHTS,   hd_f32(t->index_weight),  !queries || !p.selects},
+    };
+    model_linear_set(s, layer, t->h, of_h, HD_LEN(of_h));
+}
+
+/* The products of the query's low rank run beside what becomes of the keys. */
+static void store_beside(const model_step *s, int32_t layer) {
+    model_fork(s);
+    const model_step beside = model_beside(s);
+    store_window(&beside, layer);
+}
+
+static void make_queries(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const model_activations *t = s->t;
+    const model_product of_q_low[] = {
+        {HD_Q_B,       t->q,       false                               },
+        {HD_INDEX_Q_B, t->index_q, !parts_of(&c->layers[layer]).selects},
+    };
+    model_norm(s, layer, HD_Q_A_NORM, t->q_low, t->q_low, s->b->n_rows, c->q_rank);
+    model_linear_set(s, layer, t->q_low, of_q_low, HD_LEN(of_q_low));
+    rotate_query(s, layer);
+}
+
+void model_hybrid_project(const model_step *s, int32_t layer) {
+    project(s, layer, true, true);
+    store_beside(s, layer);
+    make_queries(s, layer);
+}
+
+void model_hybrid_keys(const model_step *s, int32_t layer) {
+    project(s, layer, true, false);
+    store_beside(s, layer);
+}
+
+void model_hybrid_queries(const model_step *s, int32_t layer) {
+    project(s, layer, false, true);
+    make_queries(s, layer);
 }
 
 /* The tensors of one compressor: the attention's own, or the indexer's. */
 typedef struct compressor {
-    hd_role kv, gate, ape, norm;
+    hd_role ape, norm;
     hd_pool_kind pool;
     bool of_index;
 } compressor;
 
-static const compressor of_attention = {HD_COMP_KV,   HD_COMP_GATE,       HD_COMP_APE,
-                                        HD_COMP_NORM, HD_POOL_COMPRESSED, false};
-static const compressor of_index = {HD_INDEX_COMP_KV,   HD_INDEX_COMP_GATE, HD_INDEX_COMP_APE,
-                                    HD_INDEX_COMP_NORM, HD_POOL_INDEX,      true};
+static const compressor of_attention = {HD_COMP_APE, HD_COMP_NORM, HD_POOL_COMPRESSED, false};
+static const compressor of_index = {HD_INDEX_COMP_APE, HD_INDEX_COMP_NORM, HD_POOL_INDEX, true};
 
 static void run_compressor(const model_step *s, int32_t layer, const compressor *k) {
     const hd_model_spec *c = s->m->env.spec;
@@ -53,15 +147,13 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
     const hd_layer_spec *kind = &c->layers[layer];
     const int32_t *const tables[HD_N_KV_GROUPS] = {s->b->device.tables[0],
                                                    s->b->device.tables[1]};
-    model_linear(s, layer, k->kv, hd_f32(s->t->compress_kv), s->t->h, s->b->n_rows);
-    model_linear(s, layer, k->gate, hd_f32(s->t->compress_gate), s->t->h, s->b->n_rows);
     s->m->env.ops->compress(
         s->stream,
         &(hd_compress_args){
             .entries = model_pool(s, layer, k->pool),
             .state = hd_kv_state(s->kv, layer, k->of_index, tables, s->b->limits.table_stride),
-            .kv = s->t->compress_kv,
-            .gate = s->t->compress_gate,
+            .kv = k->of_index ? s->t->index_kv : s->t->compress_kv,
+            .gate = k->of_index ? s->t->index_gate : s->t->compress_gate,
             .ape = hd_weights_vector(w, layer, k->ape),
             .norm = hd_weights_vector(w, layer, k->norm),
             .freq = s->m->freq_compress,
@@ -74,45 +166,49 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
 }
 
 static void compress(const model_step *s, int32_t layer) {
-    run_compressor(s, layer, &of_attention);
+    const model_step beside = model_beside(s);
+    run_compressor(&beside, layer, &of_attention);
 }
 
 static void index_entries(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    run_compressor(s, layer, &of_index);
-    model_linear(s, layer, HD_INDEX_Q_B, s->t->index_q, s->t->q_low, s->b->n_rows);
+    const model_step beside = model_beside(s);
+    run_compressor(&beside, layer, &of_index);
     model_rope(s, s->t->cos_sin_compress, s->t->index_q, c->index_dim - c->rope_dim,
                c->index_heads, c->index_dim);
-    model_linear(s, layer, HD_INDEX_WEIGHTS, hd_f32(s->t->index_weight), s->t->h, s->b->n_rows);
-    model_indexer_topk(s, model_pool(s, layer, HD_POOL_INDEX), c->layers[layer].compress_ratio);
+    model_join(s);
+    model_indexer_topk(s, layer, model_pool(s, layer, HD_POOL_INDEX),
+                       c->layers[layer].compress_ratio);
 }
 
-static void hybrid_attention(const model_step *s, int32_t layer) {
+void model_hybrid_attention(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_layer_spec *kind = &c->layers[layer];
-    const bool choose = kind->attention == HD_ATTN_CSA;
+    const bool choose = parts_of(kind).reads_selected;
+    const int32_t entries_of = c->family == HD_FAMILY_V41 ? kind->kv_layer : layer;
+    const int32_t block = s->b->block; /* the window before it, and all of its rows */
+    model_join(s);
     s->m->env.ops->attention(
         s->stream,
         &(hd_attention_args){.out = s->t->context,
                              .q = s->t->q,
                              .recent = model_pool(s, layer, HD_POOL_SLIDING),
-                             .entries = model_pool(s, layer, HD_POOL_COMPRESSED),
+                             .entries = model_pool(s, entries_of, HD_POOL_COMPRESSED),
                              .selected = choose ? s->t->selected : NULL,
                              .sink = hd_weights_vector(s->m->env.weights, layer, HD_SINK),
                              .seq = s->b->device.seq,
-                             .pos = s->b->device.pos,
+                             .pos = block ? s->b->device.last : s->b->device.pos,
                              .rows = s->b->n_rows,
                              .heads = s->m->shard->n_heads,
                              .k_dim = c->head_dim,
                              .v_dim = c->head_dim,
-                             .window = c->window,
+                             .window = c->window + block,
                              .ratio = kind->compress_ratio,
                              .n_selected = choose ? c->index_topk : 0,
                              .scale = s->m->softmax_scale});
 }
 
-/* y = W_ob [W_oa per group of heads], after the rotation is undone at the query's position */
-static void output(const model_step *s, int32_t layer) {
+void model_hybrid_values(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_activations *t = s->t;
     const int32_t all = s->m->shard->n_heads * c->head_dim;
@@ -128,7 +224,7 @@ static void output(const model_step *s, int32_t layer) {
                                                    .inverse = true});
     s->m->env.ops->linear_heads(
         s->stream,
-        &(hd_linear_heads_args){.out = t->o_low,
+        &(hd_linear_heads_args){.out = model_head_values(s, 0),
                                 .x = t->context,
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_O_A),
                                 .rows = s->b->n_rows,
@@ -137,38 +233,40 @@ static void output(const model_step *s, int32_t layer) {
                                 .head_rows = c->o_rank,
                                 .out_head = c->o_rank,
                                 .x_head = all / s->m->shard->o_groups});
-    model_linear(s, layer, HD_O_B, t->y, t->o_low, s->b->n_rows);
 }
 
 const model_stage model_window_stages[] = {
-    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,                false},
-    {"project",   project,          HD_LANE_COMPUTE, NULL,                false},
-    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
-    {"output",    output,           HD_LANE_COMPUTE, NULL,                false},
-    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces_heads, true },
-    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,                false},
-    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                false},
+    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                false},
+    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
+    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                false},
+    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads, true },
+    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                false},
+    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,  true },
+    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                false},
 };
 
 const model_stage model_hca_stages[] = {
-    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,                false},
-    {"project",   project,          HD_LANE_COMPUTE, NULL,                false},
-    {"compress",  compress,         HD_LANE_COMPUTE, NULL,                false},
-    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
-    {"output",    output,           HD_LANE_COMPUTE, NULL,                false},
-    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces_heads, true },
-    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,                false},
-    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                false},
+    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                false},
+    {"compress",     compress,               HD_LANE_COMPUTE, NULL,                false},
+    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
+    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                false},
+    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads, true },
+    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                false},
+    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,  true },
+    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                false},
 };
 
 const model_stage model_csa_stages[] = {
-    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,                false},
-    {"project",   project,          HD_LANE_COMPUTE, NULL,                false},
-    {"compress",  compress,         HD_LANE_COMPUTE, NULL,                false},
-    {"index",     index_entries,    HD_LANE_COMPUTE, NULL,                false},
-    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
-    {"output",    output,           HD_LANE_COMPUTE, NULL,                false},
-    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces_heads, true },
-    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,                false},
-    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                false},
+    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                false},
+    {"index",        index_entries,          HD_LANE_COMPUTE, NULL,                false},
+    {"compress",     compress,               HD_LANE_COMPUTE, NULL,                false},
+    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
+    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                false},
+    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads, true },
+    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                false},
+    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,  true },
+    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                false},
 };

@@ -6,7 +6,8 @@
  * computes keys and values of the latents. The lightning indexer is models.md 2.6. */
 #include <math.h>
 
-#include "model/model_internal.h"
+#include "model/beside_internal.h"
+#include "model/rows_internal.h"
 
 /* The epsilon of the norms inside the attention, whatever rms_norm_eps says. The official
  * code, the code shipped with the checkpoints and the library all use it. Only Moonlight's
@@ -26,26 +27,55 @@ static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_row
                                                            .eps = inner_eps});
 }
 
-static void project(const model_step *s, int32_t layer) {
+/* Stores the latents kv. */
+static void store_latents(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    model_activations *t = s->t;
-    const int32_t n = s->b->n_rows, wide = c->kv_rank + c->rope_dim;
-    if (c->q_rank) {
-        model_linear(s, layer, HD_Q_A, t->q_low, t->h, n);
-        norm_latent(s, layer, HD_Q_A_NORM, t->q_low, c->q_rank, c->q_rank);
-        model_linear(s, layer, HD_Q_B, t->q, t->q_low, n);
-    } else {
-        model_linear(s, layer, HD_Q, t->q, t->h, n);
-    }
-    model_linear(s, layer, HD_KV_A, t->kv, t->h, n);
-    norm_latent(s, layer, HD_KV_A_NORM, t->kv, c->kv_rank, wide);
-    model_rope(s, t->cos_sin, t->kv, c->kv_rank, 1, wide);
+    const int32_t n = s->b->n_rows;
+    s->m->env.ops->norm_rope(
+        s->stream, &(hd_norm_rope_args){
+                       .x = s->t->kv,
+                       .weight = hd_weights_vector(s->m->env.weights, layer, HD_KV_A_NORM),
+                       .cos_sin = s->t->cos_sin,
+                       .rows = n,
+                       .heads = 1,
+                       .head_width = c->kv_rank + c->rope_dim,
+                       .norm_cols = c->kv_rank,
+                       .rope_at = c->kv_rank,
+                       .pairs = c->rope_dim / 2,
+                       .half_split = c->rope_half_split,
+                       .eps = inner_eps});
     s->m->env.ops->kv_store(s->stream,
                             &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_LATENT),
-                                                .x = t->kv,
+                                                .x = s->t->kv,
                                                 .seq = s->b->device.seq,
                                                 .pos = s->b->device.pos,
                                                 .rows = n});
+}
+
+/* All products of the layer's input, then those of the query's low rank; beside them the
+ * latents. */
+static void project(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const bool selects = c->layers[layer].attention == HD_ATTN_MLA_SPARSE;
+    model_activations *t = s->t;
+    const model_product of_h[] = {
+        {c->q_rank ? HD_Q_A : HD_Q, c->q_rank ? t->q_low : t->q, false   },
+        {HD_KV_A,                   t->kv,                       false   },
+        {HD_INDEX_K,                t->index_k,                  !selects},
+        {HD_INDEX_WEIGHTS,          hd_f32(t->index_weight),     !selects},
+    };
+    const model_product of_q_low[] = {
+        {HD_Q_B,       t->q,       false   },
+        {HD_INDEX_Q_B, t->index_q, !selects},
+    };
+    model_linear_set(s, layer, t->h, of_h, HD_LEN(of_h));
+    model_fork(s);
+    const model_step beside = model_beside(s);
+    store_latents(&beside, layer);
+    if (c->q_rank) {
+        norm_latent(s, layer, HD_Q_A_NORM, t->q_low, c->q_rank, c->q_rank);
+        model_linear_set(s, layer, t->q_low, of_q_low, HD_LEN(of_q_low));
+    }
 }
 
 /* ---- rows by form ---- */
@@ -171,8 +201,6 @@ static void index_tokens(const model_step *s, int32_t layer) {
     model_activations *t = s->t;
     const int32_t n = s->b->n_rows;
     hd_paged keys = model_pool(s, layer, HD_POOL_INDEX);
-    model_linear(s, layer, HD_INDEX_Q_B, t->index_q, t->q_low, n);
-    model_linear(s, layer, HD_INDEX_K, t->index_k, t->h, n);
     op->layer_norm(s->stream,
                    &(hd_layer_norm_args){.out = t->index_k,
                                          .x = t->index_k,
@@ -188,8 +216,7 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                                 .seq = s->b->device.seq,
                                                 .pos = s->b->device.pos,
                                                 .rows = n});
-    model_linear(s, layer, HD_INDEX_WEIGHTS, hd_f32(t->index_weight), t->h, n);
-    model_indexer_topk(s, keys, 1);
+    model_indexer_topk(s, layer, keys, 1);
 }
 
 static void attention_absorbed(const model_step *s, const span *p, int32_t layer,
@@ -225,7 +252,7 @@ static void attention_naive_span(const model_step *s, int32_t layer, const span 
     rope_query(s, p, heads_at(s, s->t->q, p->row, narrow_dim(s)), c->nope_dim);
     s->m->env.ops->attention_naive(
         s->stream, &(hd_attention_naive_args){
-                       .out = s->t->o_low,
+                       .out = model_head_values(s, 0),
                        .q = s->t->q,
                        .latents = latents,
                        .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
@@ -239,11 +266,13 @@ static void attention_naive_span(const model_step *s, int32_t layer, const span 
 }
 
 static void attention_all(const model_step *s, int32_t layer) {
+    model_join(s);
     on_spans(s, layer, false, attention_span);
     on_spans(s, layer, true, attention_naive_span);
 }
 
 static void attention_selected(const model_step *s, int32_t layer) {
+    model_join(s);
     const span all = span_from(s, 0); /* sparse attention has only the absorbed form */
     attention_absorbed(s, &all, layer, s->t->selected);
 }
@@ -254,7 +283,7 @@ static void values_span(const model_step *s, int32_t layer, const span *p) {
     const int32_t heads = s->m->shard->n_heads;
     s->m->env.ops->linear_heads(
         s->stream,
-        &(hd_linear_heads_args){.out = heads_at(s, s->t->o_low, p->row, c->v_dim),
+        &(hd_linear_heads_args){.out = model_head_values(s, p->row),
                                 .x = heads_at(s, s->t->context, p->row, c->kv_rank),
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
                                 .rows = p->n,
@@ -266,31 +295,31 @@ static void values_span(const model_step *s, int32_t layer, const span *p) {
                                 .x_head = c->kv_rank});
 }
 
-/* y = W_o o_low */
-static void output(const model_step *s, int32_t layer) {
+static void values(const model_step *s, int32_t layer) {
     on_spans(s, layer, false, values_span);
-    model_linear(s, layer, HD_O, s->t->y, s->t->o_low, s->b->n_rows);
 }
 
 const model_stage model_mla_stages[] = {
-    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,                false},
-    {"project",   project,          HD_LANE_COMPUTE, NULL,                false},
-    {"absorb",    absorb,           HD_LANE_COMPUTE, NULL,                false},
-    {"attention", attention_all,    HD_LANE_COMPUTE, NULL,                false},
-    {"output",    output,           HD_LANE_COMPUTE, NULL,                false},
-    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces_heads, true },
-    {"residual",  model_block_out,  HD_LANE_COMPUTE, NULL,                false},
-    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,      HD_LANE_COMPUTE, NULL,                false},
+    {"project",      project,            HD_LANE_COMPUTE, NULL,                false},
+    {"absorb",       absorb,             HD_LANE_COMPUTE, NULL,                false},
+    {"attention",    attention_all,      HD_LANE_COMPUTE, NULL,                false},
+    {"values",       values,             HD_LANE_COMPUTE, NULL,                false},
+    {"gather heads", model_gather_heads, HD_LANE_COMM,    model_gathers_heads, true },
+    {"output",       model_attn_output,  HD_LANE_COMPUTE, NULL,                false},
+    {"join heads",   model_join_heads,   HD_LANE_COMM,    model_shares_heads,  true },
+    {NULL,           NULL,               HD_LANE_COMPUTE, NULL,                false},
 };
 
 const model_stage model_mla_sparse_stages[] = {
-    {"attn_in",   model_attn_in,      HD_LANE_COMPUTE, NULL,                false},
-    {"project",   project,            HD_LANE_COMPUTE, NULL,                false},
-    {"absorb",    absorb,             HD_LANE_COMPUTE, NULL,                false},
-    {"index",     index_tokens,       HD_LANE_COMPUTE, NULL,                false},
-    {"attention", attention_selected, HD_LANE_COMPUTE, NULL,                false},
-    {"output",    output,             HD_LANE_COMPUTE, NULL,                false},
-    {"reduce",    model_all_reduce,   HD_LANE_COMM,    model_reduces_heads, true },
-    {"residual",  model_block_out,    HD_LANE_COMPUTE, NULL,                false},
-    {NULL,        NULL,               HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,      HD_LANE_COMPUTE, NULL,                false},
+    {"project",      project,            HD_LANE_COMPUTE, NULL,                false},
+    {"absorb",       absorb,             HD_LANE_COMPUTE, NULL,                false},
+    {"index",        index_tokens,       HD_LANE_COMPUTE, NULL,                false},
+    {"attention",    attention_selected, HD_LANE_COMPUTE, NULL,                false},
+    {"values",       values,             HD_LANE_COMPUTE, NULL,                false},
+    {"gather heads", model_gather_heads, HD_LANE_COMM,    model_gathers_heads, true },
+    {"output",       model_attn_output,  HD_LANE_COMPUTE, NULL,                false},
+    {"join heads",   model_join_heads,   HD_LANE_COMM,    model_shares_heads,  true },
+    {NULL,           NULL,               HD_LANE_COMPUTE, NULL,                false},
 };

@@ -5,7 +5,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "model/model_internal.h"
+#include "base/checked.h"
+#include "model/rows_internal.h"
 
 /* ---- opening ---- */
 
@@ -13,9 +14,24 @@ static void place_all(hd_model *m, hd_arena *a) {
     const size_t pairs = (size_t)m->env.spec->rope_dim / 2;
     m->freq = hd_arena_take(a, pairs * sizeof(float), 64);
     m->freq_compress = hd_arena_take(a, pairs * sizeof(float), 64);
-    const size_t experts = (size_t)m->env.spec->n_layers * (size_t)m->env.spec->route.n_experts;
-    m->expert_rows = experts ? hd_arena_take(a, experts * sizeof *m->expert_rows, 64) : NULL;
+    const size_t rows = (size_t)hd_model_n_expert_rows(m->env.spec);
+    m->expert_rows = rows ? hd_arena_take(a, rows * sizeof *m->expert_rows, 64) : NULL;
     for (int32_t i = 0; i < m->n_micro; i++) model_place_activations(&m->acts[i], a, m);
+}
+
+static hd_status open_rest(hd_model *m, hd_err *err) {
+    hd_arena device = hd_arena_measure(), host = hd_arena_measure();
+    if (m->pages.tail.n == 0) return HD_OK;
+    model_place_rest(m, &device, &host);
+    HD_TRY(hd_device_alloc(m->env.device, &m->rest_device, device.peak, "rows that are left",
+                           err));
+    HD_TRY(hd_device_alloc_host(m->env.device, &m->rest_host, host.peak, "rows that are left",
+                                err));
+    m->bytes += device.peak;
+    device = hd_arena_over(m->rest_device, device.peak);
+    host = hd_arena_over(m->rest_host, host.peak);
+    model_place_rest(m, &device, &host);
+    return HD_OK;
 }
 
 static hd_status upload_freqs(hd_model *m, hd_err *err) {
@@ -26,7 +42,7 @@ static hd_status upload_freqs(hd_model *m, hd_err *err) {
     const size_t bytes = (size_t)pairs * sizeof *freq;
     model_rope_freqs(&c->rope, pairs, freq);
     hd_stream_upload(m->env.stream, m->freq, freq, bytes);
-    if (c->family == HD_FAMILY_V4) {
+    if (hd_is_hybrid(c)) {
         hd_status st = hd_stream_sync(m->env.stream, err); /* freq is reused below */
         if (st == HD_OK) {
             model_rope_freqs(&c->rope_compress, pairs, freq);
@@ -39,55 +55,64 @@ static hd_status upload_freqs(hd_model *m, hd_err *err) {
 }
 
 /* Operator scratch, sized by the most keys that one row can read and the widest row of any
- * operator. */
-static size_t scratch_bytes(const hd_model *m) {
+ * operator; of what runs beside, which reads no keys and makes no logits. */
+static size_t scratch_bytes(const hd_model *m, bool beside) {
     const hd_model_spec *c = m->env.spec;
+    const int32_t keys = m->limits.positions + c->window + c->dspark.block;
     int32_t widest = c->hidden * model_streams(c);
-    const int32_t others[] = {c->n_heads * c->head_dim,
-                              c->n_heads * (c->nope_dim + c->rope_dim),
-                              c->n_heads * c->v_dim,
-                              c->dense_inter,
-                              c->route.n_experts,
-                              c->n_shared * c->moe_inter,
-                              c->vocab};
+    const int32_t others[] = {
+        c->n_heads * c->head_dim, c->n_heads * (c->nope_dim + c->rope_dim),
+        c->n_heads * c->v_dim,    c->dense_inter,
+        c->route.n_experts,       c->n_shared * c->moe_inter,
+        beside ? 0 : c->vocab};
     for (size_t i = 0; i < HD_LEN(others); i++) {
         if (others[i] > widest) widest = others[i];
     }
-    return hd_ops_scratch_bytes(m->limits.positions + c->window, widest);
+    return hd_ops_scratch_bytes(beside ? 0 : keys, widest);
 }
 
-/* Accepts the parallel configs that the stages support: MLPs and experts in parts over the
- * tensor-parallel group, or whole ones, to which the group divides its rows. */
-static hd_status check_parallel(const hd_model_env *env, hd_err *err) {
-    const hd_parallel_config *l = &hd_weights_shard(env->weights)->parallel;
-    const bool parts = l->ep == 1 && l->etp == l->tp && l->dense_tp == l->tp;
-    const bool whole =
-        l->etp == 1 && l->dense_tp == 1 && (l->ep == 1 || l->ep == hd_parallel_world(l));
-    if ((!parts && !whole) || (l->head_tp != 1 && l->head_tp != l->tp)) {
-        return HD_FAIL(
-            err, HD_EUNSUPPORTED,
-            "layout: tp %d, dp %d, ep %d, etp %d, dense_tp %d, head_tp %d: etp and "
-            "dense_tp must both be tp, or both 1 with ep 1 or all ranks; head_tp must "
-            "be 1 or tp",
-            l->tp, l->dp, l->ep, l->etp, l->dense_tp, l->head_tp);
-    }
-    if (hd_parallel_world(l) > 1 && !env->comm) {
+/* An all-gather counts its floats in 32 bits. */
+static hd_status check_rows(const hd_model *m, hd_err *err) {
+    const hd_model_spec *c = m->env.spec;
+    const struct {
+        const char *what;
+        hd_group group;
+        int32_t rows, cols;
+    } gathers[] = {
+        {"rows",           HD_GROUP_DENSE, m->limits.rows,   c->hidden},
+        {"rows",           HD_GROUP_ETP,   m->limits.rows,   c->hidden},
+        {"rows of logits", HD_GROUP_HEAD,  m->limits.logits, c->vocab },
+    };
+    if (!m->env.comm) {
         return HD_FAIL(err, HD_EINVAL, "a shard of a model needs its other ranks");
+    }
+    for (size_t i = 0; i < HD_LEN(gathers); i++) {
+        const int64_t n = model_most_rows(m, gathers[i].group, gathers[i].rows);
+        if (n * gathers[i].cols <= INT32_MAX) continue;
+        return HD_FAIL(err, HD_EUNSUPPORTED, "steps of %lld %s of several ranks: at most %d",
+                       (long long)n, gathers[i].what, INT32_MAX / gathers[i].cols);
     }
     return HD_OK;
 }
 
-static hd_status divide_rows(hd_model *m, hd_err *err) {
-    const hd_parallel_config *l = &m->shard->parallel;
-    const hd_rank_group tp = hd_parallel_group(l, m->shard->rank, HD_GROUP_TP);
-    const bool whole = l->etp == 1 && l->dense_tp == 1;
-    m->row_parts = whole ? tp.n : 1;
-    m->row_part = whole ? tp.index : 0;
-    const int64_t most = INT32_MAX / m->env.spec->hidden; /* an all-gather counts them so */
-    if (m->row_parts == 1 || m->limits.rows <= most) return HD_OK;
-    return HD_FAIL(err, HD_EUNSUPPORTED,
-                   "steps of %d rows on ranks that divide them: at most %lld", m->limits.rows,
-                   (long long)most);
+/* V4.1's operators are in CPU tables only. */
+static hd_status check_ops(const hd_model_env *env, hd_err *err) {
+    const hd_ops *ops = env->ops;
+    if (env->spec->family != HD_FAMILY_V41) return HD_OK;
+    const struct {
+        const char *name;
+        bool is_there;
+    } needed[] = {
+#define X(op) {#op, ops->op != NULL},
+        HD_CSA2_OPS(X)
+#undef X
+    };
+    for (size_t i = 0; i < HD_LEN(needed); i++) {
+        if (needed[i].is_there) continue;
+        return HD_FAIL(err, HD_EUNSUPPORTED, "%s needs operator %s, which backend '%s' lacks",
+                       hd_family_name(env->spec->family), needed[i].name, ops->name);
+    }
+    return HD_OK;
 }
 
 static hd_status check_mla(const hd_model_env *env, hd_err *err) {
@@ -101,6 +126,19 @@ static hd_status check_mla(const hd_model_env *env, hd_err *err) {
     return HD_FAIL(err, HD_EUNSUPPORTED,
                    "mla naive is for attention to all latents, V2's and V3's; this model is %s",
                    hd_family_name(env->spec->family));
+}
+
+/* Waves are of rows that this rank alone computes. Some are made by the host, which then reads what
+ * operators have written before it queues the next ones. */
+static hd_status check_stage(const hd_model_env *env, hd_err *err) {
+    if (!env->stage && !hd_weights_has_experts_elsewhere(env->weights)) return HD_OK;
+    if (!env->stage) return HD_FAIL(err, HD_EINVAL, "the experts are elsewhere: not staged");
+    if (!hd_expert_stage_is_queued(env->stage) && !hd_device_is_host(env->device)) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "experts are staged for the cpu backend only");
+    }
+    if (!hd_parallel_exchanges(&hd_weights_shard(env->weights)->parallel)) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "experts are staged for ranks that do not share their rows");
 }
 
 /* Opens the lanes' events, if lanes have streams of their own. */
@@ -119,24 +157,48 @@ static hd_status open_lanes(hd_model *m, hd_err *err) {
     return HD_OK;
 }
 
+static bool is_moe(const hd_model *m, int32_t layer) {
+    return m->env.spec->layers[layer].mlp != HD_MLP_DENSE;
+}
+
+static hd_status open_beside(hd_model *m, hd_err *err) {
+    hd_stream *s = m->env.beside_stream;
+    if (!s) return HD_OK;
+    hd_stream_report_to(s, m->env.stream);
+    for (int32_t i = 0; i < m->n_micro; i++) {
+        HD_TRY(hd_device_event_open(&m->fork[i], m->env.device, false, err));
+        HD_TRY(hd_device_event_open(&m->join[i], m->env.device, false, err));
+    }
+    return hd_stream_reserve(s, scratch_bytes(m, true), err);
+}
+
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
                         int32_t n_micro, hd_err *err) {
     assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
     *out = NULL;
-    HD_TRY(check_parallel(env, err));
+    HD_TRY(check_ops(env, err));
     HD_TRY(check_mla(env, err));
+    HD_TRY(check_stage(env, err));
     hd_model *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a model");
     m->env = *env;
     m->limits = *limits;
     m->n_micro = n_micro;
     m->shard = hd_weights_shard(env->weights);
-    hd_status st = divide_rows(m, err);
+    m->pages = hd_kv_shape_of(env->spec);
+    m->dspark = env->spec->drafter == HD_DRAFTER_DSPARK && hd_weights_n_mtp(env->weights) > 0;
+    if (m->dspark) model_open_confidence(m);
+    const hd_parallel_config *parallel = &m->shard->parallel;
+    hd_status st = hd_parallel_exchanges(parallel) ? check_rows(m, err) : HD_OK;
     if (st != HD_OK) goto fail;
-    if (m->shard->parallel.ep > 1) {
-        const int32_t own = limits->rows * env->spec->route.top_k;
-        m->in_rows = limits->expert_rows ? limits->expert_rows : own;
+    if (parallel->ep > 1) {
+        const int64_t each = hd_ceil_div(limits->rows, parallel->tp);
+        const int64_t all = parallel->ep * parallel->etp * each * env->spec->route.top_k;
+        m->in_rows = limits->expert_rows ? limits->expert_rows : (int32_t)all;
     }
+    for (int32_t l = 0; l < env->spec->n_layers; l++) m->n_moe += is_moe(m, l);
+    m->n_choices = (int64_t)(m->n_moe + hd_max_i32(HD_MAX_DRAFTS, env->spec->n_mtp)) *
+                   model_most_rows(m, HD_GROUP_ETP, limits->rows) * env->spec->route.top_k;
     m->softmax_scale = (float)env->spec->softmax_scale;
     m->index_scale = model_index_scale(env->spec);
     m->rope_scale = (float)env->spec->rope.magnitude;
@@ -150,9 +212,12 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
     assert(!a.full); /* the same walk asked for the same bytes */
     st = upload_freqs(m, err);
     if (st != HD_OK) goto fail;
-    st = hd_stream_reserve(env->stream, scratch_bytes(m), err);
+    st = hd_stream_reserve(env->stream, scratch_bytes(m, false), err);
     if (st != HD_OK) goto fail;
     st = open_lanes(m, err);
+    if (st == HD_OK) st = open_beside(m, err);
+    if (st == HD_OK) st = open_rest(m, err);
+    if (st == HD_OK) st = model_open_prefetch(m, err);
     if (st != HD_OK) goto fail;
     *out = m;
     return HD_OK;
@@ -164,26 +229,56 @@ fail:
 
 void hd_model_close(hd_model *m) {
     if (!m) return;
-    for (int32_t i = 0; i < m->n_micro; i++) hd_device_event_close(m->lane_change[i]);
+    for (int32_t i = 0; i < m->n_micro; i++) {
+        hd_device_event_close(m->lane_change[i]);
+        hd_device_event_close(m->fork[i]);
+        hd_device_event_close(m->join[i]);
+    }
+    hd_prefetch_close(m->prefetch);
     hd_device_release(m->env.device, m->block);
+    hd_device_release(m->env.device, m->rest_device);
+    hd_device_release(m->env.device, m->rest_host);
     free(m);
 }
 
 size_t hd_model_bytes(const hd_model *m) {
-    const hd_stream *s = m->env.stream;
-    return m->bytes + (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
+    const hd_stream *const streams[] = {m->env.stream, m->env.beside_stream};
+    size_t bytes = m->bytes;
+    for (size_t i = 0; i < HD_LEN(streams); i++) {
+        const hd_stream *s = streams[i];
+        if (s) bytes += (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
+    }
+    return bytes;
 }
 
 const float *hd_model_logits(const hd_model *m, int32_t micro) {
     return m->acts[micro].logits;
 }
 
+int64_t hd_model_n_expert_rows(const hd_model_spec *spec) {
+    const int64_t layers = HD_N_ROW_PHASES * (int64_t)spec->n_layers + spec->n_mtp;
+    return layers * spec->route.n_experts;
+}
+
 const int64_t *hd_model_expert_rows(const hd_model *m) {
     return m->expert_rows;
 }
 
-int32_t hd_model_row_parts(const hd_model *m) {
-    return m->row_parts;
+const int32_t *hd_model_choices(const hd_model *m) {
+    return m->acts[0].choices;
+}
+
+int64_t hd_model_n_choices(const hd_model *m, int32_t rows) {
+    return (int64_t)m->n_moe * rows * m->env.spec->route.top_k;
+}
+
+int32_t hd_model_n_draft_layers(const hd_model_spec *spec, const hd_weights *w) {
+    const int32_t n = hd_weights_n_mtp(w);
+    return spec->drafter == HD_DRAFTER_DSPARK ? n : hd_min_i32(n, 1);
+}
+
+bool hd_model_routes_all(const hd_model *m) {
+    return !model_rows_are_foreign(m, HD_GROUP_ETP) && !model_rows_are_few(m, HD_GROUP_ETP);
 }
 
 const model_stage *model_attention_stages(const hd_layer_spec *layer) {
@@ -195,7 +290,7 @@ const model_stage *model_attention_stages(const hd_layer_spec *layer) {
     return stages[layer->attention];
 }
 
-static void probe_at(const hd_model *m, const char *part, const char *stage) {
+void model_probe(const hd_model *m, const char *part, const char *stage) {
     const hd_probe *p = m->env.probe;
     if (p) p->at(p->ctx, part, stage);
 }
@@ -212,19 +307,20 @@ static void enter_lane(model_step *s, hd_lane lane) {
 
 static void run_stage(model_step *s, const model_stage *k, const char *part, int32_t layer) {
     if (k->needed && !k->needed(s->m)) return;
-    probe_at(s->m, part, k->name);
+    model_probe(s->m, part, k->name);
     enter_lane(s, k->lane);
     k->run(s, layer);
 }
 
 /* Runs every micro-batch alternately up to its next yield point, until the block is done. */
 void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, const char *part,
-                      int32_t layer) {
+                      int32_t layer, bool of_group) {
     while (stages->run) {
         const model_stage *end = stages;
         while (end->run && !end->yields) end++;
         if (end->run) end++; /* the yielding stage belongs to this part */
         for (int32_t i = 0; i < n; i++) {
+            if (of_group && steps[i].b->n_rows == 0) continue;
             for (const model_stage *k = stages; k < end; k++) {
                 run_stage(&steps[i], k, part, layer);
             }
@@ -233,12 +329,50 @@ void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, c
     }
 }
 
-static void run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
+static void tap(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
+                hd_tap_side side, const char *part) {
+    if (!m->dspark || !model_has_tap(m->env.spec, layer, side)) return;
+    model_probe(m, part, "tap");
+    for (int32_t i = 0; i < n; i++) model_tap(&steps[i], layer);
+}
+
+static void read_engram(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
+                        const char *part) {
+    if (!hd_has_engram(m->env.spec, layer)) return;
+    model_probe(m, part, "engram");
+    for (int32_t i = 0; i < n; i++) model_engram(&steps[i], layer);
+}
+
+/* The next MoE layer chooses experts behind this one's. */
+static void keep_choices(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
+    for (int32_t i = 0; i < n; i++) {
+        model_activations *t = steps[i].t;
+        const model_rows rows = model_step_rows(&steps[i], HD_GROUP_ETP);
+        t->expert += (int64_t)rows.n * hd_layer_route(m->env.spec, layer).top_k;
+        assert(t->expert <= t->choices + m->n_choices);
+    }
+}
+
+/* Then rows that are for later layers only go on. */
+static void store_keys(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
+                       const char *part) {
+    const model_stage *stages = model_key_stages(&m->env.spec->layers[layer]);
+    if (!stages) return;
+    model_run_stages(steps, n, stages, part, layer, true);
+    for (int32_t i = 0; i < n; i++) model_drop_rows(&steps[i], layer);
+}
+
+void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
     const hd_layer_spec *kind = &m->env.spec->layers[layer];
     const char *ffn = kind->mlp == HD_MLP_DENSE ? "dense" : "moe";
     const char *attention = hd_attention_name(kind->attention);
-    model_run_stages(steps, n, model_attention_stages(kind), attention, layer);
-    model_run_stages(steps, n, model_ffn_stages(kind), ffn, layer);
+    read_engram(m, steps, n, layer, attention);
+    tap(m, steps, n, layer, HD_TAP_INPUT, attention);
+    store_keys(m, steps, n, layer, attention);
+    model_run_stages(steps, n, model_attention_stages(kind), attention, layer, true);
+    model_run_stages(steps, n, model_ffn_stages(kind), ffn, layer, false);
+    if (is_moe(m, layer)) keep_choices(m, steps, n, layer);
+    tap(m, steps, n, layer, HD_TAP_OUTPUT, ffn);
 }
 
 model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch, int32_t micro) {
@@ -246,42 +380,57 @@ model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch, in
     return (model_step){.m = m,
                         .kv = kv,
                         .b = batch,
+                        .whole = batch,
                         .t = &m->acts[micro],
+                        .rest = &m->rest[micro],
                         .stream = m->env.stream,
-                        .lane_change = m->lane_change[micro]};
+                        .lane_change = m->lane_change[micro],
+                        .fork = m->fork[micro],
+                        .join = m->join[micro]};
 }
 
-static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
-                       model_step *steps) {
+void model_make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
+                      model_step *steps) {
     assert(n >= 1 && n <= m->n_micro);
     for (int32_t i = 0; i < n; i++) steps[i] = model_step_of(m, kv, batches[i], i);
 }
 
 /* Computes the logits; then the step ends on the compute lane. */
-static void run_head(const hd_model *m, model_step *steps, int32_t n, const char *part,
-                     int32_t layer) {
-    model_run_stages(steps, n, model_head_stages, part, layer);
+void model_run_head(model_step *steps, int32_t n, const char *part, int32_t layer) {
+    model_run_stages(steps, n, model_head_stages, part, layer, false);
     for (int32_t i = 0; i < n; i++) enter_lane(&steps[i], HD_LANE_COMPUTE);
-    probe_at(m, part, "choose");
 }
 
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
     model_step steps[HD_MAX_MICRO];
-    make_steps(m, kv, batches, n_micro, steps);
-    probe_at(m, "step", "start");
-    for (int32_t i = 0; i < n_micro; i++) model_start(&steps[i]);
-    for (int32_t l = 0; l < m->env.spec->n_layers; l++) run_layer(m, steps, n_micro, l);
-    run_head(m, steps, n_micro, "step", HD_GLOBAL);
+    model_make_steps(m, kv, batches, n_micro, steps);
+    model_probe(m, "step", "start");
+    for (int32_t i = 0; i < n_micro; i++) {
+        steps[i].t->expert = steps[i].t->choices;
+        steps[i].rest->on = false;
+        model_start(&steps[i]);
+        model_classify_tokens(&steps[i]);
+    }
+    model_prefetch_engram(m, steps, n_micro);
+    for (int32_t l = 0; l < m->env.spec->n_layers; l++) model_run_layer(m, steps, n_micro, l);
+    for (int32_t i = 0; i < n_micro; i++) steps[i].t->drafted = steps[i].t->expert;
+    model_run_head(steps, n_micro, "step", HD_GLOBAL);
+    model_probe(m, "step", "choose");
 }
 
 void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
                     bool again) {
     const int32_t layer = m->env.spec->n_layers;
     model_step steps[HD_MAX_MICRO];
-    assert(hd_weights_n_mtp(m->env.weights) > 0);
-    make_steps(m, kv, batches, n_micro, steps);
-    probe_at(m, "draft", "start");
-    for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer, again);
-    run_layer(m, steps, n_micro, layer);
-    run_head(m, steps, n_micro, "draft", layer);
+    assert(m->env.spec->drafter == HD_DRAFTER_MTP && hd_weights_n_mtp(m->env.weights) > 0);
+    model_make_steps(m, kv, batches, n_micro, steps);
+    model_probe(m, "draft", "start");
+    for (int32_t i = 0; i < n_micro; i++) {
+        model_activations *t = steps[i].t;
+        if (!again) t->expert = t->drafted;
+        model_mtp_start(&steps[i], layer, again);
+    }
+    model_run_layer(m, steps, n_micro, layer);
+    model_run_head(steps, n_micro, "draft", layer);
+    model_probe(m, "draft", "choose");
 }

@@ -9,9 +9,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/prefetch.h"
 #include "device/device.h"
 #include "kv/kv.h"
 #include "model/batch.h"
+#include "model/expert_stage.h"
 #include "comm/comm.h"
 #include "ops/ops.h"
 #include "weights/spec.h"
@@ -24,7 +26,7 @@ typedef struct hd_model_limits {
     int32_t logits;    /* rows of one micro-batch that need logits */
     int32_t positions; /* the longest sequence, prompt and output together */
     /* rows of one micro-batch that the experts of this rank may receive under expert
-     * parallelism; 0: at most this rank's own choices */
+     * parallelism; 0: all choices of all rows */
     int32_t expert_rows;
 } hd_model_limits;
 
@@ -52,6 +54,11 @@ typedef struct hd_model_env {
      * ordered by events where a micro-batch changes its lane, and fail through `stream`.
      * Only `stream` gets scratch for operators from the model. */
     hd_stream *comm_stream, *copy_stream;
+    /* For parts of a block that need not follow each other, in steps of few rows; NULL: none do.
+     * The model gives it scratch. With a probe, only captured steps use it. */
+    hd_stream *beside_stream;
+    /* of these weights, whose experts are elsewhere; NULL: all are resident */
+    hd_expert_stage *stage;
     const hd_comm *comm;   /* NULL if the weights are complete (one rank) */
     const hd_probe *probe; /* NULL: no profiling */
     /* for long prompts; naive needs operators that support it, and an MLA that reads all
@@ -73,7 +80,7 @@ size_t hd_model_bytes(const hd_model *m);
  * vocab] of batch i, in device memory, until the next step. */
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro);
 
-/* Computes draft logits with MTP layer 0: row t predicts the token after next_tokens[t],
+/* Computes draft logits with the MTP layer: row t predicts the token after next_tokens[t],
  * which must be known and uploaded. The first draft continues the last hd_model_step() and
  * takes the same batches, with new logit_rows. `again` drafts one token further: row i of
  * the batch continues logits row i of the draft before. It replaces hd_model_logits().
@@ -81,14 +88,49 @@ void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int3
 void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
                     bool again);
 
+/* DSpark, after hd_model_step() of the same batches: writes the KV entries that the stages
+ * have of its rows. */
+void hd_model_absorb(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro);
+
+/* Runs the stages over draft blocks (hd_batch_make_block): the first row of a block is the
+ * last token, which no step has computed, and the others hold the filler token. The entries of their
+ * positions are written again by the steps that compute them. Computes logits of all places
+ * without the tokens before; hd_model_draft_place() completes one place. */
+void hd_model_draft_block(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
+                          int32_t n_micro);
+
+/* Logits and confidences of one draft of some sequences, in device memory. */
+typedef struct hd_draft_logits {
+    const float *logits;     /* [n, vocab] */
+    const float *confidence; /* [n] log-odds that it is accepted, if those before are */
+} hd_draft_logits;
+
+/* Completes place `place` of the first n of n_seqs blocks in a micro-batch: before [n] in
+ * device memory are the tokens before the draft. Once per place. */
+hd_draft_logits hd_model_draft_place(hd_model *m, int32_t micro, int32_t place,
+                                     const int32_t *before, int32_t n, int32_t n_seqs);
+
+/* Of the rows of V4.1's Engram tables, which are asked for when a step begins; any thread. A row
+ * counts with its scales as two pieces. All 0 where no table is read in place. */
+hd_prefetch_stats hd_model_engram_stats(const hd_model *m);
+
 const float *hd_model_logits(const hd_model *m, int32_t micro);
 
-/* Returns the rows of this rank that chose each expert since open, [n_layers, n_experts], zero
- * in dense layers. Device memory; NULL without experts. Drafts are not counted. */
+/* Returns how many rows of this rank chose each expert since open: [HD_N_ROW_PHASES, n_layers,
+ * n_experts] of steps, then [n_mtp, n_experts] of all drafts; zero in dense layers. Device
+ * memory; NULL without experts. Padding is not counted. A rank counts the rows that it computes,
+ * which etp ranks do with each. */
 const int64_t *hd_model_expert_rows(const hd_model *m);
+int64_t hd_model_n_expert_rows(const hd_model_spec *spec); /* numbers in it */
 
-/* Returns how many ranks of the tensor-parallel group divide its rows in MLPs and MoE; 1: every
- * rank computes, and counts, all of them. */
-int32_t hd_model_row_parts(const hd_model *m);
+/* Returns the experts that the last step of one micro-batch chose: [rows, top_k] of each MoE
+ * layer, one after the other, then of each draft since. Device memory. */
+const int32_t *hd_model_choices(const hd_model *m);
+/* Returns how many of them are the step's, without drafts. */
+int64_t hd_model_n_choices(const hd_model *m, int32_t rows);
+/* Returns the layers of the drafter that run: one MTP layer, or all stages of DSpark. */
+int32_t hd_model_n_draft_layers(const hd_model_spec *spec, const hd_weights *w);
+/* Returns whether this rank chooses the experts of all rows of its batch and of no others. */
+bool hd_model_routes_all(const hd_model *m);
 
 #endif

@@ -1,52 +1,20 @@
-/* model_internal.h - activations, stages and operator helpers shared by the files of model/. */
+/* model_internal.h - stages and operator helpers shared by the files of model/. */
 #ifndef HD_MODEL_MODEL_INTERNAL_H
 #define HD_MODEL_MODEL_INTERNAL_H
 
 #include "base/arena.h"
+#include "model/activations_internal.h"
 #include "model/model.h"
 
-/* Every activation of one micro-batch; activations.c decides which of them share memory. n =
- * rows; heads, inter and groups are those of this rank's shard. */
-typedef struct model_activations {
-    hd_rows x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
-    hd_rows h; /* [n, hidden] a block's normed input; after the last layer, the final state */
-    hd_rows y; /* [n, hidden] a block's result */
-    float *cos_sin, *cos_sin_compress; /* [n, 2, pairs] */
-    float *post, *comb;                /* [n, hc], [n, hc, hc] */
-
-    /* attention */
-    hd_rows q_low;       /* [n, q_rank] */
-    hd_rows q;           /* [n, heads, nope + rope]; V4: [n, heads, head_dim] */
-    hd_rows q_wide;      /* MLA [n, heads, kv_rank + rope]: absorbed query | rotated query */
-    hd_rows kv;          /* [n, kv_rank + rope]; V4 [n, head_dim] */
-    hd_rows context;     /* [n, heads, kv_rank]; V4 [n, heads, head_dim] */
-    hd_rows o_low;       /* MLA [n, heads, v]; V4 [n, o_groups, o_rank] */
-    hd_rows index_q;     /* [n, index_heads, index_dim] */
-    hd_rows index_k;     /* [n, index_dim] */
-    float *index_weight; /* [n, index_heads] */
-    int32_t *selected;   /* [n, index_topk] */
-    float *compress_kv, *compress_gate; /* [n, 2 * head_dim] */
-
-    /* feed-forward */
-    float *router;                        /* [n, experts] */
-    int32_t *expert;                      /* [n, top_k] */
-    float *expert_weight;                 /* [n, top_k] */
-    int32_t *offset, *assignment, *place; /* [slots + 1], [n * top_k], [n * top_k] */
-    hd_rows gate, up;                     /* [n, inter] dense or shared */
-    hd_rows expert_gate, expert_up;       /* [n * top_k, moe_inter] */
-    hd_rows expert_y;                     /* [n * top_k, hidden] */
-    /* Rows received under expert parallelism. Then expert_gate and expert_up have in_rows
-     * rows, and expert_y holds the results that were sent back. */
-    hd_rows in_x, in_y; /* [in_rows, hidden] */
-    float *in_weight;   /* [in_rows] */
-    int32_t *in_offset; /* [slots of this rank + 1] */
-
-    /* head and MTP input */
-    hd_rows logit_x; /* [logits, streams, hidden] */
-    hd_rows merged;  /* [logits, hidden] */
-    hd_rows paired;  /* V3 MTP [n, 2 * hidden]; V4 MTP [n, streams, hidden] */
-    float *logits;   /* [logits, vocab] */
-} model_activations;
+/* The rows that a step still computes, after layers with tails dropped some (tail.c). */
+typedef struct model_rest {
+    hd_batch batch; /* without first_row */
+    bool on;        /* rows were dropped: the step runs `batch` */
+    int32_t *rows;  /* [rows] host: of each row that is left its number in the step's batch */
+    /* [tail.n, rows], [tail.n, logits]: of every layer with a tail the rows before it that it
+     * keeps, and its rows that need logits; host memory and device memory */
+    int32_t *kept, *kept_device, *logit_rows, *logit_rows_device;
+} model_rest;
 
 struct hd_model {
     hd_model_env env;
@@ -54,58 +22,104 @@ struct hd_model {
     int32_t n_micro;
     const hd_shard *shard; /* shard of the weights */
     int32_t in_rows;       /* 0 without expert parallelism */
-    /* Parts of a batch's rows in the feed-forward blocks, and which one is this rank's: the
-     * tensor-parallel group divides the rows there if no rank has a part of an MLP. */
-    int32_t row_parts, row_part;
+    bool dspark;           /* the weights have a DSpark drafter */
+    /* columns of DSpark's confidence head, for a row of the head and for the token before */
+    hd_weight confidence_of_row, confidence_of_token;
     float softmax_scale, index_scale, rope_scale;
     float *freq, *freq_compress; /* [pairs] device memory */
-    int64_t *expert_rows;        /* [layers, experts] device memory; or NULL without experts */
+    int64_t *expert_rows;        /* of hd_model_expert_rows() */
+    int32_t n_moe;               /* MoE layers of a step, without MTP layers */
+    int64_t n_choices;           /* capacity */
     hd_stream *lanes[HD_N_LANES];
     hd_device_event *lane_change[HD_MAX_MICRO]; /* NULL if all lanes are one stream */
+    hd_device_event *fork[HD_MAX_MICRO], *join[HD_MAX_MICRO]; /* NULL if nothing runs beside */
     void *block;
     size_t bytes;
     model_activations acts[HD_MAX_MICRO];
+    hd_kv_shape pages;
+    model_rest rest[HD_MAX_MICRO];
+    hd_prefetch *prefetch;         /* of rows of Engram tables; NULL: there is none */
+    void *rest_device, *rest_host; /* their memory */
 };
+
+/* Experts that replace the routers' own selection, in training (docs/training.md); host memory. Hash
+ * layers and MTP layers select as ever. */
+typedef struct model_replay {
+    const int32_t *experts; /* [layers, rows, top_k] */
+    const int32_t *row;     /* [rows] 0, 1, ... */
+    int64_t *routed,
+        *other; /* += rows of all layers, and those that would select other experts */
+} model_replay;
 
 /* One micro-batch during its pass through the layers. */
 typedef struct model_step {
     const hd_model *m;
     const hd_kv *kv;
-    const hd_batch *b;
+    const hd_batch *b; /* the rows that are left of `whole` */
+    const hd_batch *whole;
     model_activations *t;
+    model_rest *rest;
     hd_stream *stream; /* of the lane that this micro-batch is in */
-    hd_device_event *lane_change;
+    bool apart;        /* blocks run one by one: each adds its own result, by block_out */
+    const model_replay *replay; /* NULL: routers select */
+    hd_device_event *lane_change, *fork, *join;
 } model_step;
 
 typedef struct model_stage {
     const char *name;
     void (*run)(const model_step *s, int32_t layer);
     hd_lane lane;
-    bool (*needed)(
-        const hd_model *m); /* false: this model leaves it out; NULL: always needed */
-    bool yields;            /* another micro-batch may run before the next stage */
+    bool (*needed)(const hd_model *m); /* NULL: always needed */
+    bool yields;                       /* another micro-batch may run before the next stage */
 } model_stage;
 
 /* model.c: a step of one micro-batch */
 model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch, int32_t micro);
 
 /* model.c: runs the stages of n micro-batches, each on the stream of its lane. A stage waits
- * for the stage before it of the same micro-batch, never for those of others. */
+ * for the stage before it of the same micro-batch, never for those of others. of_group: the
+ * stages exchange nothing with other attention groups, so micro-batches without rows skip them. */
 void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, const char *part,
-                      int32_t layer);
+                      int32_t layer, bool of_group);
 
 /* The stages of a layer's two blocks, each ended by a NULL run. */
 const model_stage *model_attention_stages(const hd_layer_spec *layer);
+/* csa2.c: those before them that run for rows which the next layer does not need; NULL: none */
+const model_stage *model_key_stages(const hd_layer_spec *layer);
 const model_stage *model_ffn_stages(const hd_layer_spec *layer);
-
 #define X(kind, name, description) extern const model_stage model_##name##_stages[];
 HD_ATTENTION_KINDS(X)
 #undef X
 extern const model_stage model_head_stages[];
+/* dspark.c: whether the drafter takes the residual at this side of a layer; keeps it. */
+bool model_has_tap(const hd_model_spec *spec, int32_t layer, hd_tap_side side);
+void model_tap(const model_step *s, int32_t layer);
+void model_open_confidence(hd_model *m);
+
+/* Runs both blocks of a layer; makes the steps of n batches. */
+void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer);
+void model_make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
+                      model_step *steps);
+
+/* Computes the logits of layer HD_GLOBAL or a drafter's last one. */
+void model_run_head(model_step *steps, int32_t n, const char *part, int32_t layer);
+void model_probe(const hd_model *m, const char *part, const char *stage);
+
+/* tail.c: memory for rows that are left; whether the layer after this one has a tail, and drops
+ * the rows that it does not need, once the layer has stored what every position leaves. */
+void model_place_rest(hd_model *m, hd_arena *device, hd_arena *host);
+bool model_drops_rows(const hd_model *m, int32_t layer);
+void model_drop_rows(model_step *s, int32_t layer);
+
+/* engram.c: the classes of the step's last tokens, once; what a layer's table adds to x */
+void model_classify_tokens(const model_step *s);
+void model_engram(const model_step *s, int32_t layer);
+/* Asks for the rows of all tables that the classified tokens choose. */
+hd_status model_open_prefetch(hd_model *m, hd_err *err);
+void model_prefetch_engram(const hd_model *m, const model_step *steps, int32_t n_micro);
 
 /* activations.c */
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m);
-
 /* rope.c: models.md 2.1.5, into freq[pairs] */
 void model_rope_freqs(const hd_rope_spec *rope, int32_t pairs, float *freq);
 float model_index_scale(const hd_model_spec *spec); /* on indexer scores */
@@ -120,26 +134,41 @@ void model_norm(const model_step *s, int32_t layer, hd_role role, hd_rows out, h
                 int32_t rows, int32_t cols);
 void model_linear(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
                   int32_t rows);
+
+/* One of several products with the rows of x. */
+typedef struct model_product {
+    hd_role role;
+    hd_rows out;
+    bool without; /* this layer has none */
+} model_product;
+void model_linear_set(const model_step *s, int32_t layer, hd_rows x, const model_product *p,
+                      int32_t n);
 void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at, int32_t heads,
                 int32_t head_width);
 
-/* selected = the indexer's top-k keys, one key per `ratio` positions */
-void model_indexer_topk(const model_step *s, hd_paged keys, int32_t ratio);
+/* selected = the indexer's top-k keys, one key per `ratio` positions; keeps them */
+void model_indexer_topk(const model_step *s, int32_t layer, hd_paged keys, int32_t ratio);
 
-/* hybrid.c: the rotation of a layer, of longer-range frequencies if it has a compressor */
+/* Returns where rows from `first` on keep what the layer chooses; data is NULL if nothing is kept. */
+hd_replay_log model_replay_log(const model_step *s, hd_replay kind, int32_t layer,
+                               int32_t first);
+
+/* Keeps what the layer's indexer selected. */
+void model_replay_keys(const model_step *s, int32_t layer);
+
+/* hybrid.c: the rotation of a layer, of longer-range frequencies if it has a compressor; stores
+ * the vectors of the rows' inputs h in its window */
 const float *model_hybrid_rope(const model_step *s, int32_t layer);
+void model_store_window(const model_step *s, int32_t layer);
 
 /* out = the streams' mixture before a block, with post and comb; fn: HC_ATTN_FN or HC_FFN_FN */
 void model_mix_streams(const model_step *s, int32_t layer, hd_role fn, hd_rows out, hd_rows x);
 
-/* The residual around a block: plain addition, or V4's hyper-connections. */
+/* The residual around a block: plain addition, or hyper-connections. A block's first stage adds
+ * the result of the block before; block_out adds it where a layer must leave a whole residual. */
 void model_attn_in(const model_step *s, int32_t layer);
 void model_ffn_in(const model_step *s, int32_t layer);
 void model_block_out(const model_step *s, int32_t layer);
-
-/* All-reduces y over the tensor-parallel group. */
-void model_all_reduce(const model_step *s, int32_t layer);
-bool model_reduces_heads(const hd_model *m); /* whether a rank computes a part of the heads */
 
 static inline int32_t model_streams(const hd_model_spec *spec) {
     return spec->hc_mult ? spec->hc_mult : 1;

@@ -56,6 +56,7 @@ static void start_v4(const model_step *s, int32_t layer, hd_rows streams) {
 /* again: continues from the logits rows of the draft before; V3 after its final norm, V4
  * from the streams before the head. */
 void model_mtp_start(const model_step *s, int32_t layer, bool again) {
+    if (s->b->n_rows == 0) return;
     if (again) model_rope_tables(s); /* other positions than the main model's */
     if (s->m->env.spec->hc_mult) {
         start_v4(s, layer, again ? s->t->logit_x : s->t->x);

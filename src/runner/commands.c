@@ -1,27 +1,45 @@
 /* commands.c - forward passes of several ranks: the leader broadcasts what to run, and the
  * followers run the same.
  *
- * A command is a fixed header, then page copies or a batch's host block. It has every page
- * number that a pass reads or writes, so the followers' KV pools mirror the leader's, and
- * scheduler, prefix cache and sampler are the leader's alone. */
+ * A command is a fixed header, the rows of every attention group, then page copies or a batch's
+ * host block. It has every page number that a pass reads or writes, so the followers' KV pools
+ * mirror the leader's, and scheduler, prefix cache and sampler are the leader's alone. Leaders of
+ * several attention groups tell each other before each pass how many rows they have. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
-#include "runner/model_runner_internal.h"
+#include "runner/expert_moves_internal.h"
 
-enum { MAX_COPIES = 64, COMMAND_COPY = RUNNER_DRAFT_AGAIN + 1, COMMAND_LOADS, COMMAND_END };
+enum {
+    MAX_COPIES = 64,
+    COMMAND_COPY = RUNNER_DRAFT_AGAIN + 1,
+    COMMAND_LOADS,
+    COMMAND_MOVE,
+    COMMAND_REST,
+    COMMAND_END
+};
 
 typedef struct command_header {
     int32_t kind; /* a runner_pass or one of the above */
     int32_t n_copies;
-    int32_t n_rows, n_seqs, n_logits, most_rows; /* of the batch */
+    int32_t n_rows, n_seqs, n_logits, most_rows, block; /* of the batch */
 } command_header;
 
+/* What the leader of an attention group says before a pass. */
+typedef struct group_word {
+    int32_t pass, rows, logits, places;
+} group_word;
+
+/* Bytes of group_rows and group_logits, which follow the header. */
+static size_t groups_bytes(const hd_model_runner *x) {
+    return 2 * (size_t)x->n_groups * sizeof(int32_t);
+}
+
 static uint8_t *payload(const hd_model_runner *x) {
-    return x->command + sizeof(command_header);
+    return x->command + sizeof(command_header) + groups_bytes(x);
 }
 
 hd_status runner_commands_open(hd_model_runner *x, hd_err *err) {
@@ -29,11 +47,22 @@ hd_status runner_commands_open(hd_model_runner *x, hd_err *err) {
     assert(x->env.comm && !x->o.fixed_steps);
     const size_t copies = MAX_COPIES * sizeof(hd_page_copy);
     const size_t batch = x->batch.bytes > x->chain.bytes ? x->batch.bytes : x->chain.bytes;
-    x->command_bytes = sizeof(command_header) + (copies > batch ? copies : batch);
+    x->n_groups = x->env.comm->groups[HD_GROUP_DP].n;
+    const size_t order = runner_order_bytes(x), other = copies > order ? copies : order;
+    x->command_bytes =
+        sizeof(command_header) + groups_bytes(x) + (other > batch ? other : batch);
     x->command = calloc(1, x->command_bytes);
     if (!x->command) return HD_FAIL(err, HD_ENOMEM, "no memory for commands");
-    const int32_t parts = hd_model_row_parts(x->model);
-    if (parts == 1 || !hd_model_expert_rows(x->model)) return HD_OK;
+    x->group_rows = (int32_t *)(void *)(x->command + sizeof(command_header));
+    x->group_logits = x->group_rows + x->n_groups;
+    if (x->n_groups > 1 && x->o.role == HD_RUNNER_LEADS) {
+        HD_TRY(runner_mirrored_open(&x->words, x->env.device,
+                                    (size_t)x->n_groups * sizeof(group_word),
+                                    "rows of attention groups", err));
+    }
+    HD_TRY(runner_moves_open(x, err));
+    const int32_t parts = x->env.comm->groups[HD_GROUP_TP].n;
+    if (!hd_model_expert_rows(x->model)) return HD_OK;
     return runner_mirrored_open(&x->loads, x->env.device,
                                 (size_t)parts * runner_n_loads(x) * sizeof(int64_t),
                                 "expert loads", err);
@@ -46,11 +75,13 @@ static hd_batch *batch_of(hd_model_runner *x, int32_t pass) {
 
 static void run_pass(hd_model_runner *x, int32_t pass) {
     hd_batch *b = batch_of(x, pass);
+    b->group_rows = x->n_groups > 1 ? x->group_rows : NULL;
+    b->group_logits = x->n_groups > 1 ? x->group_logits : NULL;
     hd_batch_upload(b, x->env.stream);
     if (pass == RUNNER_STEP) {
         hd_model_step(x->model, x->kv, &b, 1);
     } else {
-        hd_model_draft(x->model, x->kv, &b, 1, pass == RUNNER_DRAFT_AGAIN);
+        x->drafter->pass(x, b, pass == RUNNER_DRAFT_AGAIN);
     }
 }
 
@@ -75,28 +106,104 @@ static void gather_loads(const hd_model_runner *x) {
                                              .own = words});
 }
 
+/* Returns when every rank of the group has called it, and so has ended what came before. */
+static hd_status await_all(hd_model_runner *x, hd_err *err) {
+    const hd_rank_group *g = &x->env.comm->groups[HD_GROUP_TP];
+    float *words = (float *)(void *)payload(x);
+    words[g->index] = 0;
+    hd_comm_all_gather(x->env.comm, x->env.stream,
+                       &(hd_all_gather_args){.group = HD_GROUP_TP,
+                                             .x = words,
+                                             .rows = 1,
+                                             .cols = g->n,
+                                             .first = g->index,
+                                             .own = 1});
+    return hd_stream_sync(x->env.stream, err);
+}
+
+/* ---- leaders of several attention groups ---- */
+
+/* An all-gather of floats, whose bits are those of the words. */
+static hd_status exchange_words(hd_model_runner *x, const group_word *own, hd_err *err) {
+    const int32_t n = (int32_t)(sizeof *own / sizeof(float));
+    const int32_t first = x->env.comm->groups[HD_GROUP_DP].index * n;
+    hd_stream *s = x->env.stream;
+    float *at = (float *)x->words.device + first;
+    memcpy((float *)x->words.host + first, own, sizeof *own);
+    hd_stream_upload(s, at, (float *)x->words.host + first, sizeof *own);
+    hd_comm_all_gather(x->env.comm, s,
+                       &(hd_all_gather_args){.group = HD_GROUP_DP,
+                                             .x = x->words.device,
+                                             .rows = 1,
+                                             .cols = x->n_groups * n,
+                                             .first = first,
+                                             .own = n});
+    hd_stream_download(s, x->words.host, x->words.device, x->words.bytes);
+    return hd_stream_sync(s, err);
+}
+
+static bool within(int32_t n, int32_t least, int32_t most) {
+    return n >= least && n <= most;
+}
+
+static bool fits_group(const hd_batch *b, int32_t rows, int32_t logits) {
+    return within(rows, 0, b->limits.rows) && within(logits, 0, rows);
+}
+
+static hd_status agree(hd_model_runner *x, int32_t pass, hd_err *err) {
+    const hd_batch *b = batch_of(x, pass);
+    const group_word own = {pass, b->n_rows, b->n_logits, x->draft_places};
+    const group_word *words = x->words.host;
+    HD_TRY(exchange_words(x, &own, err));
+    x->has_rows = false;
+    for (int32_t i = 0; i < x->n_groups; i++) {
+        const group_word *w = &words[i];
+        if (w->pass != pass || !fits_group(b, w->rows, w->logits)) {
+            return HD_FAIL(err, HD_EPEER,
+                           "attention group %d runs pass %d of %d rows, %d with logits, and "
+                           "group %d pass %d",
+                           i, w->pass, w->rows, w->logits,
+                           x->env.comm->groups[HD_GROUP_DP].index, pass);
+        }
+        x->group_rows[i] = w->rows;
+        x->group_logits[i] = w->logits;
+        x->has_rows |= w->rows > 0;
+        if (pass == RUNNER_DRAFT) x->draft_places = hd_max_i32(x->draft_places, w->places);
+    }
+    return HD_OK;
+}
+
 /* ---- the leader ---- */
+
+static bool has_followers(const hd_model_runner *x) {
+    return x->o.role == HD_RUNNER_LEADS && x->env.comm->groups[HD_GROUP_TP].n > 1;
+}
 
 static void command(hd_model_runner *x, const command_header *h) {
     memcpy(x->command, h, sizeof *h);
     broadcast(x);
 }
 
-void runner_forward(hd_model_runner *x, runner_pass pass) {
+hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err) {
     const hd_batch *b = batch_of(x, (int32_t)pass);
-    if (x->o.role == HD_RUNNER_LEADS) {
+    x->has_rows = true;
+    if (x->words.bytes) HD_TRY(agree(x, (int32_t)pass, err));
+    if (!x->has_rows) return HD_OK;
+    if (has_followers(x)) {
         memcpy(payload(x), b->host_block, b->bytes);
         command(x, &(command_header){.kind = (int32_t)pass,
                                      .n_rows = b->n_rows,
                                      .n_seqs = b->n_seqs,
                                      .n_logits = b->n_logits,
-                                     .most_rows = b->most_rows});
+                                     .most_rows = b->most_rows,
+                                     .block = b->block});
     }
     run_pass(x, (int32_t)pass);
+    return HD_OK;
 }
 
 void runner_copy_pages(hd_model_runner *x, const hd_page_copy *copies, int32_t n) {
-    for (int32_t i = 0; x->o.role == HD_RUNNER_LEADS && i < n; i += MAX_COPIES) {
+    for (int32_t i = 0; has_followers(x) && i < n; i += MAX_COPIES) {
         const int32_t some = hd_min_i32(n - i, MAX_COPIES);
         memcpy(payload(x), copies + i, (size_t)some * sizeof *copies);
         command(x, &(command_header){.kind = COMMAND_COPY, .n_copies = some});
@@ -105,23 +212,46 @@ void runner_copy_pages(hd_model_runner *x, const hd_page_copy *copies, int32_t n
 }
 
 void runner_gather_loads(hd_model_runner *x) {
-    command(x, &(command_header){.kind = COMMAND_LOADS});
+    if (has_followers(x)) command(x, &(command_header){.kind = COMMAND_LOADS});
     gather_loads(x);
 }
 
+hd_status runner_order_move(hd_model_runner *x, const runner_move_order *o, const int32_t *map,
+                            hd_err *err) {
+    const size_t n = runner_order_bytes(x) - sizeof *o;
+    memcpy(payload(x), o, sizeof *o);
+    if (map) memcpy(payload(x) + sizeof *o, map, n);
+    command(x, &(command_header){.kind = COMMAND_MOVE});
+    HD_TRY(hd_stream_sync(x->env.stream, err));
+    return runner_move(x, payload(x), err);
+}
+
+hd_status hd_model_runner_rest(hd_model_runner *x, hd_err *err) {
+    if (!has_followers(x)) return HD_OK;
+    command(x, &(command_header){.kind = COMMAND_REST});
+    return await_all(x, err);
+}
+
 void hd_model_runner_end(hd_model_runner *x) {
-    if (x->o.role == HD_RUNNER_LEADS) command(x, &(command_header){.kind = COMMAND_END});
+    if (has_followers(x)) command(x, &(command_header){.kind = COMMAND_END});
 }
 
 /* ---- a follower ---- */
 
-static bool within(int32_t n, int32_t least, int32_t most) {
-    return n >= least && n <= most;
-}
-
-static bool fits_batch(const hd_batch *b, const command_header *h) {
-    return within(h->n_rows, 1, b->limits.rows) && within(h->n_seqs, 1, b->limits.seqs) &&
-           within(h->n_logits, 0, h->n_rows) && within(h->most_rows, 1, h->n_rows);
+static bool fits_batch(hd_model_runner *x, const command_header *h) {
+    const hd_batch *b = batch_of(x, h->kind);
+    const int32_t least = x->n_groups > 1 ? 0 : 1;
+    for (int32_t i = 0; x->n_groups > 1 && i < x->n_groups; i++) {
+        if (!fits_group(b, x->group_rows[i], x->group_logits[i])) return false;
+    }
+    const int32_t own = x->env.comm->groups[HD_GROUP_DP].index;
+    if (x->n_groups > 1 &&
+        (x->group_rows[own] != h->n_rows || x->group_logits[own] != h->n_logits)) {
+        return false;
+    }
+    return within(h->n_rows, least, b->limits.rows) &&
+           within(h->n_seqs, least, b->limits.seqs) && within(h->n_logits, 0, h->n_rows) &&
+           within(h->most_rows, least, h->n_rows) && within(h->block, 0, HD_MAX_DRAFTS);
 }
 
 /* Runs a command. Its lengths are checked, its contents are the leader's. */
@@ -136,8 +266,14 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
         gather_loads(x);
         return HD_OK;
     }
-    if (!within(h->kind, RUNNER_STEP, RUNNER_DRAFT_AGAIN) ||
-        !fits_batch(batch_of(x, h->kind), h)) {
+    if (h->kind == COMMAND_REST) return await_all(x, err);
+    if (h->kind == COMMAND_MOVE) {
+        hd_err refused = {0}; /* all ranks know of it */
+        const hd_status st = runner_move(x, payload(x), &refused);
+        if (st == HD_EPEER) *err = refused;
+        return st == HD_EPEER ? st : HD_OK;
+    }
+    if (!within(h->kind, RUNNER_STEP, RUNNER_DRAFT_AGAIN) || !fits_batch(x, h)) {
         return HD_FAIL(err, HD_EPEER, "a command of kind %d with %d rows of %d sequences",
                        h->kind, h->n_rows, h->n_seqs);
     }
@@ -146,6 +282,7 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
     b->n_seqs = h->n_seqs;
     b->n_logits = h->n_logits;
     b->most_rows = h->most_rows;
+    b->block = h->block;
     memcpy(b->host_block, payload(x), b->bytes);
     run_pass(x, h->kind);
     return HD_OK;

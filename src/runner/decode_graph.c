@@ -17,7 +17,8 @@ enum {
     SIZES_PER_OCTAVE = 8, /* at most an eighth of a step is padding */
     /* launch of a shape at which it is captured: a capture takes as long as several eager
      * steps */
-    FIRST_CAPTURE = 4
+    FIRST_CAPTURE = 4,
+    MIRROR_ALIGN = 16
 };
 
 /* ---- memory layout ---- */
@@ -41,6 +42,7 @@ static runner_graph_inputs graph_inputs_in(const hd_model_runner *x, void *block
     o.n_live = ints(&a, 1);
     o.inflight = ints(&a, 1);
     o.graph_outputs_bytes = ints(&a, 1);
+    o.choices_bytes = ints(&a, 1);
     o.seqs = take(&a, z->n, sizeof *o.seqs);
     o.mask_row = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
@@ -72,22 +74,34 @@ static runner_graph_state graph_state_in(const hd_model_runner *x, void *block,
     hd_arena a = over(block);
     runner_graph_state b = {0};
     int32_t **const of_rows[] = {&b.token,     &b.next_token, &b.pos,  &b.seq,
-                                 &b.logit_row, &b.live,       &b.slot, &b.position,
+                                 &b.logit_row, &b.phase,      &b.slot, &b.position,
                                  &b.n_drafted, &b.given};
-    int32_t **const of_seqs[] = {
-        &b.first_row,  &b.verifiable, &b.wanted,    &b.guess,           &b.chain_token,
-        &b.chain_next, &b.chain_pos,  &b.chain_seq, &b.chain_logit_row, &b.chain_first_row};
+    int32_t **const of_seqs[] = {&b.first_row,       &b.verifiable,  &b.wanted,
+                                 &b.guess,           &b.chain_token, &b.chain_next,
+                                 &b.chain_pos,       &b.chain_seq,   &b.chain_logit_row,
+                                 &b.chain_first_row, &b.chain_phase};
     b.parity = ints(&a, 1);
     b.cursor = take(&a, x->o.n_slots, sizeof *b.cursor);
     for (size_t i = 0; i < HD_LEN(of_rows); i++) {
         *of_rows[i] = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
     }
     for (size_t i = 0; i < HD_LEN(of_seqs); i++) *of_seqs[i] = ints(&a, (int64_t)z->n + 1);
+    int32_t **const of_blocks[] = {&b.block_token, &b.block_pos,       &b.block_last,
+                                   &b.block_seq,   &b.block_logit_row, &b.block_phase};
+    for (size_t i = 0; i < HD_LEN(of_blocks); i++) {
+        *of_blocks[i] = ints(&a, (int64_t)z->n * x->env.spec->dspark.block);
+    }
+    b.block_first_row = ints(&a, (int64_t)z->n + 1);
     b.bytes = a.used;
     return b;
 }
 
 /* ---- memory ---- */
+
+static size_t choices_bytes(const hd_model_runner *x, const runner_graph_shape *z) {
+    const size_t n = (size_t)runner_n_choices(x, z) * sizeof(int32_t);
+    return (n + MIRROR_ALIGN - 1) / MIRROR_ALIGN * MIRROR_ALIGN;
+}
 
 static hd_status open_inflight(hd_model_runner *x, runner_inflight_step *f,
                                size_t graph_outputs_bytes, hd_err *err) {
@@ -96,6 +110,11 @@ static hd_status open_inflight(hd_model_runner *x, runner_inflight_step *f,
     f->capacity = calloc(n, sizeof *f->capacity);
     if (!f->index || !f->capacity) return HD_FAIL(err, HD_ENOMEM, "no memory for a step");
     HD_TRY(hd_device_event_open(&f->done, x->env.device, false, err));
+    const runner_graph_shape most = {x->o.n_slots, x->n_drafts};
+    void *choices;
+    HD_TRY(hd_device_alloc_host(x->env.device, &choices, choices_bytes(x, &most) + MIRROR_ALIGN,
+                                "choices of experts", err));
+    f->choices = choices;
     return hd_device_alloc_host(x->env.device, &f->graph_outputs, graph_outputs_bytes,
                                 "a step's outputs", err);
 }
@@ -115,7 +134,8 @@ static size_t scratch_bytes(const hd_model_runner *x) {
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
     size_t bytes = 0;
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
-        bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_kv_group)group, x->n_drafts);
+        bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_kv_group)group,
+                                  x->env.ops->kv_type, x->n_drafts);
     }
     return bytes;
 }
@@ -135,7 +155,8 @@ hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
         f->scratch_page[group] = x->o.n_pages[group];
     }
-    f->bytes = 3 * graph_inputs + 3 * graph_outputs + graph_state + scratch_bytes(x);
+    f->bytes = 3 * graph_inputs + 3 * graph_outputs + graph_state + scratch_bytes(x) +
+               2 * choices_bytes(x, &most);
     f->known = calloc(n, sizeof *f->known);
     f->sizes = calloc(n + 1, sizeof *f->sizes);
     f->eager_inputs = calloc(n, sizeof *f->eager_inputs);
@@ -170,6 +191,7 @@ void runner_decode_graph_close(hd_model_runner *x) {
         free(f->inflight[i].capacity);
         hd_device_event_close(f->inflight[i].done);
         hd_device_release(d, f->inflight[i].graph_outputs);
+        hd_device_release(d, f->inflight[i].choices);
         hd_device_release(d, f->graph_inputs_host[i]);
     }
     for (int32_t i = 0; f->captured && i < f->n_sizes * (x->n_drafts + 1); i++) {
@@ -203,8 +225,8 @@ bool runner_decode_graph_shape(const hd_model_runner *x, int32_t n, int32_t n_dr
 
 /* ---- operators ---- */
 
-static hd_batch rows_of(const hd_model_runner *x, const runner_graph_inputs *o,
-                        const runner_graph_shape *z) {
+hd_batch runner_graph_rows(const hd_model_runner *x, const runner_graph_inputs *o,
+                           const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
     return (hd_batch){
         .limits = {.table_stride = x->fixed.table_stride},
@@ -219,16 +241,15 @@ static hd_batch rows_of(const hd_model_runner *x, const runner_graph_inputs *o,
                    .logit_rows = b->logit_row,
                    .first_row = b->first_row,
                    .tables = {o->tables[0], o->tables[1]},
-                   .live = b->live}
+                   .phase = b->phase}
     };
 }
 
-/* Returns a batch of one row per sequence, for drafts after the first. */
-static hd_batch chain_of(const hd_model_runner *x, const runner_graph_inputs *o,
-                         const runner_graph_shape *z) {
+hd_batch runner_graph_chain(const hd_model_runner *x, const runner_graph_inputs *o,
+                            const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
     return (hd_batch){
-        .limits = {.table_stride = x->fixed.table_stride },
+        .limits = {.table_stride = x->fixed.table_stride},
         .n_rows = z->n,
         .n_seqs = z->n,
         .n_logits = z->n,
@@ -239,7 +260,8 @@ static hd_batch chain_of(const hd_model_runner *x, const runner_graph_inputs *o,
                    .seq = b->chain_seq,
                    .logit_rows = b->chain_logit_row,
                    .first_row = b->chain_first_row,
-                   .tables = {o->tables[0], o->tables[1]}}
+                   .tables = {o->tables[0], o->tables[1]},
+                   .phase = b->chain_phase}
     };
 }
 
@@ -252,7 +274,7 @@ static void queue_prepare(hd_model_runner *x, const runner_graph_inputs *o,
                            .pos = b->pos,
                            .seq = b->seq,
                            .logit_row = b->logit_row,
-                           .live = b->live,
+                           .phase = b->phase,
                            .first_row = b->first_row,
                            .table = {o->tables[0],             o->tables[1]            },
                            .slot = b->slot,
@@ -312,10 +334,10 @@ static void queue_sampling(hd_model_runner *x, const runner_graph_inputs *o,
 
 static void queue_draft(hd_model_runner *x, const runner_graph_inputs *o,
                         const runner_graph_outputs *out, const runner_graph_shape *z,
-                        int32_t at) {
+                        const float *logits, int32_t at) {
     const runner_graph_state *b = &x->fixed.graph_state;
     x->env.ops->argmax(x->env.stream, &(hd_argmax_args){.token = b->guess,
-                                                        .logits = hd_model_logits(x->model, 0),
+                                                        .logits = logits,
                                                         .rows = z->n,
                                                         .vocab = x->env.spec->vocab,
                                                         .n_ids = x->o.n_ids});
@@ -326,6 +348,7 @@ static void queue_draft(hd_model_runner *x, const runner_graph_inputs *o,
                                                        .pos = b->chain_pos,
                                                        .seq = b->chain_seq,
                                                        .logit_row = b->chain_logit_row,
+                                                       .phase = b->chain_phase,
                                                        .first_row = b->chain_first_row,
                                                        .cursor = b->cursor,
                                                        .seqs = o->seqs,
@@ -360,26 +383,38 @@ static void queue_carry_out(hd_model_runner *x, const runner_graph_inputs *o,
     });
 }
 
+static void queue_choices_out(hd_model_runner *x, const runner_graph_inputs *o,
+                              const runner_graph_shape *z) {
+    const runner_decode_graphs *f = &x->fixed;
+    const int32_t *choices = hd_model_choices(x->model);
+    if (!x->choices) return;
+    x->env.ops->mirror(x->env.stream,
+                       &(hd_mirror_args){
+                           .to = {f->inflight[0].choices, f->inflight[1].choices},
+                           .from = {choices,                choices               },
+                           .parity = o->inflight,
+                           .bytes = o->choices_bytes,
+                           .most = (int32_t)choices_bytes(x, z)
+    });
+}
+
 /* Queues all operators of a step, from the shape alone. */
 static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
     const runner_graph_inputs o = graph_inputs_in(x, x->fixed.graph_inputs_device, z);
     const runner_graph_outputs out = graph_outputs_in(x->fixed.graph_outputs_device, z);
-    hd_batch rows = rows_of(x, &o, z), chain = chain_of(x, &o, z);
-    hd_batch *step = &rows, *further = &chain;
+    hd_batch rows = runner_graph_rows(x, &o, z);
+    hd_batch *step = &rows;
+    const int32_t places = x->n_drafts ? hd_max_i32(z->n_drafts, 1) : 0;
     x->env.ops->timestamp(x->env.stream, &(hd_timestamp_args){out.begun});
     queue_carry_in(x, &o);
     queue_prepare(x, &o, z);
     hd_model_step(x->model, x->kv, &step, 1);
     queue_sampling(x, &o, &out, z);
-    if (x->n_drafts) { /* the MTP layer's KV entries stay complete even if no sequence drafts */
-        rows.n_logits = z->n_drafts ? z->n : 0;
-        rows.device.logit_rows = x->fixed.graph_state.wanted;
-        hd_model_draft(x->model, x->kv, &step, 1, false);
+    for (int32_t place = 0; place < places; place++) {
+        const float *logits = x->drafter->queue(x, &o, z, place).logits;
+        if (place < z->n_drafts) queue_draft(x, &o, &out, z, logits, place);
     }
-    for (int32_t k = 0; k < z->n_drafts; k++) {
-        if (k) hd_model_draft(x->model, x->kv, &further, 1, true);
-        queue_draft(x, &o, &out, z, k);
-    }
+    queue_choices_out(x, &o, z);
     x->env.ops->timestamp(x->env.stream, &(hd_timestamp_args){out.ended});
     queue_carry_out(x, &o, &out);
 }
@@ -400,10 +435,12 @@ static void fill_tables(const hd_model_runner *x, const runner_graph_inputs *o, 
 
 static hd_step_seq step_seq_of(const hd_model_runner *x, const runner_graph_shape *z,
                                const hd_seq_input *w, bool fresh) {
-    hd_step_seq q = {
-        .slot = w->slot, .capacity = w->n_pages * x->fixed.page_tokens, .fresh = fresh};
+    hd_step_seq q = {.slot = w->slot,
+                     .n_wanted = hd_min_i32(w->want_drafts, z->n_drafts),
+                     .capacity = w->n_pages * x->fixed.page_tokens,
+                     .fresh = fresh};
     if (!fresh) { /* as many as the step before makes */
-        q.n_drafts = hd_min_i32(w->want_drafts, z->n_drafts);
+        q.n_drafts = q.n_wanted;
         return q;
     }
     q.n_drafts = w->n - 1;
@@ -448,6 +485,8 @@ static void fill_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
     *o.n_live = live;
     *o.inflight = (int32_t)(f - a->inflight);
     *o.graph_outputs_bytes = (int32_t)(f->tops ? out.bytes : out.top_at);
+    f->recorded = x->recorder != NULL;
+    *o.choices_bytes = f->recorded ? (int32_t)choices_bytes(x, &f->shape) : 0;
     a->parity = !a->parity;
     if (masks) runner_upload_masks(x, masks);
 }
@@ -475,6 +514,7 @@ static hd_status launch(hd_model_runner *x, runner_inflight_step *f, hd_err *err
         queue_step(x, z);
         HD_TRY(hd_stream_end_capture(x->env.stream, &r->graph, err));
         x->fixed.times.graphs++;
+        x->fixed.times.graph_launches = hd_graph_launches(r->graph);
         x->fixed.bytes += hd_graph_bytes(r->graph);
         x->fixed.times.record_ns += hd_now_ns() - begun;
         f->continues = false; /* the device may have become idle meanwhile */

@@ -20,10 +20,11 @@ typedef struct runner_graph_shape {
 /* Inputs of a graph step, which the host writes: one block per shape. */
 typedef struct runner_graph_inputs {
     int32_t *n_live;
-    int32_t *inflight;               /* index of the in-flight step that gets the outputs */
-    int32_t *graph_outputs_bytes;    /* output bytes that the host reads */
-    hd_step_seq *seqs;               /* [n] */
-    int32_t *mask_row;               /* [rows] mask row of each row; -1: none */
+    int32_t *inflight;            /* index of the in-flight step that gets the outputs */
+    int32_t *graph_outputs_bytes; /* output bytes that the host reads */
+    int32_t *choices_bytes;       /* bytes of choices of experts, likewise; 0: not recorded */
+    hd_step_seq *seqs;            /* [n] */
+    int32_t *mask_row;            /* [rows] mask row of each row; -1: none */
     int32_t *tables[HD_N_KV_GROUPS]; /* [n, table_stride] */
     size_t bytes;
 } runner_graph_inputs;
@@ -46,11 +47,13 @@ typedef struct runner_graph_outputs {
 typedef struct runner_graph_state {
     int32_t *parity;   /* [1] which of the two input blocks is next */
     hd_cursor *cursor; /* [n_slots] */
-    int32_t *token, *next_token, *pos, *seq, *logit_row, *live; /* [rows] */
-    int32_t *slot, *position, *n_drafted, *given;               /* [rows] */
-    int32_t *first_row, *verifiable, *wanted, *guess;           /* [n + 1], [n] ... */
-    int32_t *chain_token, *chain_next, *chain_pos, *chain_seq;  /* [n] */
-    int32_t *chain_logit_row, *chain_first_row;                 /* [n], [n + 1] */
+    int32_t *token, *next_token, *pos, *seq, *logit_row, *phase; /* [rows] */
+    int32_t *slot, *position, *n_drafted, *given;                /* [rows] */
+    int32_t *first_row, *verifiable, *wanted, *guess;            /* [n + 1], [n] ... */
+    int32_t *chain_token, *chain_next, *chain_pos, *chain_seq;   /* [n] */
+    int32_t *chain_logit_row, *chain_first_row, *chain_phase;    /* [n], [n + 1], [n] */
+    int32_t *block_token, *block_pos, *block_last, *block_seq;   /* [n * block] of DSpark */
+    int32_t *block_logit_row, *block_first_row, *block_phase;    /* [block, n], [n + 1], rows */
     size_t bytes;
 } runner_graph_state;
 
@@ -63,6 +66,8 @@ typedef struct runner_inflight_step {
     int32_t *index;      /* [n_slots] index of a slot's sequence in the step; -1: not in it */
     int32_t *capacity;   /* [n_slots] */
     void *graph_outputs; /* host memory, for the largest shape */
+    bool recorded;       /* choices of experts come too */
+    int32_t *choices;    /* host memory, for the largest shape */
     hd_device_event *done;
 } runner_inflight_step;
 
@@ -98,6 +103,12 @@ typedef struct runner_decode_graphs {
 /* decode_graph.c */
 hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err);
 void runner_decode_graph_close(hd_model_runner *x);
+
+/* Return the batch of a step's rows, and one of one row per sequence for further drafts. */
+hd_batch runner_graph_rows(const hd_model_runner *x, const runner_graph_inputs *o,
+                           const runner_graph_shape *z);
+hd_batch runner_graph_chain(const hd_model_runner *x, const runner_graph_inputs *o,
+                            const runner_graph_shape *z);
 
 /* Returns whether a step of this shape fits; *out is the shape for n sequences. */
 bool runner_decode_graph_shape(const hd_model_runner *x, int32_t n, int32_t n_drafts,

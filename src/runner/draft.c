@@ -1,7 +1,7 @@
-/* draft.c - speculative drafts of the MTP layer (multi-token prediction) for eager steps.
+/* draft.c - speculative drafts of eager steps, whichever drafter proposes them.
  *
- * The MTP layer runs once over all rows of the step, which keeps its KV entries complete and
- * makes the first draft. It then runs over one row per sequence for each further draft. */
+ * The drafter computes the logits of one draft of every sequence at a time, and the next
+ * draft follows the token that was taken. */
 #include "base/checked.h"
 #include "runner/model_runner_internal.h"
 
@@ -71,10 +71,10 @@ static bool write_masks(hd_model_runner *x, const hd_seq_input *inputs, int32_t 
 
 /* Takes the argmax token of each logits row as the next draft of its sequence. */
 static hd_status take_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
-                             hd_seq_output *outputs, hd_err *err) {
+                             hd_draft_logits of, hd_seq_output *outputs, hd_err *err) {
     const bool masked = write_masks(x, inputs, n, outputs);
     x->env.ops->argmax(x->env.stream, &(hd_argmax_args){.token = x->device.token,
-                                                        .logits = hd_model_logits(x->model, 0),
+                                                        .logits = of.logits,
                                                         .mask = masked ? x->mask.device : NULL,
                                                         .mask_row = x->device.draft_mask,
                                                         .rows = n,
@@ -82,47 +82,41 @@ static hd_status take_drafts(hd_model_runner *x, const hd_seq_input *inputs, int
                                                         .n_ids = x->o.n_ids});
     hd_stream_download(x->env.stream, x->host.token, x->device.token,
                        (size_t)n * sizeof(int32_t));
+    if (of.confidence) {
+        hd_stream_download(x->env.stream, x->host.confidence, of.confidence,
+                           (size_t)n * sizeof *of.confidence);
+    }
     HD_TRY(hd_stream_sync(x->env.stream, err));
     for (int32_t k = 0; k < n; k++) {
         hd_seq_output *c = &outputs[x->drafting[k]];
+        if (of.confidence) c->confidence[c->n_confidence++] = x->host.confidence[k];
         c->drafts[c->n_drafts++] = x->host.token[k];
     }
     return HD_OK;
 }
 
-/* Fills the chain batch: one row per sequence that wants a further draft, one position on. */
-static int32_t fill_chain(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
-                          hd_seq_output *outputs) {
-    int32_t rows = 0;
-    hd_batch_reset(&x->chain);
-    for (; rows < n; rows++) {
-        const hd_seq_input *w = &inputs[x->drafting[rows]];
-        const hd_seq_output *c = &outputs[x->drafting[rows]];
-        if (hd_min_i32(w->want_drafts, x->n_drafts) <= c->n_drafts) break;
-        const int32_t before =
-            c->n_drafts > 1 ? c->drafts[c->n_drafts - 2] : c->step.tokens[c->step.n_tokens - 1];
-        hd_batch_add(&x->chain, &(hd_batch_seq){
-                                    .tokens = &before,
-                                    .n = 1,
-                                    .start = w->start + w->n - w->n_sample + c->step.n_tokens -
-                                             1 + c->n_drafts,
-                                    .after = c->drafts[c->n_drafts - 1],
-                                    .n_logits = 1,
-                                    .pages = {w->pages[0], w->pages[1]},
-                                    .n_pages = w->n_pages
-        });
+/* Counts the sequences, of the first n that draft, that want another draft. */
+static int32_t count_wanting(const hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                             const hd_seq_output *outputs) {
+    int32_t wanting = 0;
+    while (wanting < n) {
+        const int32_t i = x->drafting[wanting];
+        if (hd_min_i32(inputs[i].want_drafts, x->n_drafts) <= outputs[i].n_drafts) break;
+        wanting++;
     }
-    return rows;
+    return wanting;
 }
 
 hd_status runner_draft(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                        hd_seq_output *outputs, hd_err *err) {
     int32_t rows = plan_drafts(x, inputs, n, outputs);
-    runner_forward(x, RUNNER_DRAFT);
-    if (rows) HD_TRY(take_drafts(x, inputs, rows, outputs, err));
-    while ((rows = fill_chain(x, inputs, rows, outputs)) > 0) {
-        runner_forward(x, RUNNER_DRAFT_AGAIN);
-        HD_TRY(take_drafts(x, inputs, rows, outputs, err));
+    x->draft_places = rows ? hd_min_i32(inputs[x->drafting[0]].want_drafts, x->n_drafts) : 0;
+    for (int32_t place = 0; place == 0 || place < x->draft_places; place++) {
+        hd_draft_logits of;
+        HD_TRY(x->drafter->propose(x, inputs, rows, outputs, place, &of, err));
+        if (rows) HD_TRY(take_drafts(x, inputs, rows, of, outputs, err));
+        HD_TRY(runner_record_drafts(x, place, rows, err));
+        rows = count_wanting(x, inputs, rows, outputs);
     }
     return HD_OK;
 }

@@ -7,7 +7,7 @@
 
 #include "base/arena.h"
 #include "base/checked.h"
-#include "runner/model_runner_internal.h"
+#include "runner/expert_moves_internal.h"
 
 enum { MASK_CACHE_BYTES = 32 << 20 };
 
@@ -30,6 +30,8 @@ static void place(runner_sampler_buffers *v, hd_arena *a, const hd_model_runner 
     v->params = take(a, (int64_t)x->o.n_slots + 1, sizeof *v->params);
     v->bias = take(a, (int64_t)x->o.n_slots * RUNNER_BIAS_ENTRIES, sizeof *v->bias);
     v->draft_mask = take(a, x->o.n_slots, sizeof *v->draft_mask);
+    v->before = take(a, x->o.n_slots, sizeof *v->before);
+    v->confidence = take(a, x->o.n_slots, sizeof *v->confidence);
     v->rows_at = a->used;
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = take(a, x->n_rows, sizeof(int32_t));
     v->first_row = take(a, x->o.n_slots + 1, sizeof *v->first_row);
@@ -102,6 +104,17 @@ static hd_status open_constraints(hd_model_runner *x, hd_err *err) {
     return hd_stream_sync(x->env.stream, err);
 }
 
+/* Memory for the experts that the rows of a pass chose, on the host. */
+static hd_status open_choices(hd_model_runner *x, hd_err *err) {
+    const int64_t n = runner_most_choices(x);
+    void *block;
+    if (!x->env.spec->route.n_experts) return HD_OK;
+    HD_TRY(hd_device_alloc_host(x->env.device, &block, (size_t)n * sizeof *x->choices,
+                                "choices of experts", err));
+    x->choices = block;
+    return HD_OK;
+}
+
 static hd_status open_all(hd_model_runner *x, hd_err *err) {
     const hd_model_runner_options *o = &x->o;
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
@@ -112,11 +125,14 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
                                     .expert_rows = o->expert_rows};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
-        .n_snapshots = o->n_snapshots,
-        .max_drafts = x->n_drafts
+        .n_host = {o->n_host[0],            o->n_host[1]           },
+        .max_drafts = x->n_drafts,
+        .entry_type = x->env.ops->kv_type,
+        .replay = {o->replay[0],            o->replay[1]           }
     };
     const hd_batch_limits step = {o->step_rows, o->n_slots, o->seq_pages};
-    const hd_batch_limits chain = {o->n_slots, o->n_slots, o->seq_pages};
+    const int32_t each = hd_max_i32(x->env.spec->dspark.block, 1);
+    const hd_batch_limits chain = {o->n_slots * each, o->n_slots, o->seq_pages};
     HD_TRY(hd_model_open(&x->model, &x->env, &limits, 1, err));
     HD_TRY(hd_kv_open(&x->kv, x->env.spec, n_layers, x->env.device, &kv, err));
     HD_TRY(hd_batch_open(&x->batch, &step, x->env.device, err));
@@ -126,6 +142,7 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     HD_TRY(open_sampling(x, err));
     HD_TRY(open_constraints(x, err));
     if (o->fixed_steps) HD_TRY(runner_decode_graph_open(x, err));
+    HD_TRY(open_choices(x, err));
     const size_t n = (size_t)o->n_slots;
     x->tops = calloc(n * HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES, sizeof *x->tops);
     x->prompt_tops = calloc((size_t)x->n_rows * HD_MAX_ALTERNATIVES, sizeof *x->prompt_tops);
@@ -133,6 +150,23 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     x->drafting = calloc(n, sizeof *x->drafting);
     if (x->tops && x->prompt_tops && x->places && x->drafting) return HD_OK;
     return HD_FAIL(err, HD_ENOMEM, "no memory for %d slots", o->n_slots);
+}
+
+static void choose_drafter(hd_model_runner *x) {
+    const hd_model_spec *c = x->env.spec;
+    const bool dspark = c->drafter == HD_DRAFTER_DSPARK;
+    x->drafter = dspark ? &runner_drafter_dspark : &runner_drafter_mtp;
+    x->n_drafts = hd_weights_n_mtp(x->env.weights) ? x->o.max_drafts : 0;
+    if (dspark) x->n_drafts = hd_min_i32(x->n_drafts, c->dspark.block);
+}
+
+/* A block of every sequence must fit a step. */
+static hd_status check_blocks(const hd_model_runner *x, hd_err *err) {
+    const int32_t rows = x->o.n_slots * x->env.spec->dspark.block;
+    if (!x->n_drafts || (rows <= x->o.step_rows && rows <= x->n_rows)) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL,
+                   "a step of %d rows, %d with logits, cannot hold %d draft blocks of %d",
+                   x->o.step_rows, x->n_rows, x->o.n_slots, x->env.spec->dspark.block);
 }
 
 hd_status hd_model_runner_open(hd_model_runner **out, const hd_model_env *env,
@@ -143,8 +177,9 @@ hd_status hd_model_runner_open(hd_model_runner **out, const hd_model_env *env,
     x->env = *env;
     x->o = *options;
     x->n_rows = logits_rows(options);
-    x->n_drafts = hd_weights_n_mtp(env->weights) ? options->max_drafts : 0;
-    hd_status st = open_all(x, err);
+    choose_drafter(x);
+    hd_status st = check_blocks(x, err);
+    if (st == HD_OK) st = open_all(x, err);
     if (st == HD_OK) {
         *out = x;
     } else {
@@ -157,12 +192,15 @@ void hd_model_runner_close(hd_model_runner *x) {
     if (!x) return;
     if (x->fixed.on) runner_decode_graph_close(x);
     free(x->command);
+    runner_moves_close(x);
     runner_mirrored_close(&x->loads, x->env.device);
+    runner_mirrored_close(&x->words, x->env.device);
     hd_batch_close(&x->batch);
     hd_batch_close(&x->chain);
     runner_mirrored_close(&x->sampling, x->env.device);
     runner_mirrored_close(&x->mask, x->env.device);
     hd_device_release(x->env.device, x->counts);
+    hd_device_release(x->env.device, x->choices);
     hd_grammar_masks_close(x->masks.cache);
     hd_kv_close(x->kv);
     hd_model_close(x->model);
@@ -259,8 +297,10 @@ void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
 hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                            hd_seq_output *outputs, hd_err *err) {
     runner_build_batch(x, inputs, n);
-    runner_forward(x, RUNNER_STEP);
+    HD_TRY(runner_forward(x, RUNNER_STEP, err));
+    if (!x->has_rows) return HD_OK;
     HD_TRY(runner_sample(x, inputs, n, outputs, err));
+    HD_TRY(runner_record_step(x, err));
     if (x->n_drafts) HD_TRY(runner_draft(x, inputs, n, outputs, err));
     return hd_stream_sync(x->env.stream, err);
 }
@@ -280,8 +320,11 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      hd_err *err) {
     hd_model_runner *x = ctx;
     runner_copy_pages(x, copies, n_copies);
-    if (x->fixed.on) return runner_run_overlapped(x, inputs, n, outputs, err);
-    return runner_run_eager(x, inputs, n, outputs, err);
+    if (n == 0 && x->o.role == HD_RUNNER_ALONE) return hd_stream_sync(x->env.stream, err);
+    const hd_status st = x->fixed.on ? runner_run_overlapped(x, inputs, n, outputs, err)
+                                     : runner_run_eager(x, inputs, n, outputs, err);
+    if (x->recorder && st == HD_OK) hd_recorder_end_pass(x->recorder);
+    return st;
 }
 
 const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x) {
@@ -292,22 +335,45 @@ hd_runner hd_model_runner_interface(hd_model_runner *x) {
     return (hd_runner){.ctx = x, .run = run};
 }
 
-/* Sums the loads that the ranks counted of their own rows. */
-static hd_status sum_loads(hd_model_runner *x, int64_t *load, hd_err *err) {
+/* Sums the loads that the ranks of the group counted of the rows that they computed. */
+static hd_status sum_loads(hd_model_runner *x, int64_t *rows, hd_err *err) {
     const size_t n = runner_n_loads(x);
     const int64_t *all = x->loads.host;
     runner_gather_loads(x);
     hd_stream_download(x->env.stream, x->loads.host, x->loads.device, x->loads.bytes);
     HD_TRY(hd_stream_sync(x->env.stream, err));
-    memset(load, 0, n * sizeof *load);
-    for (size_t i = 0; i < x->loads.bytes / sizeof *load; i++) load[i % n] += all[i];
+    memset(rows, 0, n * sizeof *rows);
+    for (size_t i = 0; i < x->loads.bytes / sizeof *rows; i++) rows[i % n] += all[i];
     return HD_OK;
 }
 
-hd_status hd_model_runner_read_experts(hd_model_runner *x, int64_t *load, hd_err *err) {
-    const int64_t *rows = hd_model_expert_rows(x->model);
-    if (!rows) return HD_OK;
-    if (x->loads.bytes) return sum_loads(x, load, err);
-    hd_stream_download(x->env.stream, load, rows, runner_n_loads(x) * sizeof *load);
+hd_status hd_model_runner_read_experts(hd_model_runner *x, int64_t *rows, hd_err *err) {
+    const int64_t *of_model = hd_model_expert_rows(x->model);
+    if (!of_model) return HD_OK;
+    if (x->loads.bytes) return sum_loads(x, rows, err);
+    hd_stream_download(x->env.stream, rows, of_model, runner_n_loads(x) * sizeof *rows);
     return hd_stream_sync(x->env.stream, err);
+}
+
+void hd_model_runner_read_replay(const hd_model_runner *x, hd_replay kind, const int32_t *pages,
+                                 int32_t first, int32_t n, uint8_t *out) {
+    hd_replay_read(hd_kv_replay(x->kv, kind), pages, first, n, out);
+}
+
+hd_kv *hd_model_runner_kv(hd_model_runner *x) {
+    return x->kv;
+}
+
+hd_prefetch_stats hd_model_runner_engram_stats(const hd_model_runner *x) {
+    return hd_model_engram_stats(x->model);
+}
+
+void *hd_model_runner_host_page(const hd_model_runner *x, hd_kv_group group, int32_t host,
+                                size_t *bytes) {
+    return hd_kv_host_page(x->kv, group, host, bytes);
+}
+
+hd_status hd_model_runner_discard_kv(hd_model_runner *x, size_t *bytes, hd_err *err) {
+    hd_stream_wait(x->env.stream);
+    return hd_kv_discard(x->kv, bytes, err);
 }

@@ -11,12 +11,14 @@
 #include "model/model.h"
 #include "ops/ops.h"
 #include "grammar/grammar.h"
+#include "moe/recorder.h"
 
 typedef struct hd_model_runner hd_model_runner;
 
-/* What a rank does in its tensor-parallel group. The leader, member 0, samples and drafts; each
+/* What a rank does in its attention group. The leader, member 0, samples and drafts; each
  * of its forward passes and page copies goes to the followers as a command, a block of bytes, and
- * runs on all ranks. A follower has no sampling state. */
+ * runs on all ranks. A follower has no sampling state. Leaders of several groups run at the same
+ * time, also without inputs: all their passes are the same. */
 typedef enum hd_runner_role {
     HD_RUNNER_ALONE,
     HD_RUNNER_LEADS,
@@ -29,7 +31,7 @@ typedef struct hd_model_runner_options {
     int32_t positions; /* the longest sequence */
     int32_t seq_pages; /* block table entries of one sequence */
     int32_t n_pages[HD_N_KV_GROUPS];
-    int32_t n_snapshots;
+    int32_t n_host[HD_N_KV_GROUPS];
     int32_t n_ids;      /* token ids that may be sampled; at most the vocabulary */
     int32_t max_drafts; /* drafts per sequence and step; 0: the MTP layer is not run */
     /* logits rows of one step, for sampling and prompt log-probabilities; 0: as many as all
@@ -42,7 +44,10 @@ typedef struct hd_model_runner_options {
     /* Decode steps have fixed shapes (decode graphs). Each is one graph launch if the device
      * can capture, and the host is one step ahead (overlap schedule); docs/graphs.md. */
     bool fixed_steps;
-    hd_runner_role role; /* not ALONE: env has comm, and steps are not fixed */
+    bool replay[HD_N_REPLAYS]; /* choices are kept: hd_model_runner_read_replay() */
+    hd_runner_role role;       /* not ALONE: env has comm, and steps are not fixed */
+    /* The env's weights, in host memory, if experts may move between the ranks; or NULL. */
+    hd_weights *movable;
 } hd_model_runner_options;
 
 /* A constraint on the tokens of an answer: reasoning budget, forced tokens, grammar. Ids
@@ -87,6 +92,10 @@ void hd_model_runner_close(hd_model_runner *x); /* NULL is fine */
  * the role must be those of the leader. */
 hd_status hd_model_runner_follow(hd_model_runner *x, hd_err *err);
 
+/* Of the leader, between two runs: when it returns, the followers have ended what came before, and
+ * read no weights until the next run. */
+hd_status hd_model_runner_rest(hd_model_runner *x, hd_err *err);
+
 /* The leader ends the followers' hd_model_runner_follow(). Nothing may run afterwards. */
 void hd_model_runner_end(hd_model_runner *x);
 
@@ -95,6 +104,20 @@ void hd_model_runner_end(hd_model_runner *x);
 void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
                            const hd_request_sampling *sampling, const int32_t *tokens,
                            int32_t n, int32_t n_prompt);
+
+/* Drops what was queued ahead: steps that follow compute everything anew. Between two runs. */
+void hd_model_runner_forget_steps(hd_model_runner *x);
+
+/* Returns its KV pages: between two runs they may be copied on the runner's stream. */
+hd_kv *hd_model_runner_kv(hd_model_runner *x);
+
+/* Gives the memory of all KV pages back, see hd_kv_discard(). Between two runs, after
+ * hd_model_runner_forget_steps(). */
+hd_status hd_model_runner_discard_kv(hd_model_runner *x, size_t *bytes, hd_err *err);
+
+/* See hd_kv_host_page(). */
+void *hd_model_runner_host_page(const hd_model_runner *x, hd_kv_group group, int32_t host,
+                                size_t *bytes);
 
 /* Turns graph launches on or off. If off, steps of fixed shape are queued operator by
  * operator, for profiling. They are on after open. */
@@ -115,6 +138,7 @@ typedef struct hd_model_runner_times {
     int64_t gaps[HD_GAP_BINS];  /* histogram of gaps */
     int64_t host_ns, wait_ns;   /* host time in runs with such a step: working; waiting */
     int64_t graphs, record_ns;  /* graphs captured; host time of the captures, not in host_ns */
+    int32_t graph_launches;     /* kernels and copies of the graph captured last */
 } hd_model_runner_times;
 
 const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x);
@@ -123,9 +147,49 @@ const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x
  * inputs and outputs of a step, sampling state, and captured graphs. */
 size_t hd_model_runner_bytes(const hd_model_runner *x);
 
-/* Reads from the device how many rows each routed expert has computed: load[layer *
- * n_experts + expert] of the spec's n_layers, without MTP layers. Call it on the step
+/* Copies what the layers chose for positions first .. first + n - 1 to out
+ * [n, hd_replay_shape.row_bytes]. pages: the FULL block table of their sequence, as of the last
+ * step. Call it on the step thread. */
+void hd_model_runner_read_replay(const hd_model_runner *x, hd_replay kind, const int32_t *pages,
+                                 int32_t first, int32_t n, uint8_t *out);
+
+hd_prefetch_stats hd_model_runner_engram_stats(const hd_model_runner *x); /* any thread */
+
+/* Reads hd_model_expert_rows() from the device. Of several ranks: those of the leader's attention
+ * group, and each row counts on every rank (etp) that computed a part. Call it on the step
  * thread. */
-hd_status hd_model_runner_read_experts(hd_model_runner *x, int64_t *load, hd_err *err);
+hd_status hd_model_runner_read_experts(hd_model_runner *x, int64_t *rows, hd_err *err);
+
+/* ---- experts that move between ranks: expert_moves.c ---- */
+
+typedef struct hd_expert_move {
+    int32_t layer, expert;
+    int32_t from, to; /* members of HD_GROUP_EP */
+} hd_expert_move;
+
+/* Moves of experts: calls of the leader, on the step thread between two steps. HD_EPEER or
+ * HD_EDEVICE: communication has ended, as after a failed step. Any other failure is a rank's
+ * refusal: no map has changed, and what was staged should be dropped. */
+
+/* Copies an expert to a rank, which keeps it beside those in its slots. */
+hd_status hd_model_runner_stage_expert(hd_model_runner *x, const hd_expert_move *m,
+                                       hd_err *err);
+
+/* Asks every rank whether it has what a map [slots] needs and has version `version` of the layer's
+ * map. Then every rank flips to it between the same two steps, and has the next version. */
+hd_status hd_model_runner_verify_map(hd_model_runner *x, int32_t layer, const int32_t *map,
+                                     uint32_t version, hd_err *err);
+hd_status hd_model_runner_flip_map(hd_model_runner *x, int32_t layer, uint32_t version,
+                                   hd_err *err);
+
+/* Frees staged experts that no slot holds, on all ranks. layer: any with experts. */
+hd_status hd_model_runner_drop_staged(hd_model_runner *x, int32_t layer, hd_err *err);
+
+/* Whether this rank chooses the experts of all rows: false if ranks divide the rows. */
+bool hd_model_runner_routes_all(const hd_model_runner *x);
+
+/* Adds the rows of all later steps to a recorder, PER_PASS or PER_TOKEN, which must outlive them;
+ * NULL: no more. On the step thread. */
+void hd_model_runner_record(hd_model_runner *x, hd_recorder *r);
 
 #endif

@@ -1,8 +1,9 @@
 /* model_runner_internal.h - the model runner's memory, shared by its files.
  *
- * model_runner.c holds requests and eager steps, sampling.c the logits rows, draft.c MTP
- * drafting, commands.c forward passes of several ranks, decode_graph.c steps of a fixed shape,
- * overlap.c the overlap schedule. */
+ * model_runner.c holds requests and eager steps, sampling.c the logits rows, draft.c the
+ * drafts of eager steps, draft_*.c the drafters, commands.c forward passes of several ranks,
+ * decode_graph.c steps of a fixed shape, overlap.c the overlap schedule, route_record.c which
+ * experts rows chose. */
 #ifndef HD_RUNNER_MODEL_RUNNER_INTERNAL_H
 #define HD_RUNNER_MODEL_RUNNER_INTERNAL_H
 
@@ -23,6 +24,7 @@ typedef struct runner_sampler_buffers {
     hd_logit_bias *bias; /* [n_slots, RUNNER_BIAS_ENTRIES] */
 
     int32_t *draft_mask; /* [n_slots] mask row of each sequence's draft */
+    int32_t *before;     /* [n_slots] the token before the draft */
 
     /* per logits row; written in every step */
     int32_t *slot, *position, *input, *n_drafted, *given, *draft, *mask_row;
@@ -32,6 +34,7 @@ typedef struct runner_sampler_buffers {
     /* written by the sampler */
     int32_t *token, *accepted, *next, *top_id;
     float *logprob, *top_logprob;
+    float *confidence; /* [n_slots] of the drafts of one place */
 
     size_t rows_at, outs_at, end; /* byte offsets of the parts */
 } runner_sampler_buffers;
@@ -46,20 +49,54 @@ typedef struct runner_input_rows {
     int32_t first_prompt, first_sampled, most_accepted;
 } runner_input_rows;
 
+/* A drafter: computes the logits of drafts, one place of all sequences at a time. Place 0 is
+ * computed after every step, also if no sequence drafts, because it keeps the KV entries of
+ * the drafter complete. Both functions return device memory that is valid until the next
+ * call. */
+typedef struct runner_drafter {
+    /* Computes the logits [n, vocab] of draft `place` of sequences x->drafting[0, n), which have
+     * `place` drafts so far. x->batch holds the rows of the step; its next_tokens and
+     * logit_rows are set, and not uploaded. n may be 0 while other attention groups draft. */
+    hd_status (*propose)(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                         const hd_seq_output *outputs, int32_t place, hd_draft_logits *out,
+                         hd_err *err);
+    /* Runs RUNNER_DRAFT over x->batch, or again over x->chain, which is uploaded; on every
+     * rank. */
+    void (*pass)(hd_model_runner *x, hd_batch *batch, bool again);
+    /* Queues what propose does in a graph step, after commit_step, or prepare_draft of the place
+     * before. Returns the logits [z->n, vocab]. */
+    hd_draft_logits (*queue)(hd_model_runner *x, const runner_graph_inputs *o,
+                             const runner_graph_shape *z, int32_t place);
+} runner_drafter;
+
+extern const runner_drafter runner_drafter_mtp;    /* draft_mtp.c */
+extern const runner_drafter runner_drafter_dspark; /* draft_dspark.c */
+
+/* Memory for moves of experts between ranks; all zero where they cannot move. */
+typedef struct runner_moves {
+    uint8_t *packed;           /* [bytes] an expert on its way */
+    size_t bytes;              /* of the largest */
+    int32_t *map;              /* [slots] verified */
+    int32_t verified;          /* the layer of the map; -1: none */
+    struct runner_vote *votes; /* [ranks] */
+    uint64_t told;             /* checksum of the order that is carried out */
+} runner_moves;
+
 struct hd_model_runner {
     hd_model_env env;
     hd_model_runner_options o;
     hd_model *model;
     hd_kv *kv;
-    hd_batch batch, chain; /* the step's rows; one row per sequence for further drafts */
+    hd_batch batch, chain; /* the step's rows; the drafter's rows of every sequence */
     runner_mirrored sampling, mask;
     runner_sampler_buffers host, device; /* views of `sampling` */
     /* Alternatives that the outputs of a step point at. */
-    hd_alternative *tops;        /* [n_slots, HD_MAX_STEP_TOKENS, HD_MAX_ALTERNATIVES] */
-    hd_alternative *prompt_tops; /* [n_rows, HD_MAX_ALTERNATIVES] */
-    uint16_t *counts;            /* [n_slots, vocab] device memory */
-    int32_t n_rows;              /* logits rows of a step, at most */
-    int32_t n_drafts;            /* 0 without an MTP layer */
+    hd_alternative *tops;          /* [n_slots, HD_MAX_STEP_TOKENS, HD_MAX_ALTERNATIVES] */
+    hd_alternative *prompt_tops;   /* [n_rows, HD_MAX_ALTERNATIVES] */
+    uint16_t *counts;              /* [n_slots, vocab] device memory */
+    int32_t n_rows;                /* logits rows of a step, at most */
+    int32_t n_drafts;              /* of a sequence in one step, at most; 0: nothing drafts */
+    const runner_drafter *drafter; /* if n_drafts > 0 */
 
     /* all zero without a vocabulary; then there are no constraints */
     runner_masks masks;
@@ -68,11 +105,27 @@ struct hd_model_runner {
 
     runner_input_rows *places; /* [n_slots] by sequence input */
     int32_t *drafting;         /* [n_slots] sequences that draft, most drafts first */
+    hd_recorder *recorder;     /* NULL: no pass is recorded */
+    int32_t *choices;          /* experts that the rows of a pass chose; NULL without experts */
+    int64_t choices_at;        /* of the step's choices, where those of the next draft begin */
     runner_decode_graphs fixed;
     uint8_t *command; /* of the leader to its followers; NULL: alone */
     size_t command_bytes;
-    runner_mirrored loads; /* [row parts, layers * experts] int64, if ranks divide the rows */
+    int32_t n_groups;      /* attention groups */
+    runner_mirrored words; /* [n_groups] what each says before a pass; all zero: one group */
+    /* [n_groups] of the pass; in the command */
+    int32_t *group_rows, *group_logits;
+    bool has_rows;         /* any group had rows in this pass */
+    int32_t draft_places;  /* drafts of a sequence that any group makes in this step, at most */
+    runner_mirrored loads; /* [ranks, layers * experts] int64; all zero: alone */
+    runner_moves moves;
 };
+
+/* Returns what the rows of a sequence are for. */
+static inline hd_row_phase runner_phase(const hd_seq_input *w) {
+    if (w->n_sample != w->n) return HD_ROW_PREFILL;
+    return w->n > 1 ? HD_ROW_VERIFY : HD_ROW_DECODE;
+}
 
 /* Returns a mask row: one per logits row, then the constant one of RUNNER_NO_EOS. */
 static inline uint32_t *runner_mask_at(const hd_model_runner *x, int32_t row) {
@@ -140,8 +193,10 @@ typedef enum runner_pass {
 
 hd_status runner_commands_open(hd_model_runner *x, hd_err *err);
 
-/* Uploads the batch and runs the forward pass, here and on the followers. */
-void runner_forward(hd_model_runner *x, runner_pass pass);
+/* Uploads the batch and runs the forward pass, here and on the followers. Several attention
+ * groups first tell each other their rows, and x->draft_places before RUNNER_DRAFT; nothing runs if
+ * none has rows. */
+hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err);
 void runner_copy_pages(hd_model_runner *x, const hd_page_copy *copies, int32_t n);
 
 /* Gathers every rank's expert loads into x->loads, here and on the followers. */
@@ -152,7 +207,7 @@ hd_status runner_mirrored_open(runner_mirrored *t, hd_device *d, size_t bytes, c
                                hd_err *err);
 void runner_mirrored_close(runner_mirrored *t, hd_device *d);
 static inline size_t runner_n_loads(const hd_model_runner *x) {
-    return (size_t)x->env.spec->n_layers * (size_t)x->env.spec->route.n_experts;
+    return (size_t)hd_model_n_expert_rows(x->env.spec);
 }
 
 /* sampling.c: builds the batch; then, while the device runs the forward pass, writes the
@@ -160,6 +215,16 @@ static inline size_t runner_n_loads(const hd_model_runner *x) {
 void runner_build_batch(hd_model_runner *x, const hd_seq_input *inputs, int32_t n);
 hd_status runner_sample(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                         hd_seq_output *outputs, hd_err *err);
+
+/* route_record.c: adds the rows of the eager step that ended last to the recorder, if there is
+ * one; those of its drafts at `place`, of n sequences; or those of a sequence input that a graph
+ * step computed, and of its drafts. */
+hd_status runner_record_step(hd_model_runner *x, hd_err *err);
+hd_status runner_record_drafts(hd_model_runner *x, int32_t place, int32_t n, hd_err *err);
+void runner_record_graph_rows(hd_model_runner *x, const runner_inflight_step *f,
+                              const hd_seq_input *w, const hd_seq_output *c);
+int64_t runner_n_choices(const hd_model_runner *x, const runner_graph_shape *z);
+int64_t runner_most_choices(const hd_model_runner *x); /* of an eager step, or of drafts */
 
 /* draft.c: computes the next drafts of sequences that want some. */
 hd_status runner_draft(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,

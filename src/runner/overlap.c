@@ -20,6 +20,10 @@ void runner_forget_slot(hd_model_runner *x, int32_t slot) {
     f->known[slot].position = -1;
 }
 
+void hd_model_runner_forget_steps(hd_model_runner *x) {
+    for (int32_t s = 0; x->fixed.on && s < x->o.n_slots; s++) runner_forget_slot(x, s);
+}
+
 /* A dropped token would remain in the penalty counts. */
 static bool is_constrained(const hd_model_runner *x, const hd_seq_input *w) {
     const runner_constraint *r = x->constraints ? &x->constraints[w->slot] : NULL;
@@ -95,6 +99,12 @@ static hd_status launch_next(hd_model_runner *x, const runner_inflight_step *f,
     return runner_decode_graph_launch(x, x->fixed.next, &shape, inputs, n, false, err);
 }
 
+static void collect_output(hd_model_runner *x, const runner_inflight_step *f,
+                           const hd_seq_input *w, hd_seq_output *c) {
+    runner_decode_graph_output(x, f, w, c);
+    runner_record_graph_rows(x, f, w, c);
+}
+
 /* Waits for f and collects its output for inputs[n]; other sequences in f are stale. */
 static hd_status collect_outputs(hd_model_runner *x, runner_inflight_step *f,
                                  const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
@@ -102,7 +112,7 @@ static hd_status collect_outputs(hd_model_runner *x, runner_inflight_step *f,
     const int64_t begun = hd_now_ns();
     HD_TRY(runner_decode_graph_wait(x, f, err));
     x->fixed.times.wait_ns += hd_now_ns() - begun;
-    for (int32_t i = 0; i < n; i++) runner_decode_graph_output(x, f, &inputs[i], &outputs[i]);
+    for (int32_t i = 0; i < n; i++) collect_output(x, f, &inputs[i], &outputs[i]);
     return HD_OK;
 }
 
@@ -124,7 +134,7 @@ static hd_status run_eager_inputs(hd_model_runner *x, runner_inflight_step *f,
         if (k < n_eager && a->eager_index[k] == i) {
             outputs[i] = a->eager_outputs[k++];
         } else {
-            runner_decode_graph_output(x, f, &inputs[i], &outputs[i]);
+            collect_output(x, f, &inputs[i], &outputs[i]);
         }
     }
     /* Sequences that are not in the next in-flight step start fresh. */

@@ -30,8 +30,11 @@ typedef struct hd_seq_input {
     int32_t n_prompt_logprobs;
     /* prompt token after the last row, if known; else -1 */
     int32_t after;
-    int32_t want_drafts; /* drafts to return for the next step, if a token is sampled */
-    int32_t left;        /* upper bound of the tokens still to come; 0: unknown */
+    /* Drafts to return for the next step, if a token is sampled. Then the block tables reach
+     * as many positions beyond the rows, or a whole block if the drafter makes blocks. */
+    int32_t want_drafts;
+    int32_t left;    /* upper bound of the tokens still to come; 0: unknown */
+    hd_kv_ends ends; /* hd_cache_ends(): what layers with tails compute the sequence for */
     /* [n_pages] block tables; they may reach beyond this step */
     const int32_t *pages[HD_N_KV_GROUPS];
     int32_t n_pages;
@@ -47,13 +50,18 @@ typedef struct hd_seq_output {
     hd_prompt_logprobs prompt;
     int32_t n_drafts;
     int32_t drafts[HD_MAX_DRAFTS];
+    /* of each draft the log-odds that it is accepted if those before it are; 0 of them if the
+     * drafter does not know */
+    int32_t n_confidence;
+    float confidence[HD_MAX_DRAFTS];
 } hd_seq_output;
 
 /* Table of a runner: the model runner, the null runner, or a simulation in tests. */
 typedef struct hd_runner {
     void *ctx;
-    /* Runs the page copies in order, then the step. An error ends the rank and every
-     * sequence on it. */
+    /* Runs the page copies in order, then the step, which may have no inputs. HD_EAGAIN: the step was given up and all
+     * cached entries are lost; every sequence returns to the queue with its tokens. Another
+     * error ends every sequence. */
     hd_status (*run)(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      const hd_seq_input *inputs, int32_t n_inputs, hd_seq_output *outputs,
                      hd_err *err);

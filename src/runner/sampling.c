@@ -19,7 +19,13 @@ static void want_logits(hd_batch *b, int32_t end, int32_t n) {
     for (int32_t row = end - n; row < end; row++) b->host.logit_rows[b->n_logits++] = row;
 }
 
+/* Where choices of every position are kept, every layer computes every position. */
+static bool keeps_choices(const hd_model_runner *x) {
+    return x->o.replay[HD_REPLAY_EXPERTS] || x->o.replay[HD_REPLAY_KEYS] || x->recorder;
+}
+
 void runner_build_batch(hd_model_runner *x, const hd_seq_input *inputs, int32_t n) {
+    const hd_kv_ends every_position = {0};
     hd_batch *b = &x->batch;
     hd_batch_reset(b);
     for (int32_t i = 0; i < n; i++) {
@@ -30,6 +36,8 @@ void runner_build_batch(hd_model_runner *x, const hd_seq_input *inputs, int32_t 
                             .n = w->n,
                             .start = w->start,
                             .after = w->after,
+                            .phase = runner_phase(w),
+                            .ends = keeps_choices(x) ? every_position : w->ends,
                             .pages = {w->pages[0], w->pages[1]},
                             .n_pages = w->n_pages
         });

@@ -16,9 +16,13 @@ hd_status sched_seq_open(sched_seq **out, const hd_sched_request *r, hd_err *err
         return HD_FAIL(err, HD_ENOMEM, "no memory for a request of %zu tokens", n_tokens);
     }
     memcpy(tokens, r->prompt, (size_t)r->n_prompt * sizeof *tokens);
+    if (r->n_output)
+        memcpy(tokens + r->n_prompt, r->output, (size_t)r->n_output * sizeof *tokens);
     if (r->n_stop) memcpy(tokens + n_tokens, r->stop_ids, (size_t)r->n_stop * sizeof *tokens);
-    *q = (sched_seq){.r = *r, .tokens = tokens, .n_tokens = r->n_prompt, .slot = -1};
+    *q = (sched_seq){
+        .r = *r, .tokens = tokens, .n_tokens = r->n_prompt + r->n_output, .slot = -1};
     q->r.prompt = tokens;
+    q->r.output = tokens + r->n_prompt;
     q->r.stop_ids = tokens + n_tokens;
     *out = q;
     return HD_OK;

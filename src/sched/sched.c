@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "sched/load_costs.h"
 #include "sched/sched_internal.h"
 
 struct hd_sched {
@@ -36,16 +37,28 @@ struct hd_sched {
     sched_draft_depth drafts;
     bool timed; /* the last step was decode only, and its duration counts for the draft depth */
     int64_t last_ns;
+    sched_load_costs costs;
+    bool copied;   /* copies were queued since the disk tier looked last */
+    bool measured; /* the time since last_ns is that of a step, with so many copies before it */
+    int32_t n_copied[HD_N_KV_GROUPS];
     hd_sched_stats stats;
 };
+
+static int32_t max_drafts(const hd_sched *s) {
+    return s->o.draft_block ? s->o.draft_block : HD_MAX_DRAFTS;
+}
+
+/* Positions beyond the rows that making this many drafts needs pages for. */
+static int32_t draft_positions(const hd_sched *s, int32_t drafts) {
+    return drafts ? hd_max_i32(drafts, s->o.draft_block) : 0;
+}
 
 /* The longest request must fit by itself; otherwise it could be retracted for ever. */
 static hd_status check_options(const hd_sched_options *o, hd_err *err) {
     const hd_cache_options *c = &o->cache;
-    const int32_t near =
-        (int32_t)hd_ceil_div((int64_t)c->lookback + o->chunk_rows + HD_MAX_DRAFTS,
-                             c->page_tokens) +
-        1;
+    /* rows of one request in a step, of a prompt or with drafts, and the next step's drafts */
+    const int32_t rows = hd_max_i32(o->chunk_rows, HD_MAX_STEP_TOKENS) + HD_MAX_DRAFTS;
+    const int32_t near = (int32_t)hd_ceil_div((int64_t)c->lookback + rows, c->page_tokens) + 1;
     if (o->chunk_rows < 1 || c->max_seqs < 1) {
         return HD_FAIL(err, HD_EINVAL, "chunks of %d rows and %d running requests: at least 1",
                        o->chunk_rows, c->max_seqs);
@@ -64,7 +77,8 @@ static hd_status check_options(const hd_sched_options *o, hd_err *err) {
                        c->n_pages[HD_KV_FULL], c->seq_pages);
     }
     if (c->lookback && c->n_pages[HD_KV_WINDOW] < hd_min_i32(near, c->seq_pages)) {
-        return HD_FAIL(err, HD_EINVAL, "%d window pages cannot hold one chunk, which needs %d",
+        return HD_FAIL(err, HD_EINVAL,
+                       "%d window pages cannot hold the rows of one request, which need %d",
                        c->n_pages[HD_KV_WINDOW], near);
     }
     return HD_OK;
@@ -85,7 +99,9 @@ hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a scheduler");
     s->o = *options;
     if (!s->o.sample_rows) s->o.sample_rows = (int32_t)n * HD_MAX_STEP_TOKENS;
-    sched_draft_depth_init(&s->drafts);
+    sched_draft_depth_init(&s->drafts, max_drafts(s));
+    s->costs.least_rows = options->cache.page_tokens;
+    memcpy(s->costs.page_bytes, options->page_bytes, sizeof s->costs.page_bytes);
     s->runner = *runner;
     s->hooks = *hooks;
     s->running = calloc(n, sizeof(sched_seq *));
@@ -97,11 +113,13 @@ hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
     if (!s->running || !s->input_seqs || !s->free_slots || !s->inputs || !s->outputs) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory for %zu running requests", n);
     }
-    if (st == HD_OK) st = hd_cache_open(&s->cache, &options->cache, err);
+    if (s->o.disk) s->o.cache.name_key = hd_disk_tier_key(s->o.disk);
+    if (st == HD_OK) st = hd_cache_open(&s->cache, &s->o.cache, err);
     if (st != HD_OK) {
         hd_sched_close(s);
         return st;
     }
+    if (s->o.disk) hd_disk_tier_attach(s->o.disk, s->cache);
     free_all_slots(s);
     *out = s;
     return HD_OK;
@@ -114,6 +132,7 @@ void hd_sched_close(hd_sched *s) {
         sched_seq_close(q);
     }
     for (int32_t i = 0; i < s->n_running; i++) sched_seq_close(s->running[i]);
+    if (s->o.disk && s->cache) hd_disk_tier_stop(s->o.disk);
     hd_cache_close(s->cache);
     free(s->running);
     free(s->input_seqs);
@@ -161,6 +180,10 @@ hd_status hd_sched_submit(hd_sched *s, const hd_sched_request *r, hd_err *err) {
     if (r->n_prompt < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
     if (r->max_new < 1)
         return HD_FAIL(err, HD_EINVAL, "max_tokens is %d; at least 1", r->max_new);
+    if (r->n_output < 0 || r->n_output >= r->max_new) {
+        return HD_FAIL(err, HD_EINVAL, "%d of %d output tokens are there already", r->n_output,
+                       r->max_new);
+    }
     if (longest > limit) {
         return HD_FAIL(err, HD_EINVAL,
                        "%d prompt tokens and %d output tokens exceed the context of %lld",
@@ -172,7 +195,7 @@ hd_status hd_sched_submit(hd_sched *s, const hd_sched_request *r, hd_err *err) {
     sched_seq *q;
     HD_TRY(sched_seq_open(&q, r, err));
     q->arrival = s->arrivals++;
-    q->r.draft_tokens = hd_min_i32(q->r.draft_tokens, HD_MAX_DRAFTS);
+    q->r.draft_tokens = hd_min_i32(q->r.draft_tokens, max_drafts(s));
     if (r->follows) follow(q, find(s, r->follows));
     if (!s->waiting.last || sched_before(q, s->waiting.last)) s->blocked = false;
     sched_queue_put(&s->waiting, q);
@@ -198,7 +221,8 @@ static void slot_released(hd_sched *s, sched_seq *q, bool end_of_step) {
     s->hooks.slot_released(s->hooks.ctx, q->r.id, q->slot);
     s->free_slots[s->n_free_slots++] = q->slot;
     q->slot = -1;
-    q->n_done = q->n_drafts = 0;
+    q->n_done = 0;
+    q->drafts = (sched_drafts){0};
     s->blocked = false;
 }
 
@@ -212,6 +236,7 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
         s->blocked = false; /* the first waiting request may be another one now */
     }
     if (q->leader) q->leader->n_followers--;
+    if (q->reading) hd_disk_tier_cancel(s->o.disk, q->r.id);
     release_followers(s, q);
     s->stats.finished++;
     s->hooks.event(s->hooks.ctx, e);
@@ -256,13 +281,14 @@ static void process_aborts(hd_sched *s, int64_t now_ns) {
 }
 
 void hd_sched_process_aborts(hd_sched *s, int64_t now_ns) {
-    s->timed = false;
+    s->timed = s->measured = false;
     process_aborts(s, now_ns);
 }
 
 static void retract(hd_sched *s, sched_seq *q) {
     slot_released(s, q, false);
     q->r.queue_until_ns = 0; /* admitted: the queue timeout no longer applies */
+    q->asked = false;
     sched_queue_put(&s->waiting, q);
     s->stats.retracted++;
 }
@@ -324,16 +350,22 @@ static bool still_blocked(const hd_sched *s) {
                           room(s, HD_KV_WINDOW) < s->wanted[HD_KV_WINDOW]);
 }
 
-/* Prompt log-probabilities need computed rows, so the cached prefix must end before the
- * first. */
+/* Tokens whose cached entries a request can use: prompt log-probabilities need computed rows. */
+static int32_t usable_tokens(const sched_seq *q) {
+    return unreported(q) > 0 ? next_reported(q) : q->n_tokens;
+}
+
 static void admit_one(hd_sched *s, sched_seq *q) {
     const int32_t slot = s->free_slots[s->n_free_slots - 1];
-    const int32_t usable = unreported(q) > 0 ? next_reported(q) : q->n_tokens;
-    int32_t hit, missing[HD_N_KV_GROUPS] = {0, 1}; /* WINDOW pages of the cached prefix */
+    const int32_t usable = usable_tokens(q);
+    const int64_t declined = hd_cache_read_stats(s->cache).declined;
+    int32_t hit, missing[HD_N_KV_GROUPS] = {0};
     if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, usable, &hit) != HD_OK) {
+        missing[hd_cache_lacking(s->cache)] = 1;
         block(s, missing);
         return;
     }
+    if (hd_cache_read_stats(s->cache).declined > declined) sched_load_costs_declined(&s->costs);
     count_missing(s, q, hit, missing);
     if (!fits(s, missing)) {
         hd_cache_release(s->cache, slot, false);
@@ -353,11 +385,39 @@ static void admit_one(hd_sched *s, sched_seq *q) {
     s->hooks.slot_assigned(s->hooks.ctx, q->r.id, slot, q->tokens, q->n_tokens);
 }
 
-/* Returns the first waiting request that does not wait for another request's prefill. */
+/* Returns the first waiting request that waits for no prefill of another and for no read. */
 static sched_seq *next_to_admit(const hd_sched *s) {
     sched_seq *q = s->waiting.first;
-    while (q && q->leader) q = q->next;
+    while (q && (q->leader || q->reading)) q = q->next;
     return q;
+}
+
+/* Asks the disk tier for the prefixes of the first requests that wait, each once. */
+static void ask_disk(hd_sched *s) {
+    enum { FIRST = 16 };
+    sched_seq *q = s->waiting.first;
+    for (int i = 0; i < FIRST && q && hd_disk_tier_has_room(s->o.disk); i++, q = q->next) {
+        if (q->leader || q->asked) continue;
+        q->asked = true;
+        q->reading = hd_disk_tier_ask(s->o.disk, q->r.id, q->r.salt, q->tokens,
+                                      usable_tokens(q), s->costs.row_ns, s->last_ns);
+    }
+}
+
+/* Takes what the disk tier has done since the last step. */
+static void step_disk(hd_sched *s) {
+    uint64_t id;
+    if (!s->o.disk) return;
+    int32_t n_copies;
+    hd_cache_copies(s->cache, &n_copies);
+    if (n_copies == 0) hd_disk_tier_step(s->o.disk, s->last_ns, s->copied);
+    s->copied = s->copied && n_copies;
+    while ((id = hd_disk_tier_ended(s->o.disk)) != 0) {
+        sched_queue_find(&s->waiting, id)->reading = false;
+        s->blocked = false;
+    }
+    ask_disk(s);
+    if (n_copies == 0) hd_disk_tier_step(s->o.disk, s->last_ns, false);
 }
 
 static void admit(hd_sched *s) {
@@ -396,21 +456,32 @@ static void add_input(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_sample,
         .after = n_sample ? -1 : q->tokens[q->n_done + rows],
         .want_drafts = want_drafts,
         .left = q->r.n_prompt + q->r.max_new - q->n_tokens,
+        .ends = hd_cache_ends(s->cache, slot),
         .pages = {hd_cache_block_table(s->cache, slot, HD_KV_FULL),
                   hd_cache_block_table(s->cache, slot, HD_KV_WINDOW)},
-        .n_pages = pages_for(s, q->n_done + rows + want_drafts)
+        .n_pages = pages_for(s, q->n_done + rows + draft_positions(s, want_drafts))
     };
     s->n_rows += rows;
     s->n_logits += n_sample + n_prompt_logprobs;
 }
 
+/* Chooses how many of the drafts that were made are verified. Tokens beyond max_new would be
+ * dropped. */
+static void choose_verified(hd_sched *s, sched_seq *q) {
+    const int32_t left = q->r.n_prompt + q->r.max_new - q->n_tokens;
+    const bool fixed = q->r.draft_tokens != HD_DRAFTS_AUTO;
+    const int32_t kept =
+        fixed ? q->drafts.made : sched_draft_depth_keep(&s->drafts, &q->drafts);
+    s->timed &= kept == q->drafts.made;
+    q->drafts.verified = hd_min_i32(kept, left - 1);
+}
+
 /* Adds a decode row and its drafts. Pages are reserved for the drafts of the next step too. */
 static void add_decode(hd_sched *s, sched_seq *q) {
-    const int32_t left = q->r.n_prompt + q->r.max_new - q->n_tokens;
-    /* tokens beyond max_new would be dropped */
-    q->n_drafts = hd_min_i32(q->n_drafts, left - 1);
-    const int32_t rows = 1 + q->n_drafts;
-    if (make_room(s, q, q->n_done + rows + q->want_drafts)) add_input(s, q, rows, rows, 0);
+    choose_verified(s, q);
+    const int32_t rows = 1 + q->drafts.verified;
+    const int32_t end = q->n_done + rows + draft_positions(s, q->want_drafts);
+    if (make_room(s, q, end)) add_input(s, q, rows, rows, 0);
 }
 
 /* Returns how many of the next `rows` prefill rows report a prompt log-probability. */
@@ -429,7 +500,8 @@ static void add_chunk(hd_sched *s, sched_seq *q, int32_t budget, int32_t others)
     if (excess > 0) rows -= excess;
     if (rows <= 0) return; /* the logits rows of this step are used up */
     const bool last = rows == pending;
-    if (!make_room(s, q, q->n_done + rows + (last ? q->want_drafts : 0))) return;
+    const int32_t drafts = last ? draft_positions(s, q->want_drafts) : 0;
+    if (!make_room(s, q, q->n_done + rows + drafts)) return;
     add_input(s, q, rows, last ? 1 : 0, reported_by(q, rows));
 }
 
@@ -461,7 +533,8 @@ static int32_t plan_drafts(hd_sched *s) {
 /* Reserves pages ahead of the step; no request is retracted for them. */
 static void extend_ahead(hd_sched *s, hd_seq_input *w) {
     const int32_t most = s->o.cache.seq_pages * s->o.cache.page_tokens;
-    const int32_t end = hd_min_i32(w->start + w->n + w->want_drafts + s->o.ahead, most);
+    const int32_t drafts = draft_positions(s, w->want_drafts);
+    const int32_t end = hd_min_i32(w->start + w->n + drafts + s->o.ahead, most);
     if (hd_cache_extend(s->cache, w->slot, end) != HD_OK) return;
     w->n_pages = pages_for(s, end);
 }
@@ -516,6 +589,11 @@ static void append(sched_seq *q, hd_step_tokens *step) {
     }
 }
 
+static void commit(hd_sched *s, const sched_seq *q) {
+    hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
+    if (s->hooks.committed) s->hooks.committed(s->hooks.ctx, q->r.id, q->n_done);
+}
+
 static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
                         const hd_seq_output *c) {
     hd_sched_event e = {.id = q->r.id, .step = c->step, .prompt = c->prompt};
@@ -530,7 +608,7 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
     q->n_reported += w->n_prompt_logprobs;
     if (w->n_sample == 0) {
         q->n_done += w->n;
-        hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
+        commit(s, q);
         if (w->n_prompt_logprobs) s->hooks.event(s->hooks.ctx, &e);
         return;
     }
@@ -541,8 +619,12 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
     /* Rows of rejected drafts do not count as computed. */
     q->n_done += w->n - w->n_sample + c->step.n_tokens;
     q->n_done = hd_min_i32(q->n_done, q->n_tokens - (step->finish_reason == HD_FINISH_NONE));
-    hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
-    sched_draft_depth_verified(&s->drafts, &q->acceptance, step->n_drafted, step->n_accepted);
+    commit(s, q);
+    if (s->hooks.computed) {
+        s->hooks.computed(s->hooks.ctx, q->r.id,
+                          hd_cache_block_table(s->cache, q->slot, HD_KV_FULL), q->n_tokens - 1);
+    }
+    sched_draft_depth_verified(&s->drafts, &q->acceptance, &q->drafts, step->n_accepted);
     s->stats.drafted += step->n_drafted;
     s->stats.accepted += step->n_accepted;
     if (step->finish_reason != HD_FINISH_NONE) {
@@ -550,7 +632,8 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
         return;
     }
     release_followers(s, q);
-    q->n_drafts = c->n_drafts;
+    q->drafts = (sched_drafts){.made = c->n_drafts, .n_confidence = c->n_confidence};
+    memcpy(q->drafts.confidence, c->confidence, sizeof c->confidence);
     memcpy(q->tokens + q->n_tokens, c->drafts, (size_t)c->n_drafts * sizeof(int32_t));
     s->hooks.event(s->hooks.ctx, &e);
 }
@@ -559,24 +642,54 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
 static void fail_all(hd_sched *s, hd_status status) {
     while (s->n_running) fail(s, s->running[0], status);
     while (s->waiting.first) fail(s, s->waiting.first, status);
-    hd_cache_flush(s->cache);
+    hd_sched_flush_cache(s);
+}
+
+/* The runner can run again, but not with the entries that were cached. */
+static void start_again(hd_sched *s) {
+    hd_sched_retract_all(s);
+    hd_sched_flush_cache(s);
+    s->timed = false;
+}
+
+static void count_copies(hd_sched *s, const hd_page_copy *copies, int32_t n) {
+    memset(s->n_copied, 0, sizeof s->n_copied);
+    for (int32_t i = 0; i < n; i++) s->n_copied[copies[i].group]++;
+}
+
+/* Learns from the time of the step before. */
+static void learn_times(hd_sched *s, int64_t now_ns) {
+    const int64_t took = now_ns - s->last_ns;
+    if (s->timed) sched_draft_depth_step_took(&s->drafts, took);
+    if (s->measured) sched_load_costs_took(&s->costs, took, s->n_rows, s->n_copied);
+    s->timed = s->measured = false;
+    s->last_ns = now_ns;
+    if (s->o.disk) s->costs.disk_byte_ns = hd_disk_tier_byte_ns(s->o.disk);
+    const hd_cache_costs costs = sched_load_costs_of(&s->costs);
+    hd_cache_set_costs(s->cache, &costs);
 }
 
 hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
-    if (s->timed) sched_draft_depth_step_took(&s->drafts, now_ns - s->last_ns);
-    s->timed = false;
-    s->last_ns = now_ns;
+    learn_times(s, now_ns);
     process_aborts(s, now_ns);
+    step_disk(s);
     admit(s);
     build(s);
-    if (s->n_inputs == 0) return HD_EAGAIN;
+    if (s->n_inputs == 0 && s->o.disk) hd_disk_tier_save(s->o.disk);
     int32_t n_copies;
     const hd_page_copy *copies = hd_cache_copies(s->cache, &n_copies);
+    if (s->n_inputs == 0 && !s->o.joins && !(s->o.disk && n_copies)) return HD_EAGAIN;
+    s->copied = s->copied || n_copies;
+    count_copies(s, copies, n_copies);
     hd_status st =
         s->runner.run(s->runner.ctx, copies, n_copies, s->inputs, s->n_inputs, s->outputs, err);
     hd_cache_copied(s->cache);
-    s->stats.steps++;
+    s->stats.steps += s->n_inputs > 0;
     s->stats.rows += s->n_rows;
+    if (st == HD_EAGAIN) {
+        start_again(s);
+        return HD_OK;
+    }
     if (st != HD_OK) {
         fail_all(s, st);
         return st;
@@ -584,7 +697,9 @@ hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
     for (int32_t i = 0; i < s->n_inputs; i++) {
         process_one(s, s->input_seqs[i], &s->inputs[i], &s->outputs[i]);
     }
-    if (hd_sched_idle(s)) s->timed = false; /* the caller may sleep before the next step */
+    if (s->n_inputs == 0) return HD_EAGAIN;
+    s->measured = !hd_sched_idle(s); /* the caller may sleep before the next step */
+    s->timed &= s->measured;
     return HD_OK;
 }
 
@@ -603,6 +718,7 @@ hd_status hd_sched_audit(hd_sched *s, hd_err *err) {
     const hd_status st = check_idle(s, err);
     if (st != HD_OK && st != HD_ENOMEM) {
         free_all_slots(s);
+        if (s->o.disk) hd_disk_tier_stop(s->o.disk);
         hd_cache_reset(s->cache);
         s->blocked = false;
     }
@@ -627,11 +743,23 @@ hd_sched_progress hd_sched_running(const hd_sched *s, int32_t i) {
     return (hd_sched_progress){q->r.id, q->n_done, q->n_tokens, q->n_cached};
 }
 
-const hd_cache *hd_sched_cache(const hd_sched *s) {
+hd_cache *hd_sched_cache(const hd_sched *s) {
     return s->cache;
 }
 
+int64_t hd_sched_look_ns(const hd_sched *s) {
+    return s->o.disk ? hd_disk_tier_look_ns(s->o.disk) : 0;
+}
+
+void hd_sched_renew_cache(hd_sched *s) {
+    if (s->o.disk) hd_disk_tier_stop(s->o.disk);
+    hd_cache_renew(s->cache);
+    if (s->o.disk) hd_disk_tier_renew(s->o.disk);
+    s->blocked = false;
+}
+
 void hd_sched_flush_cache(hd_sched *s) {
+    if (s->o.disk) hd_disk_tier_stop(s->o.disk);
     hd_cache_flush(s->cache);
     s->blocked = false;
 }

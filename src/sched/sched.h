@@ -11,9 +11,10 @@
  *     with all its tokens and resumes with the same text.
  *   - Order: higher priority first, then arrival. No later arrival of the same priority
  *     overtakes a request at admission or in building a step, unless that request follows
- *     another one whose prefill is not complete.
+ *     another one whose prefill is not complete, or its prefix is being read from the disk.
  *   - Every running request whose prefill is complete advances in every step.
  *   - The first of the most important requests is never retracted, so there is always progress.
+ *     Only a step that the runner gave up retracts all.
  *   - Every accepted request gets exactly one finishing event. */
 #ifndef HD_SCHED_SCHED_H
 #define HD_SCHED_SCHED_H
@@ -25,6 +26,7 @@
 #include "hadal_types.h"
 #include "runner/runner.h"
 #include "kv/cache.h"
+#include "kv/disk_tier.h"
 
 typedef struct hd_sched hd_sched;
 
@@ -32,6 +34,10 @@ typedef struct hd_sched_request {
     uint64_t id;           /* chosen by the caller, unique among unfinished requests */
     const int32_t *prompt; /* [n_prompt], copied */
     int32_t n_prompt;
+    /* [n_output], copied: tokens that have been put out already, elsewhere. They are computed like
+     * those of a request that was retracted; max_new counts them. */
+    const int32_t *output;
+    int32_t n_output;
     int32_t max_new;
     int32_t priority; /* higher is admitted first */
     /* Id of a request with the same prompt that computes the prefill for both (n > 1
@@ -66,6 +72,12 @@ typedef struct hd_sched_hooks {
                           int32_t n);
     void (*slot_released)(void *ctx, uint64_t id, int32_t slot);
     void (*event)(void *ctx, const hd_sched_event *event);
+    /* Before the event of a step that sampled tokens: the first n_done positions of the request
+     * are computed, all those before its last token. pages: its FULL block table. May be NULL. */
+    void (*computed)(void *ctx, uint64_t id, const int32_t *pages, int32_t n_done);
+    /* After a step: the first n_done positions are computed, and their whole pages lie in the
+     * prefix cache. May be NULL. */
+    void (*committed)(void *ctx, uint64_t id, int32_t n_done);
 } hd_sched_hooks;
 
 typedef struct hd_sched_options {
@@ -81,6 +93,17 @@ typedef struct hd_sched_options {
      * schedule). */
     int32_t ahead;
     int32_t max_positions; /* longest sequence, prompt and output */
+    /* Drafts are made in blocks of so many: no step has more, and making any needs pages for
+     * all. 0: one after the other, up to HD_MAX_DRAFTS. */
+    int32_t draft_block;
+    /* Bytes of a page copy between the device and host memory. With them the times of steps say
+     * where reading a page is sooner than computing it; 0: every page is read. */
+    size_t page_bytes[HD_N_KV_GROUPS];
+    /* Pages on a disk; the caller's, opened for these pages and closed after the scheduler. NULL:
+     * none. The runner runs copies without inputs then. */
+    hd_disk_tier *disk;
+    /* Other attention groups run steps at the same time: the runner runs also without inputs. */
+    bool joins;
 } hd_sched_options;
 
 typedef struct hd_sched_stats {
@@ -131,7 +154,14 @@ typedef struct hd_sched_progress {
 /* Returns the i-th running request, most important first; i must be below stats.running. */
 hd_sched_progress hd_sched_running(const hd_sched *s, int32_t i);
 
-const hd_cache *hd_sched_cache(const hd_sched *s);
+/* When a step is wanted although the scheduler is idle or nothing can be computed: by the disk
+ * tier; 0: not before anything is submitted, or the tier wakes its owner. */
+int64_t hd_sched_look_ns(const hd_sched *s);
+
+/* Between steps its owner may move pages of other caches in and out. */
+hd_cache *hd_sched_cache(const hd_sched *s);
+/* Empties the prefix cache in memory; of the disk tier it waits for all transfers. */
 void hd_sched_flush_cache(hd_sched *s);
+void hd_sched_renew_cache(hd_sched *s); /* see hd_cache_renew() */
 
 #endif

@@ -13,12 +13,14 @@ typedef struct sched_seq {
     uint64_t arrival;
     int32_t *tokens; /* [n_prompt + max_new + HD_MAX_DRAFTS] */
     int32_t n_tokens, n_done;
-    int32_t n_drafts, n_cached;
+    int32_t n_cached;
+    sched_drafts drafts; /* made by the last step; they follow the known tokens */
     int32_t want_drafts; /* draft depth for this step */
     int32_t n_reported;  /* prompt log-probabilities, from r.prompt_logprobs_from on */
     sched_acceptance acceptance;
     int32_t slot; /* -1: waiting */
     bool cancelled;
+    bool asked, reading;           /* the disk tier was asked for its prefix; reads it */
     struct sched_seq *leader;      /* request whose prefill this one waits for; NULL: none */
     int32_t n_followers;           /* requests that wait for this one's prefill */
     struct sched_seq *prev, *next; /* neighbours in the queue */

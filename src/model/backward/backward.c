@@ -38,13 +38,13 @@ static void place_attention(backward_activations *d, hd_arena *a, const hd_model
 static void place_ffn(backward_activations *d, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, places = n * c->route.top_k;
-    const int64_t inter = larger(m->shard->dense_inter, m->shard->shared_inter);
+    const int64_t inter = larger(m->shard->dense_inter.n, m->shard->shared_inter.n);
     d->gate = take(a, n * inter);
     d->up = take(a, n * inter);
     d->router = take(a, n * c->route.n_experts);
     d->expert_weight = take(a, places);
-    d->expert_gate = take(a, places * m->shard->moe_inter);
-    d->expert_up = take(a, places * m->shard->moe_inter);
+    d->expert_gate = take(a, places * m->shard->moe_inter.n);
+    d->expert_up = take(a, places * m->shard->moe_inter.n);
     d->expert_y = take(a, places * c->hidden);
     d->expert_x = take(a, places * c->hidden);
 }
@@ -57,6 +57,15 @@ static void place_head(backward_activations *d, hd_arena *a, const hd_model *m) 
     d->logit_mix = take(a, n * c->hc_mult);
 }
 
+static void place_mtp(backward_activations *d, hd_arena *a, const hd_model *m) {
+    d->paired =
+        take(a, m->env.spec->hc_mult ? 0 : 2 * (int64_t)m->limits.rows * m->env.spec->hidden);
+}
+
+static bool has_mtp(const hd_model *m) {
+    return m->env.spec->drafter == HD_DRAFTER_MTP && hd_weights_n_mtp(m->env.weights) > 0;
+}
+
 static int64_t residual_size(const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     return (int64_t)m->limits.rows * model_streams(c) * c->hidden;
@@ -67,7 +76,9 @@ static void place_all(hd_backward *b, hd_arena *a) {
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, hc = c->hc_mult;
     backward_activations *d = &b->d;
-    b->kept = take(a, 2 * (int64_t)c->n_layers * residual_size(m));
+    b->kept = take(a, 2 * (int64_t)(c->n_layers + has_mtp(m)) * residual_size(m));
+    b->row = hd_arena_take(a, (size_t)n * sizeof *b->row, 64);
+    b->last = take(a, has_mtp(m) ? residual_size(m) : 0);
     d->x = take(a, residual_size(m));
     d->term = take(a, residual_size(m));
     d->y = take(a, n * c->hidden);
@@ -76,8 +87,8 @@ static void place_all(hd_backward *b, hd_arena *a) {
     d->post = take(a, n * hc);
     d->comb = take(a, n * hc * hc);
     d->mix = take(a, n * (2 * hc + hc * hc));
-    static void (*const places[])(backward_activations *, hd_arena *,
-                                  const hd_model *) = {place_attention, place_ffn, place_head};
+    static void (*const places[])(backward_activations *, hd_arena *, const hd_model *) = {
+        place_attention, place_ffn, place_head, place_mtp};
     const size_t scratch = a->used;
     size_t end = scratch;
     for (size_t i = 0; i < HD_LEN(places); i++) {
@@ -98,6 +109,10 @@ static hd_status check(const hd_model *m, hd_err *err) {
     }
     if (!hd_device_is_host(m->env.device)) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "training needs a CPU");
+    }
+    if (m->env.spec->family == HD_FAMILY_V41) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "%s cannot be trained",
+                       hd_family_name(m->env.spec->family));
     }
     if (m->env.mla == HD_MLA_ABSORBED) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "training needs mla absorbed");
@@ -122,6 +137,7 @@ hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops
     a = hd_arena_over(b->block, b->bytes);
     place_all(b, &a);
     assert(!a.full);
+    for (int32_t i = 0; i < m->limits.rows; i++) b->row[i] = i;
     *out = b;
     return HD_OK;
 }
@@ -130,6 +146,10 @@ void hd_backward_close(hd_backward *b) {
     if (!b) return;
     hd_device_release(b->m->env.device, b->block);
     free(b);
+}
+
+hd_replay_count hd_backward_replayed(const hd_backward *b) {
+    return b->replayed;
 }
 
 size_t hd_backward_bytes(const hd_backward *b) {
@@ -151,18 +171,23 @@ static void copy_residual(const hd_backward *b, const model_step *s, float *to,
 
 static void run_block(model_step *s, int32_t layer, int32_t block) {
     const hd_layer_spec *kind = &s->m->env.spec->layers[layer];
+    s->t->expert = s->t->choices; /* nobody reads those of other layers */
     model_run_stages(s, 1, block ? model_ffn_stages(kind) : model_attention_stages(kind),
-                     block ? "ffn" : "attention", layer);
+                     block ? "ffn" : "attention", layer, !block);
+    if (!block) model_block_out(s, layer); /* of the other it is a stage */
 }
 
-static void forward(const hd_backward *b, model_step *s) {
-    model_start(s);
-    for (int32_t l = 0; l < b->m->env.spec->n_layers; l++) {
-        for (int32_t block = 0; block < 2; block++) {
-            copy_residual(b, s, backward_kept(b, l, block), s->t->x.data);
-            run_block(s, l, block);
-        }
+/* keep: the residual before every block */
+static void run_layer(const hd_backward *b, model_step *s, int32_t layer, bool keep) {
+    for (int32_t block = 0; block < 2; block++) {
+        if (keep) copy_residual(b, s, backward_kept(b, layer, block), s->t->x.data);
+        run_block(s, layer, block);
     }
+}
+
+static void forward(const hd_backward *b, model_step *s, bool keep) {
+    model_start(s);
+    for (int32_t l = 0; l < b->m->env.spec->n_layers; l++) run_layer(b, s, l, keep);
 }
 
 static back_block_fn *block_of(const hd_layer_spec *kind, int32_t block) {
@@ -181,6 +206,29 @@ static void back_layer(const back_step *k, model_step *s, int32_t layer) {
     }
 }
 
+/* The MTP layer, forward and back: d.x is then the gradient of the main model's last residual. */
+static void back_drafts(const back_step *k, model_step *s, const hd_batch *batch,
+                        const hd_loss *loss) {
+    const hd_draft_loss *drafts = &loss->drafts;
+    const int32_t layer = s->m->env.spec->n_layers;
+    const hd_loss own = {.target = drafts->target,
+                         .factor = drafts->factor,
+                         .logprob = drafts->logprob,
+                         .entropy = loss->entropy};
+    hd_batch rows = *batch;
+    rows.n_logits = drafts->n;
+    rows.device.logit_rows = (int32_t *)(uintptr_t)drafts->rows;
+    copy_residual(k->b, s, k->b->last, s->t->x.data);
+    back_mtp_again(k);
+    model_mtp_start(s, layer, false);
+    run_layer(k->b, s, layer, true);
+    back_head(k, layer, &rows, &own);
+    back_layer(k, s, layer);
+    back_mtp_start(k, layer);
+    if (k->detached) back_clear_residual(k);
+    back_mtp_leave(k);
+}
+
 static void back_embedding(const back_step *k) {
     const model_step *s = k->s;
     const hd_model_spec *c = s->m->env.spec;
@@ -194,14 +242,31 @@ static void back_embedding(const back_step *k) {
                                                            .cols = c->hidden});
 }
 
+void hd_backward_score(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss) {
+    hd_batch rows = *batch;
+    rows.n_logits = 0; /* the head has its own parts */
+    const model_replay replay = {loss->routes, b->row, &b->replayed.routed, &b->replayed.other};
+    model_step s = model_step_of(b->m, kv, &rows, 0);
+    s.apart = true;
+    if (loss->routes) s.replay = &replay;
+    const back_step k = {b, &s, NULL, false};
+    forward(b, &s, false);
+    back_head(&k, HD_GLOBAL, batch, loss);
+}
+
 void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss,
                       const hd_gradients *g) {
     hd_batch rows = *batch;
     rows.n_logits = 0; /* the head has its own parts */
+    const model_replay replay = {loss->routes, b->row, &b->replayed.routed, &b->replayed.other};
     model_step s = model_step_of(b->m, kv, &rows, 0);
-    const back_step k = {b, &s, g};
-    forward(b, &s);
-    back_head(&k, batch, loss);
+    s.apart = true;
+    if (loss->routes) s.replay = &replay;
+    const back_step k = {b, &s, g, loss->drafts.detached};
+    forward(b, &s, true);
+    back_clear_residual(&k);
+    if (loss->drafts.n) back_drafts(&k, &s, batch, loss);
+    back_head(&k, HD_GLOBAL, batch, loss);
     for (int32_t l = b->m->env.spec->n_layers - 1; l >= 0; l--) back_layer(&k, &s, l);
     back_embedding(&k);
 }

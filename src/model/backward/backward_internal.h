@@ -26,26 +26,46 @@ typedef struct backward_activations {
 
     /* head */
     float *merged, *logit_x, *logit_mix;
+
+    float *paired; /* V3's MTP layer [n, 2 * hidden] */
 } backward_activations;
 
 struct hd_backward {
     hd_model *m;
     const hd_backward_ops *ops;
     float *kept; /* [layers, 2, rows, streams, hidden] the residual before each block */
+    float *
+        last; /* [rows, streams, hidden] after the main model's layers; NULL without MTP layer */
     backward_activations d;
+    int32_t *row; /* [rows] 0, 1, ... */
+    hd_replay_count replayed;
     void *block;
     size_t bytes;
 };
 
-/* One batch on its way back. */
+/* One batch on its way back; g NULL: only its losses. */
 typedef struct back_step {
     const hd_backward *b;
     const model_step *s;
     const hd_gradients *g;
+    bool detached; /* what the MTP layer shares with the main model gets no gradient */
 } back_step;
 
 /* The residual that a block began with: 0 attention, 1 feed-forward. */
 float *backward_kept(const hd_backward *b, int32_t layer, int32_t block);
+
+/* The gradient of a matrix of out = x W^T: dw += g^T x, unless dw is NULL. */
+void back_matrix(const back_step *k, float *dw, hd_rows g, hd_rows x, int32_t rows,
+                 int32_t n_rows, int32_t cols);
+
+/* The gradients of linear_heads as it was called: its matrix has that role, g is the gradient of
+ * its result, dx receives that of its input. */
+void back_heads(const back_step *k, int32_t layer, hd_role role,
+                const hd_linear_heads_args *forward, float *dx, const float *g);
+
+/* dx = g W, for out = x W^T */
+void back_input(const back_step *k, int32_t layer, hd_role role, float *dx, hd_rows g,
+                int32_t rows);
 
 /* dx = g W, or dx += g W with `more`; and W's gradient, for out = x W^T. */
 void back_linear(const back_step *k, int32_t layer, hd_role role, float *dx, bool more,
@@ -69,7 +89,15 @@ back_block_fn back_mla, back_mla_sparse, back_hybrid, back_dense, back_moe;
 /* From d.y back through norm and residual, around `block`. */
 void back_through(const back_step *k, int32_t layer, int32_t block, back_block_fn *fn);
 
-/* head.c: logits, loss, and d.x after the last layer */
-void back_head(const back_step *k, const hd_batch *batch, const hd_loss *loss);
+/* head_back.c: logits, loss, and unless k->g is NULL d.x after the last layer, which is added to what
+ * d.x has. layer: HD_GLOBAL, or the MTP layer. */
+void back_head(const back_step *k, int32_t layer, const hd_batch *batch, const hd_loss *loss);
+void back_clear_residual(const back_step *k); /* d.x = 0 */
+
+/* mtp_back.c: x and, of V3, h as they are before the MTP layer; x alone; and from d.x after its
+ * input to d.x before it. */
+void back_mtp_again(const back_step *k);
+void back_mtp_leave(const back_step *k);
+void back_mtp_start(const back_step *k, int32_t layer);
 
 #endif

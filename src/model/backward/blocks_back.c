@@ -10,23 +10,53 @@ void back_add(const back_step *k, float *x, const float *y, int32_t rows, int32_
             .x = hd_f32(x), .y = hd_f32(y), .rows = rows, .cols = cols, .repeat = 1});
 }
 
-void back_linear(const back_step *k, int32_t layer, hd_role role, float *dx, bool more,
-                 hd_rows g, hd_rows x, int32_t rows) {
-    const hd_weight *w = hd_weights_matrix(k->s->m->env.weights, layer, role);
-    float *dw = hd_gradients_at(k->g, layer, role), *out = more ? k->b->d.term : dx;
+void back_matrix(const back_step *k, float *dw, hd_rows g, hd_rows x, int32_t rows,
+                 int32_t n_rows, int32_t cols) {
+    if (!dw) return;
+    k->b->ops->weight_grad(k->s->stream, &(hd_weight_grad_args){.dw = dw,
+                                                                .left = g,
+                                                                .right = x,
+                                                                .rows = rows,
+                                                                .heads = 1,
+                                                                .n_rows = n_rows,
+                                                                .cols = cols,
+                                                                .left_head = n_rows,
+                                                                .right_head = cols});
+}
+
+void back_heads(const back_step *k, int32_t layer, hd_role role,
+                const hd_linear_heads_args *forward, float *dx, const float *g) {
+    const hd_linear_heads_args *f = forward;
+    float *dw = hd_gradients_at(k->g, layer, role);
+    const hd_rows grad = hd_f32(g);
     if (dw) {
-        k->b->ops->weight_grad(k->s->stream, &(hd_weight_grad_args){.dw = dw,
-                                                                    .left = g,
-                                                                    .right = x,
-                                                                    .rows = rows,
-                                                                    .heads = 1,
-                                                                    .n_rows = w->rows,
-                                                                    .cols = w->cols,
-                                                                    .left_head = w->rows,
-                                                                    .right_head = w->cols});
+        k->b->ops->weight_grad(
+            k->s->stream,
+            &(hd_weight_grad_args){.dw = dw,
+                                   .left = f->transpose ? f->x : grad,
+                                   .right = f->transpose ? grad : f->x,
+                                   .rows = f->rows,
+                                   .heads = f->heads,
+                                   .n_rows = f->n_rows,
+                                   .cols = f->w->cols,
+                                   .first_row = f->first_row,
+                                   .head_rows = f->head_rows,
+                                   .left_head = f->transpose ? f->x_head : f->out_head,
+                                   .right_head = f->transpose ? f->out_head : f->x_head});
     }
-    if (!dx) return;
-    k->s->m->env.ops->linear_heads(k->s->stream, &(hd_linear_heads_args){.out = hd_f32(out),
+    hd_linear_heads_args back = *f;
+    back.out = hd_f32(dx);
+    back.x = grad;
+    back.out_head = f->x_head;
+    back.x_head = f->out_head;
+    back.transpose = !f->transpose;
+    k->s->m->env.ops->linear_heads(k->s->stream, &back);
+}
+
+void back_input(const back_step *k, int32_t layer, hd_role role, float *dx, hd_rows g,
+                int32_t rows) {
+    const hd_weight *w = hd_weights_matrix(k->s->m->env.weights, layer, role);
+    k->s->m->env.ops->linear_heads(k->s->stream, &(hd_linear_heads_args){.out = hd_f32(dx),
                                                                          .x = g,
                                                                          .w = w,
                                                                          .rows = rows,
@@ -36,6 +66,15 @@ void back_linear(const back_step *k, int32_t layer, hd_role role, float *dx, boo
                                                                          .out_head = w->cols,
                                                                          .x_head = w->rows,
                                                                          .transpose = true});
+}
+
+void back_linear(const back_step *k, int32_t layer, hd_role role, float *dx, bool more,
+                 hd_rows g, hd_rows x, int32_t rows) {
+    const hd_weight *w = hd_weights_matrix(k->s->m->env.weights, layer, role);
+    float *out = more ? k->b->d.term : dx;
+    back_matrix(k, hd_gradients_at(k->g, layer, role), g, x, rows, w->rows, w->cols);
+    if (!dx) return;
+    back_input(k, layer, role, out, g, rows);
     if (more) back_add(k, dx, out, rows, w->cols);
 }
 
@@ -117,16 +156,7 @@ static void back_mix(const back_step *k, int32_t layer, const hc_roles *r, const
                                              .iters = c->hc_sinkhorn_iters,
                                              .norm_eps = c->norm_eps,
                                              .eps = c->hc_eps});
-    if (!dfn) return;
-    k->b->ops->weight_grad(k->s->stream, &(hd_weight_grad_args){.dw = dfn,
-                                                                .left = hd_f32(d->mix),
-                                                                .right = hd_f32(x),
-                                                                .rows = k->s->b->n_rows,
-                                                                .heads = 1,
-                                                                .n_rows = n,
-                                                                .cols = wide,
-                                                                .left_head = n,
-                                                                .right_head = wide});
+    back_matrix(k, dfn, hd_f32(d->mix), hd_f32(x), k->s->b->n_rows, n, wide);
 }
 
 static void back_streams(const back_step *k, int32_t layer, int32_t block, back_block_fn *fn) {

@@ -31,7 +31,7 @@ static void back_mlp(const back_step *k, int32_t layer, const mlp_roles *r, int3
 }
 
 void back_dense(const back_step *k, int32_t layer) {
-    back_mlp(k, layer, &dense_roles, k->s->m->shard->dense_inter);
+    back_mlp(k, layer, &dense_roles, k->s->m->shard->dense_inter.n);
 }
 
 /* ---- experts ---- */
@@ -110,7 +110,7 @@ static void back_routed(const back_step *k, int32_t layer) {
                                           .weight = weights_input ? t->expert_weight : NULL,
                                           .assignment = t->assignment,
                                           .rows = places,
-                                          .cols = s->m->shard->moe_inter,
+                                          .cols = s->m->shard->moe_inter.n,
                                           .limit = c->swiglu_limit});
     back_experts(k, layer, HD_EXPERT_GATE, d->expert_x, d->expert_gate, t->h, true);
     back_experts(k, layer, HD_EXPERT_UP, d->expert_y, d->expert_up, t->h, true);
@@ -137,7 +137,7 @@ void back_moe(const back_step *k, int32_t layer) {
     const model_step *s = k->s;
     const hd_model_spec *c = s->m->env.spec;
     const backward_activations *d = &k->b->d;
-    if (c->n_shared) back_mlp(k, layer, &shared_roles, s->m->shard->shared_inter);
+    if (c->n_shared) back_mlp(k, layer, &shared_roles, s->m->shard->shared_inter.n);
     back_routed(k, layer);
     sum_places(k, c->n_shared > 0);
     k->b->ops->moe_topk_back(s->stream, &(hd_moe_topk_back_args){.dlogits = d->router,

@@ -13,7 +13,12 @@ struct hd_gradients {
     int64_t n;
     int32_t n_layers; /* MTP layers and the global one included */
     int64_t *first;   /* [n_layers * HD_N_ROLES] place in `all`, or -1 */
+    struct {
+        int64_t first, n; /* place in `all`; n 0: none */
+    } drafts[3];          /* of shared[] */
 };
+
+static const hd_role shared[] = {HD_EMBED, HD_HEAD, HD_FINAL_NORM};
 
 bool hd_gradients_exist(const hd_tensor_decl *decl) {
     return hd_param_group_of(decl->role) != HD_PARAM_GROUP_INDEXER &&
@@ -23,6 +28,21 @@ bool hd_gradients_exist(const hd_tensor_decl *decl) {
 static int64_t *place_of(const hd_gradients *g, int32_t layer, hd_role role) {
     const int32_t at = layer == HD_GLOBAL ? g->n_layers - 1 : layer;
     return &g->first[(int64_t)at * HD_N_ROLES + role];
+}
+
+/* Where the gradient of a tensor begins, or of what it stands for; -1: it is not trained. */
+static int64_t first_of(const hd_gradients *g, int32_t layer, hd_role role) {
+    int64_t first = *place_of(g, layer, role);
+    if (first < 0 && layer != HD_GLOBAL && (role == HD_EMBED || role == HD_HEAD)) {
+        first = *place_of(g, HD_GLOBAL, role);
+    }
+    if (first < 0 && role == HD_HEAD) {
+        const hd_weight *head = hd_weights_matrix(g->w, HD_GLOBAL, HD_HEAD);
+        if (head == hd_weights_matrix(g->w, HD_GLOBAL, HD_EMBED)) {
+            first = *place_of(g, HD_GLOBAL, HD_EMBED);
+        }
+    }
+    return first;
 }
 
 /* The experts of a layer lie together, by role. Duplicates share the gradient of what they stand
@@ -41,6 +61,24 @@ static void place_tensors(hd_gradients *g, hd_trains_fn *trains, void *ctx) {
     }
 }
 
+/* The MTP layer's parts of what it shares, if it is trained. */
+static void place_drafts(hd_gradients *g) {
+    const hd_schema *schema = hd_weights_schema(g->w);
+    bool drafts = false;
+    for (int32_t l = 0; l + 1 < g->n_layers; l++) {
+        drafts = drafts || *place_of(g, l, HD_MTP_EMBED_NORM) >= 0;
+    }
+    for (int32_t i = 0; drafts && i < schema->n; i++) {
+        const hd_tensor_decl *d = &schema->decls[i];
+        for (size_t k = 0; k < HD_LEN(shared) && d->layer == HD_GLOBAL; k++) {
+            if (d->role != shared[k] || first_of(g, HD_GLOBAL, d->role) < 0) continue;
+            g->drafts[k].first = g->n;
+            g->drafts[k].n = (int64_t)d->rows * d->cols;
+            g->n += g->drafts[k].n;
+        }
+    }
+}
+
 hd_status hd_gradients_open(hd_gradients **out, const hd_weights *w, hd_device *d,
                             hd_trains_fn *trains, void *ctx, hd_err *err) {
     const hd_schema *schema = hd_weights_schema(w);
@@ -55,13 +93,14 @@ hd_status hd_gradients_open(hd_gradients **out, const hd_weights *w, hd_device *
         if (schema->decls[i].layer + 2 > g->n_layers) g->n_layers = schema->decls[i].layer + 2;
     }
     const size_t places = (size_t)g->n_layers * HD_N_ROLES;
-    g->first = malloc(places * sizeof *g->first);
+    g->first = calloc(places, sizeof *g->first);
     if (!g->first) {
         hd_gradients_close(g);
         return HD_FAIL(err, HD_ENOMEM, "no memory for gradients");
     }
     for (size_t i = 0; i < places; i++) g->first[i] = -1;
     place_tensors(g, trains, ctx);
+    place_drafts(g);
     void *all;
     const hd_status st =
         hd_device_alloc(d, &all, (size_t)g->n * sizeof *g->all, "gradients", err);
@@ -83,17 +122,26 @@ void hd_gradients_close(hd_gradients *g) {
 }
 
 float *hd_gradients_at(const hd_gradients *g, int32_t layer, hd_role role) {
-    int64_t first = *place_of(g, layer, role);
-    if (first < 0 && layer != HD_GLOBAL && (role == HD_EMBED || role == HD_HEAD)) {
-        first = *place_of(g, HD_GLOBAL, role);
+    const int64_t first = first_of(g, layer, role);
+    return first < 0 ? NULL : g->all + first;
+}
+
+float *hd_gradients_of_drafts(const hd_gradients *g, hd_role role) {
+    for (size_t k = 0; k < HD_LEN(shared); k++) {
+        if (shared[k] == role && g->drafts[k].n) return g->all + g->drafts[k].first;
     }
-    if (first < 0 && role == HD_HEAD) {
-        const hd_weight *head = hd_weights_matrix(g->w, HD_GLOBAL, HD_HEAD);
-        if (head == hd_weights_matrix(g->w, HD_GLOBAL, HD_EMBED)) {
-            first = *place_of(g, HD_GLOBAL, HD_EMBED);
+    return NULL;
+}
+
+void hd_gradients_join_drafts(hd_gradients *g) {
+    for (size_t k = 0; k < HD_LEN(shared); k++) {
+        float *part = hd_gradients_of_drafts(g, shared[k]);
+        float *sum = hd_gradients_at(g, HD_GLOBAL, shared[k]);
+        for (int64_t i = 0; i < g->drafts[k].n; i++) {
+            sum[i] += part[i];
+            part[i] = 0.0f;
         }
     }
-    return first < 0 ? NULL : g->all + first;
 }
 
 float *hd_gradients_all(const hd_gradients *g, int64_t *n) {

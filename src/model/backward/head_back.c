@@ -17,27 +17,27 @@ static void scatter(const back_step *k, const float *g, int32_t cols) {
 }
 
 /* From d.merged to d.x through the final norm and the streams' mixture. */
-static void back_streams(const back_step *k) {
+static void back_streams(const back_step *k, int32_t layer) {
     const model_step *s = k->s;
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
     const backward_activations *d = &k->b->d;
     const int32_t hc = c->hc_mult, wide = hc * c->hidden, n = s->b->n_logits;
-    const float *fn = hd_weights_vector(w, HD_GLOBAL, HD_HC_HEAD_FN);
-    const float *scale = hd_weights_vector(w, HD_GLOBAL, HD_HC_HEAD_SCALE);
-    const float *base = hd_weights_vector(w, HD_GLOBAL, HD_HC_HEAD_BASE);
-    float *dfn = hd_gradients_at(k->g, HD_GLOBAL, HD_HC_HEAD_FN);
+    const float *fn = hd_weights_vector(w, layer, HD_HC_HEAD_FN);
+    const float *scale = hd_weights_vector(w, layer, HD_HC_HEAD_SCALE);
+    const float *base = hd_weights_vector(w, layer, HD_HC_HEAD_BASE);
+    float *dfn = hd_gradients_at(k->g, layer, HD_HC_HEAD_FN);
     s->m->env.ops->hc_head(s->stream,
                            &(hd_hc_head_args){hd_f32(d->mixed), s->t->logit_x, fn, scale, base,
                                               n, c->hidden, hc, c->norm_eps, c->hc_eps});
-    back_norm(k, HD_GLOBAL, HD_FINAL_NORM, hd_f32(d->merged), hd_f32(d->merged),
-              hd_f32(d->mixed), n, c->hidden, c->norm_eps);
+    back_norm(k, layer, HD_FINAL_NORM, hd_f32(d->merged), hd_f32(d->merged), hd_f32(d->mixed),
+              n, c->hidden, c->norm_eps);
     k->b->ops->hc_head_back(
         s->stream,
         &(hd_hc_head_back_args){.dx = d->logit_x,
                                 .dmix = d->logit_mix,
-                                .dscale = hd_gradients_at(k->g, HD_GLOBAL, HD_HC_HEAD_SCALE),
-                                .dbase = hd_gradients_at(k->g, HD_GLOBAL, HD_HC_HEAD_BASE),
+                                .dscale = hd_gradients_at(k->g, layer, HD_HC_HEAD_SCALE),
+                                .dbase = hd_gradients_at(k->g, layer, HD_HC_HEAD_BASE),
                                 .g = hd_f32(d->merged),
                                 .x = s->t->logit_x,
                                 .fn = fn,
@@ -48,22 +48,12 @@ static void back_streams(const back_step *k) {
                                 .hc = hc,
                                 .norm_eps = c->norm_eps,
                                 .eps = c->hc_eps});
-    if (dfn) {
-        k->b->ops->weight_grad(s->stream, &(hd_weight_grad_args){.dw = dfn,
-                                                                 .left = hd_f32(d->logit_mix),
-                                                                 .right = s->t->logit_x,
-                                                                 .rows = n,
-                                                                 .heads = 1,
-                                                                 .n_rows = hc,
-                                                                 .cols = wide,
-                                                                 .left_head = hc,
-                                                                 .right_head = wide});
-    }
+    back_matrix(k, dfn, hd_f32(d->logit_mix), s->t->logit_x, n, hc, wide);
     scatter(k, d->logit_x, wide);
 }
 
 /* From d.merged to d.x through the final norm. */
-static void back_final_norm(const back_step *k) {
+static void back_final_norm(const back_step *k, int32_t layer) {
     const model_step *s = k->s;
     const hd_model_spec *c = s->m->env.spec;
     const backward_activations *d = &k->b->d;
@@ -72,46 +62,62 @@ static void back_final_norm(const back_step *k) {
                                                        .index = s->b->device.logit_rows,
                                                        .rows = s->b->n_logits,
                                                        .cols = c->hidden});
-    back_norm(k, HD_GLOBAL, HD_FINAL_NORM, hd_f32(d->merged), hd_f32(d->merged),
-              hd_f32(d->mixed), s->b->n_logits, c->hidden, c->norm_eps);
+    back_norm(k, layer, HD_FINAL_NORM, hd_f32(d->merged), hd_f32(d->merged), hd_f32(d->mixed),
+              s->b->n_logits, c->hidden, c->norm_eps);
     scatter(k, d->merged, c->hidden);
 }
 
-/* Logits rows [first, first + n) of the batch. */
-static void back_part(const back_step *k, const hd_loss *loss, int32_t first) {
+/* From the gradient of the logits to d.merged. The MTP layer has the main model's matrix. */
+static void back_vocabulary(const back_step *k, int32_t layer) {
     const model_step *s = k->s;
     const hd_model_spec *c = s->m->env.spec;
-    const backward_activations *d = &k->b->d;
+    const bool drafts = layer != HD_GLOBAL;
+    float *dw = drafts ? hd_gradients_of_drafts(k->g, HD_HEAD)
+                       : hd_gradients_at(k->g, HD_GLOBAL, HD_HEAD);
+    if (!(drafts && k->detached)) {
+        back_matrix(k, dw, hd_f32(s->t->logits), s->t->merged, s->b->n_logits, c->vocab,
+                    c->hidden);
+    }
+    back_input(k, HD_GLOBAL, HD_HEAD, k->b->d.merged, hd_f32(s->t->logits), s->b->n_logits);
+}
+
+/* Logits rows [first, first + n) of the batch. */
+static void back_part(const back_step *k, int32_t layer, const hd_loss *loss, int32_t first) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
     model_step step = *s;
-    model_run_stages(&step, 1, model_head_stages, "step", HD_GLOBAL);
+    model_run_stages(&step, 1, model_head_stages, "step", layer, false);
     k->b->ops->cross_entropy(
-        s->stream,
-        &(hd_cross_entropy_args){
-            .logits = s->t->logits,
-            .logprob = loss->logprob + first,
-            .entropy = loss->entropy + first,
-            .target = loss->target + first,
-            .factor = loss->factor + first,
-            .entropy_factor = loss->entropy_factor ? loss->entropy_factor + first : NULL,
-            .temperature = loss->temperature ? loss->temperature + first : NULL,
-            .rows = s->b->n_logits,
-            .vocab = c->vocab});
-    back_linear(k, HD_GLOBAL, HD_HEAD, d->merged, false, hd_f32(s->t->logits), s->t->merged,
-                s->b->n_logits);
+        s->stream, &(hd_cross_entropy_args){
+                       .logits = s->t->logits,
+                       .logprob = loss->logprob + first,
+                       .entropy = loss->entropy + first,
+                       .target = loss->target + first,
+                       .factor = k->g ? loss->factor + first : NULL,
+                       .entropy_factor =
+                           k->g && loss->entropy_factor ? loss->entropy_factor + first : NULL,
+                       .temperature = loss->temperature ? loss->temperature + first : NULL,
+                       .rows = s->b->n_logits,
+                       .vocab = c->vocab});
+    if (!k->g) return;
+    back_vocabulary(k, layer);
     if (c->hc_mult) {
-        back_streams(k);
+        back_streams(k, layer);
     } else {
-        back_final_norm(k);
+        back_final_norm(k, layer);
     }
 }
 
+void back_clear_residual(const back_step *k) {
+    const hd_model_spec *c = k->s->m->env.spec;
+    const size_t n = (size_t)k->s->b->n_rows * (size_t)model_streams(c) * (size_t)c->hidden;
+    memset(k->b->d.x, 0, n * sizeof(float));
+}
+
 /* The logits of a batch never exist all at once: parts of limits.logits rows. */
-void back_head(const back_step *k, const hd_batch *batch, const hd_loss *loss) {
+void back_head(const back_step *k, int32_t layer, const hd_batch *batch, const hd_loss *loss) {
     const model_step *s = k->s;
-    const hd_model_spec *c = s->m->env.spec;
     const int32_t most = s->m->limits.logits;
-    const size_t x = (size_t)batch->n_rows * (size_t)model_streams(c) * (size_t)c->hidden;
-    memset(k->b->d.x, 0, x * sizeof(float));
     for (int32_t first = 0; first < batch->n_logits; first += most) {
         hd_batch part = *batch;
         model_step step = *s;
@@ -120,6 +126,6 @@ void back_head(const back_step *k, const hd_batch *batch, const hd_loss *loss) {
         part.device.logit_rows += first;
         step.b = &part;
         at.s = &step;
-        back_part(&at, loss, first);
+        back_part(&at, layer, loss, first);
     }
 }

@@ -10,32 +10,17 @@ static void back_output(const back_step *k, int32_t layer) {
     const int32_t n = s->b->n_rows, heads = s->m->shard->n_heads,
                   groups = s->m->shard->o_groups;
     const int32_t wide = heads * c->head_dim / groups, tail = c->head_dim - c->rope_dim;
-    float *dw = hd_gradients_at(k->g, layer, HD_O_A);
     back_linear(k, layer, HD_O_B, d->o_low, false, hd_f32(d->y), s->t->o_low, n);
-    if (dw) {
-        k->b->ops->weight_grad(s->stream, &(hd_weight_grad_args){.dw = dw,
-                                                                 .left = hd_f32(d->o_low),
-                                                                 .right = s->t->context,
-                                                                 .rows = n,
-                                                                 .heads = groups,
-                                                                 .n_rows = c->o_rank,
-                                                                 .cols = wide,
-                                                                 .head_rows = c->o_rank,
-                                                                 .left_head = c->o_rank,
-                                                                 .right_head = wide});
-    }
-    s->m->env.ops->linear_heads(
-        s->stream,
-        &(hd_linear_heads_args){.out = hd_f32(d->context),
-                                .x = hd_f32(d->o_low),
-                                .w = hd_weights_matrix(s->m->env.weights, layer, HD_O_A),
-                                .rows = n,
-                                .heads = groups,
-                                .n_rows = c->o_rank,
-                                .head_rows = c->o_rank,
-                                .out_head = wide,
-                                .x_head = c->o_rank,
-                                .transpose = true});
+    const hd_linear_heads_args forward = {
+        .x = s->t->context,
+        .w = hd_weights_matrix(s->m->env.weights, layer, HD_O_A),
+        .rows = n,
+        .heads = groups,
+        .n_rows = c->o_rank,
+        .head_rows = c->o_rank,
+        .out_head = c->o_rank,
+        .x_head = wide};
+    back_heads(k, layer, HD_O_A, &forward, d->context, d->o_low);
     /* the forward pass undid the rotation of both */
     model_rope(s, model_hybrid_rope(s, layer), hd_f32(d->context), tail, heads, c->head_dim);
     model_rope(s, model_hybrid_rope(s, layer), s->t->context, tail, heads, c->head_dim);
@@ -117,7 +102,7 @@ static void back_compress(const back_step *k, int32_t layer) {
     const hd_weights *w = s->m->env.weights;
     const backward_activations *d = &k->b->d;
     const int32_t n = s->b->n_rows;
-    /* the indexer's compressor has used their memory since */
+    /* the compressor has added its position bias since */
     model_linear(s, layer, HD_COMP_KV, hd_f32(s->t->compress_kv), s->t->h, n);
     model_linear(s, layer, HD_COMP_GATE, hd_f32(s->t->compress_gate), s->t->h, n);
     k->b->ops->compress_back(

@@ -34,36 +34,6 @@ static void back_latents(const back_step *k, int32_t layer) {
     back_linear(k, layer, HD_KV_A, d->h, true, hd_f32(d->entries), s->t->h, n);
 }
 
-/* One of the two halves of KV_B: out = x W_h^T (values), or x W_h (absorbed keys). */
-static void back_heads(const back_step *k, int32_t layer, const hd_linear_heads_args *forward,
-                       float *dx, float *g) {
-    const hd_linear_heads_args *f = forward;
-    float *dw = hd_gradients_at(k->g, layer, HD_KV_B);
-    const hd_rows grad = hd_f32(g);
-    if (dw) {
-        k->b->ops->weight_grad(
-            k->s->stream,
-            &(hd_weight_grad_args){.dw = dw,
-                                   .left = f->transpose ? f->x : grad,
-                                   .right = f->transpose ? grad : f->x,
-                                   .rows = f->rows,
-                                   .heads = f->heads,
-                                   .n_rows = f->n_rows,
-                                   .cols = f->w->cols,
-                                   .first_row = f->first_row,
-                                   .head_rows = f->head_rows,
-                                   .left_head = f->transpose ? f->x_head : f->out_head,
-                                   .right_head = f->transpose ? f->out_head : f->x_head});
-    }
-    hd_linear_heads_args back = *f;
-    back.out = hd_f32(dx);
-    back.x = grad;
-    back.out_head = f->x_head;
-    back.x_head = f->out_head;
-    back.transpose = !f->transpose;
-    k->s->m->env.ops->linear_heads(k->s->stream, &back);
-}
-
 static void back_attention(const back_step *k, int32_t layer, const int32_t *selected) {
     const model_step *s = k->s;
     const hd_model_spec *c = s->m->env.spec;
@@ -128,9 +98,10 @@ static void back(const back_step *k, int32_t layer, const int32_t *selected) {
     keys.x_head = c->nope_dim + c->rope_dim;
     keys.transpose = true;
     back_linear(k, layer, HD_O, d->o_low, false, hd_f32(d->y), s->t->o_low, s->b->n_rows);
-    back_heads(k, layer, &values, d->context, d->o_low);
+    /* of the two halves of KV_B: out = x W_h^T for values, out = x W_h for absorbed keys */
+    back_heads(k, layer, HD_KV_B, &values, d->context, d->o_low);
     back_attention(k, layer, selected);
-    back_heads(k, layer, &keys, d->q, d->q_wide);
+    back_heads(k, layer, HD_KV_B, &keys, d->q, d->q_wide);
     back_rotated_query(k);
     back_query(k, layer);
     back_latents(k, layer);

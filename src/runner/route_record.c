@@ -1,0 +1,141 @@
+/* route_record.c - hands the experts that the rows of a step chose to a recorder.
+ *
+ * The model keeps the choices of a step. Those of eager passes are downloaded; those of a graph
+ * step are mirrored to host memory by the graph itself, if it was launched for a recorder. */
+#include <string.h>
+
+#include "base/checked.h"
+#include "moe/recorder.h"
+#include "runner/model_runner_internal.h"
+
+_Static_assert((int)HD_RECORD_PREFILL == HD_ROW_PREFILL &&
+                   (int)HD_RECORD_DECODE == HD_ROW_DECODE &&
+                   (int)HD_RECORD_VERIFY == HD_ROW_VERIFY,
+               "rows of steps have the phases of records");
+
+/* Layers with experts that a pass of the drafter runs. */
+static int32_t draft_layers(const hd_model_runner *x) {
+    const hd_model_spec *c = x->env.spec;
+    int32_t n = 0;
+    for (int32_t l = 0; x->n_drafts && l < hd_model_n_draft_layers(c, x->env.weights); l++) {
+        n += c->layers[c->n_layers + l].mlp != HD_MLP_DENSE;
+    }
+    return n;
+}
+
+static bool drafts_in_blocks(const hd_model_runner *x) {
+    return x->env.spec->drafter == HD_DRAFTER_DSPARK;
+}
+
+/* Rows of the drafter in a graph step: those of the step and of every further draft, or blocks. */
+static int64_t graph_draft_rows(const hd_model_runner *x, const runner_graph_shape *z) {
+    if (drafts_in_blocks(x)) return z->n_drafts ? z->n * x->env.spec->dspark.block : 0;
+    return z->n * (1 + z->n_drafts) + (z->n_drafts > 1 ? (z->n_drafts - 1) * z->n : 0);
+}
+
+/* Choices of a graph step: of its rows in all layers, then of its drafts. */
+int64_t runner_n_choices(const hd_model_runner *x, const runner_graph_shape *z) {
+    const int64_t drafts = draft_layers(x) * graph_draft_rows(x, z);
+    return hd_model_n_choices(x->model, z->n * (1 + z->n_drafts)) +
+           drafts * x->env.spec->route.top_k;
+}
+
+int64_t runner_most_choices(const hd_model_runner *x) {
+    const int64_t rows = x->o.step_rows, draft = rows * draft_layers(x);
+    const int64_t step = hd_model_n_choices(x->model, x->o.step_rows);
+    return hd_max_i64(step, draft * x->env.spec->route.top_k);
+}
+
+/* ---- eager passes ---- */
+
+/* Downloads n choices, and adds every row that is not padding. */
+static hd_status record_rows(hd_model_runner *x, const hd_batch *b, int64_t n, bool draft,
+                             hd_err *err) {
+    const int32_t top_k = x->env.spec->route.top_k;
+    const int64_t stride = (int64_t)b->n_rows * top_k;
+    hd_stream_download(x->env.stream, x->choices, hd_model_choices(x->model) + x->choices_at,
+                       (size_t)n * sizeof *x->choices);
+    HD_TRY(hd_stream_sync(x->env.stream, err));
+    x->choices_at += n;
+    for (int32_t r = 0; r < b->n_rows; r++) {
+        if (b->host.phase[r] == HD_ROW_PADDING) continue;
+        hd_recorder_row(
+            x->recorder, draft ? HD_RECORD_DRAFT : (hd_record_phase)b->host.phase[r],
+            b->host.tokens[r], b->host.pos[r], x->choices + (int64_t)r * top_k, stride);
+    }
+    return HD_OK;
+}
+
+hd_status runner_record_step(hd_model_runner *x, hd_err *err) {
+    if (!x->recorder || !x->choices) return HD_OK;
+    x->choices_at = 0;
+    return record_rows(x, &x->batch, hd_model_n_choices(x->model, x->batch.n_rows), false, err);
+}
+
+/* Blocks hold all drafts; they are computed with the first one. */
+hd_status runner_record_drafts(hd_model_runner *x, int32_t place, int32_t n, hd_err *err) {
+    const bool blocks = drafts_in_blocks(x), further = blocks || place > 0;
+    const int32_t layers = draft_layers(x);
+    const hd_batch *b = further ? &x->chain : &x->batch;
+    if (!x->recorder || !x->choices || !layers) return HD_OK;
+    if (blocks ? place > 0 || n == 0 : further && n == 0) return HD_OK;
+    return record_rows(x, b, (int64_t)layers * b->n_rows * x->env.spec->route.top_k, true, err);
+}
+
+/* ---- graph steps ---- */
+
+/* The drafts of a sequence after the first one continue each other. There are none if they follow
+ * a token that the sequence did not take. */
+static void record_chain(hd_model_runner *x, const runner_inflight_step *f,
+                         const hd_seq_input *w, const hd_seq_output *c,
+                         const int32_t *choices) {
+    const int32_t top_k = x->env.spec->route.top_k, n_tokens = c->step.n_tokens;
+    for (int32_t k = 1; k < c->n_drafts; k++) {
+        const int32_t token = k > 1 ? c->drafts[k - 2] : c->step.tokens[n_tokens - 1];
+        hd_recorder_row(x->recorder, HD_RECORD_DRAFT, token, w->start + n_tokens - 1 + k,
+                        choices + (int64_t)f->index[w->slot] * top_k, top_k);
+        choices += (int64_t)f->shape.n * top_k;
+    }
+}
+
+/* The block of a sequence that drafts. */
+static void record_block(hd_model_runner *x, const runner_inflight_step *f,
+                         const hd_seq_input *w, const hd_seq_output *c,
+                         const int32_t *choices) {
+    const hd_dspark_spec *d = &x->env.spec->dspark;
+    const int32_t top_k = x->env.spec->route.top_k, n_tokens = c->step.n_tokens;
+    const int64_t stride = (int64_t)f->shape.n * d->block * top_k;
+    for (int32_t k = 0; c->n_drafts && k < d->block; k++) {
+        const int64_t at = ((int64_t)f->index[w->slot] * d->block + k) * top_k;
+        hd_recorder_row(x->recorder, HD_RECORD_DRAFT,
+                        k ? d->filler : c->step.tokens[n_tokens - 1], w->start + n_tokens + k,
+                        choices + at, stride);
+    }
+}
+
+void runner_record_graph_rows(hd_model_runner *x, const runner_inflight_step *f,
+                              const hd_seq_input *w, const hd_seq_output *c) {
+    const int32_t top_k = x->env.spec->route.top_k, per_seq = 1 + f->shape.n_drafts;
+    const int64_t stride = (int64_t)f->shape.n * per_seq * top_k;
+    const int32_t *drafts = f->choices + hd_model_n_choices(x->model, f->shape.n * per_seq);
+    const bool blocks = drafts_in_blocks(x), chains = !blocks && draft_layers(x) > 0;
+    if (!x->recorder || !f->recorded) return;
+    for (int32_t i = 0; i < w->n; i++) {
+        const int64_t at = ((int64_t)f->index[w->slot] * per_seq + i) * top_k;
+        hd_recorder_row(x->recorder, (hd_record_phase)runner_phase(w), w->tokens[i],
+                        w->start + i, f->choices + at, stride);
+        if (!chains) continue;
+        hd_recorder_row(x->recorder, HD_RECORD_DRAFT, w->tokens[i], w->start + i, drafts + at,
+                        stride);
+    }
+    if (chains) record_chain(x, f, w, c, drafts + stride);
+    if (blocks) record_block(x, f, w, c, drafts);
+}
+
+bool hd_model_runner_routes_all(const hd_model_runner *x) {
+    return hd_model_routes_all(x->model);
+}
+
+void hd_model_runner_record(hd_model_runner *x, hd_recorder *r) {
+    x->recorder = r;
+}
