@@ -35,8 +35,12 @@ static engine_request *take_record(hd_engine *e, int32_t n) {
     return r;
 }
 
-void engine_drop_request(hd_engine *e, engine_request *r) {
-    for (int32_t i = 0; i < r->n_choices; i++) hd_output_deinit(&r->choices[i].output);
+void engine_deinit_request(hd_engine *e, engine_request *r) {
+    for (int32_t i = 0; i < r->n_choices; i++) {
+        hd_output_deinit(&r->choices[i].output);
+        for (int k = 0; k < HD_N_REPLAYS; k++) free(r->choices[i].replay[k]);
+        free(r->choices[i].tokens);
+    }
     for (size_t i = 0; i < r->rules.n_stop; i++) free(r->stop[i]);
     hd_ids_deinit(&r->prompt);
     hd_reply_tools_deinit(&r->reply_tools);
@@ -49,6 +53,10 @@ void engine_drop_request(hd_engine *e, engine_request *r) {
     free(r->bias);
     free(r->ban);
     free(r->stop_ids);
+}
+
+void engine_drop_request(hd_engine *e, engine_request *r) {
+    engine_deinit_request(e, r);
     pthread_mutex_lock(&e->lock);
     free(r->choices);
     *r = (engine_request){.uses = r->uses};
@@ -57,9 +65,10 @@ void engine_drop_request(hd_engine *e, engine_request *r) {
 }
 
 /* Tells the step thread that the mailbox has news. The caller holds the lock. */
-static void tell(hd_engine *e) {
-    e->mail.news = true;
-    pthread_cond_signal(&e->wake);
+void engine_tell(hd_engine *e) {
+    e->news = true;
+    pthread_cond_broadcast(&e->wake);
+    if (e->independent) pthread_cond_broadcast(&e->ordered);
 }
 
 /* ---- submitting ---- */
@@ -71,6 +80,16 @@ static hd_status refuse_full(const hd_engine *e, int32_t n, hd_err *err) {
                    n);
 }
 
+/* Room for what is put out, if another group may have to continue it. */
+static hd_status keep_tokens(const hd_engine *e, engine_request *r, hd_err *err) {
+    for (int32_t i = 0; e->remote && i < r->n_choices; i++) {
+        int32_t **tokens = &r->choices[i].tokens;
+        *tokens = calloc((size_t)r->request.max_new, sizeof **tokens);
+        if (!*tokens) return HD_FAIL(err, HD_ENOMEM, "no memory for the tokens of a request");
+    }
+    return HD_OK;
+}
+
 static void give_up(hd_engine *e, engine_request *r, int32_t n) {
     engine_drop_request(e, r);
     pthread_mutex_lock(&e->lock);
@@ -78,8 +97,9 @@ static void give_up(hd_engine *e, engine_request *r, int32_t n) {
     pthread_mutex_unlock(&e->lock);
 }
 
-hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
-                                const hd_conversation *conversation, hd_err *err) {
+static hd_status submit(hd_engine *e, uint64_t *id, const hd_request *g,
+                        const hd_conversation *conversation, const hd_page_watch *watch,
+                        hd_err *err) {
     *id = 0;
     if (g->size != sizeof *g) {
         return HD_FAIL(err, HD_EINVAL, "hd_request of %zu bytes; this library knows %zu",
@@ -89,22 +109,38 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
     const int32_t n = g->n ? g->n : 1;
     hd_status st = HD_OK;
     pthread_mutex_lock(&e->lock);
-    engine_request *r = e->draining ? NULL : take_record(e, n);
-    if (!r) st = refuse_full(e, n, err);
+    const bool hindered = e->groups[0].stats.hindrance != NULL;
+    engine_request *r = e->draining || hindered ? NULL : take_record(e, n);
+    if (!r) st = hindered ? engine_refuse_hindered(e, err) : refuse_full(e, n, err);
     pthread_mutex_unlock(&e->lock);
     if (!r) return st;
+    engine_prefix prefix = {0};
     st = engine_prepare(e, r, g, conversation, err);
+    if (st == HD_OK) st = keep_tokens(e, r, err);
+    if (st == HD_OK) st = engine_prefix_of(&prefix, e, r, err);
     if (st != HD_OK) {
         give_up(e, r, n);
         return st;
     }
     *id = r->id;
+    if (watch) r->watch = *watch;
     pthread_mutex_lock(&e->lock);
     r->n_left = n;
-    e->mail.submitted[e->mail.n_submitted++] = r->id;
-    tell(e);
+    engine_route(e, r, &prefix);
+    engine_deliver(e, r, g->prefill);
     pthread_mutex_unlock(&e->lock);
+    free(prefix.hashes);
     return HD_OK;
+}
+
+hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
+                                const hd_conversation *conversation, hd_err *err) {
+    return submit(e, id, g, conversation, NULL, err);
+}
+
+hd_status hd_engine_submit_watched(hd_engine *e, uint64_t *id, const hd_request *g,
+                                   const hd_page_watch *watch, hd_err *err) {
+    return submit(e, id, g, NULL, watch, err);
 }
 
 uint64_t hd_engine_submit(hd_engine *e, const hd_request *g, bool *full, char *why,
@@ -133,9 +169,11 @@ void hd_engine_defaults(const hd_engine *e, hd_request *g) {
 void engine_cancel_choice(hd_engine *e, engine_request *r, int32_t choice) {
     engine_choice *c = &r->choices[choice];
     if (c->cancelled || c->posted) return;
+    engine_stop_fetching(e, r);
+    engine_mail *mail = &e->groups[r->group].mail;
     c->cancelled = true;
-    e->mail.cancelled[e->mail.n_cancelled++] = r->id + (uint64_t)choice;
-    tell(e);
+    mail->cancelled[mail->n_cancelled++] = r->id + (uint64_t)choice;
+    engine_tell(e);
 }
 
 /* Only for a request that is in the mailbox; before that its submitter owns it. */
@@ -164,13 +202,17 @@ void hd_engine_drain(hd_engine *e) {
 
 uint64_t hd_engine_pause(hd_engine *e, hd_pause how) {
     pthread_mutex_lock(&e->lock);
+    if (!e->paused) e->paused_ns = hd_now_ns();
     e->paused = true;
     const uint64_t number = ++e->pauses;
-    if (how == HD_PAUSE_RETRACT) e->mail.retract = true;
+    for (int32_t g = 0; how == HD_PAUSE_RETRACT && g < e->n_groups; g++) {
+        e->groups[g].mail.retract = true;
+        e->groups[g].mail.retract_pause = number;
+    }
     for (int32_t i = 0; how == HD_PAUSE_ABORT && i < e->n_requests; i++) {
         cancel_all(e, &e->requests[i]);
     }
-    tell(e);
+    engine_tell(e);
     pthread_mutex_unlock(&e->lock);
     return number;
 }
@@ -178,28 +220,19 @@ uint64_t hd_engine_pause(hd_engine *e, hd_pause how) {
 void hd_engine_resume(hd_engine *e) {
     pthread_mutex_lock(&e->lock);
     e->paused = false;
-    tell(e);
+    engine_tell(e);
     pthread_mutex_unlock(&e->lock);
 }
 
 void hd_engine_flush(hd_engine *e) {
     pthread_mutex_lock(&e->lock);
-    e->mail.flush = true;
-    tell(e);
+    for (int32_t g = 0; g < e->n_groups; g++) e->groups[g].mail.flush = true;
+    engine_router_flush(e->router);
+    engine_tell(e);
     pthread_mutex_unlock(&e->lock);
 }
 
 /* ---- reading ---- */
-
-void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out) {
-    pthread_mutex_lock(&e->lock);
-    *out = e->stats;
-    out->living = e->n_living;
-    out->paused = e->paused && e->rested_pauses == e->pauses;
-    out->pauses = e->rested_pauses;
-    out->draining = e->draining;
-    pthread_mutex_unlock(&e->lock);
-}
 
 typedef struct listed {
     int32_t priority;
@@ -221,10 +254,11 @@ static int by_importance(const void *a, const void *b) {
     return x->request.choice < y->request.choice ? -1 : 1;
 }
 
-static size_t list_running(hd_engine *e, hd_request_status *out, size_t max) {
+static size_t list_running(hd_engine *e, const engine_group *group, hd_request_status *out,
+                           size_t max) {
     size_t n = 0;
-    for (int32_t i = 0; i < e->n_places && n < max; i++) {
-        const hd_sched_progress *p = &e->places[i];
+    for (int32_t i = 0; i < group->n_places && n < max; i++) {
+        const hd_sched_progress *p = &group->places[i];
         const engine_request *r = engine_request_of(e, p->id);
         const int32_t choice = engine_choice_of(p->id);
         if (!r || r->choices[choice].posted) continue;
@@ -241,10 +275,12 @@ static size_t list_running(hd_engine *e, hd_request_status *out, size_t max) {
  * running and waiting choices, so it must not be quadratic. */
 static size_t list_waiting(hd_engine *e, listed *out, uint64_t *running) {
     size_t n = 0;
-    for (int32_t i = 0; i < e->n_places; i++) {
-        const uint64_t id = e->places[i].id;
-        const engine_request *r = engine_request_of(e, id);
-        if (r) running[r - e->requests] |= 1ull << engine_choice_of(id);
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        for (int32_t i = 0; i < e->groups[g].n_places; i++) {
+            const uint64_t id = e->groups[g].places[i].id;
+            const engine_request *r = engine_request_of(e, id);
+            if (r) running[r - e->requests] |= 1ull << engine_choice_of(id);
+        }
     }
     for (int32_t i = 0; i < e->n_requests; i++) {
         const engine_request *r = &e->requests[i];
@@ -260,23 +296,16 @@ size_t hd_engine_read_requests(hd_engine *e, hd_request_status *out, size_t max)
     listed *waiting = calloc((size_t)e->max_living, sizeof *waiting);
     uint64_t *running = calloc((size_t)e->n_requests, sizeof *running);
     pthread_mutex_lock(&e->lock);
-    size_t n = list_running(e, out, max);
+    size_t n = 0;
+    for (int32_t g = 0; g < e->n_groups; g++) {
+        n += list_running(e, &e->groups[g], out + n, max - n);
+    }
     const size_t n_waiting = waiting && running ? list_waiting(e, waiting, running) : 0;
     pthread_mutex_unlock(&e->lock);
     if (n_waiting) qsort(waiting, n_waiting, sizeof *waiting, by_importance);
     for (size_t i = 0; i < n_waiting && n < max; i++) out[n++] = waiting[i].request;
     free(waiting);
     free(running);
-    return n;
-}
-
-size_t hd_engine_read_experts(hd_engine *e, int64_t *load, size_t max, int32_t *n_experts) {
-    const size_t n = (size_t)e->n_loads;
-    if (n_experts) *n_experts = e->n_experts;
-    if (n == 0 || max < n) return n;
-    pthread_mutex_lock(&e->lock);
-    memcpy(load, e->loads, n * sizeof *load);
-    pthread_mutex_unlock(&e->lock);
     return n;
 }
 

@@ -6,10 +6,13 @@
 #include "base/status.h"
 #include "hadal.h"
 #include "chat/chat.h"
+#include "kv/handover.h"
+#include "moe/recorder.h"
 #include "ops/ops.h"
 #include "tokenizer/tokenizer.h"
 #include "weights/parallel_config.h"
 #include "weights/spec.h"
+#include "weights/update.h"
 
 /* Like hd_engine_submit(), but returns a status: HD_EAGAIN if the queue is full, HD_EINVAL
  * for a request that can never run. conversation, unless NULL, replaces g->messages and
@@ -34,6 +37,109 @@ hd_chat_encoding hd_engine_encoding(const hd_engine *e);
 const char *hd_engine_activations(const hd_engine *e, hd_precision *precision);
 /* The ranks that run the model; their number is hd_parallel_world(). */
 const hd_parallel_config *hd_engine_parallel(const hd_engine *e);
+/* Why layout "auto" chose these; NULL: the options said it. */
+const char *hd_engine_layout_reason(const hd_engine *e);
 bool hd_engine_thinks(const hd_engine *e); /* whether the model reasons by default */
+
+/* ---- update.c: new weights ---- */
+
+enum { HD_MAX_WEIGHT_VERSION = 256 }; /* bytes of a version's name */
+
+/* Returns the weights, which only hd_engine_update_weights() changes. NULL: they cannot be
+ * replaced, as the options say. */
+const hd_weights *hd_engine_weights(const hd_engine *e);
+
+/* Applies u (weights/update.h) between two steps, and returns when that is done. From then on
+ * no prefix computed before is matched. version: the new weights' name, NULL: the old one
+ * stays; u NULL: only the name changes. An update must not be applied while another is. The
+ * caller still owns u. Unless the engine is paused, running requests are retracted: their KV
+ * is computed anew by the new weights. */
+hd_status hd_engine_update_weights(hd_engine *e, hd_weights_update *u, const char *version,
+                                   hd_err *err);
+
+/* Gives memory (hd_memory bits) back to the system, between two steps, and keeps its addresses.
+ * Until hd_engine_resume_memory(), and for weights until updates have brought back every tensor,
+ * requests are refused with HD_EAGAIN, and those that wait keep waiting. HD_EINVAL: requests run.
+ * What was cached is forgotten. Not while an update is applied. */
+hd_status hd_engine_release_memory(hd_engine *e, uint32_t memory, hd_err *err);
+hd_status hd_engine_resume_memory(hd_engine *e, uint32_t memory, hd_err *err);
+
+/* The engine owns the name, until it is closed. */
+const char *hd_engine_weight_version(hd_engine *e);
+
+/* ---- pages.c: pages of prompts that move between servers ---- */
+
+/* Refuses engines whose pages cannot move: without a model, without host memory for pages, or
+ * with a cache that several ranks hold together. */
+hd_status hd_engine_check_pages(hd_engine *e, hd_err *err);
+
+/* The pages of an attention group, for a function that runs on its step thread between steps. */
+typedef struct hd_engine_pages {
+    hd_handover side; /* without salt and prompt; cache NULL: the memory is given back */
+    /* Tells the weights in use from those before: 0 until the first update, then by the updates'
+     * version names. */
+    uint64_t weights;
+} hd_engine_pages;
+
+/* A function that the step thread calls once; the caller's until then. */
+typedef struct hd_page_job {
+    struct hd_page_job *next;
+    void (*run)(struct hd_page_job *job, const hd_engine_pages *pages);
+} hd_page_job;
+
+/* Posts a job to the step thread of an attention group. Jobs run in their order,
+ * also while the engine is paused. Those that have not run when it closes never do. */
+void hd_engine_post_job(hd_engine *e, int32_t group, hd_page_job *job);
+
+/* As hd_engine_submit_chat(), with a function that the step thread calls behind every step that
+ * computed a part of the prompt: its first n_done positions are computed, and their whole
+ * pages can be exported. Not called after the request's last event. */
+typedef struct hd_page_watch {
+    void *ctx;
+    void (*computed)(void *ctx, int32_t n_done, const hd_engine_pages *pages);
+} hd_page_watch;
+
+hd_status hd_engine_submit_watched(hd_engine *e, uint64_t *id, const hd_request *g,
+                                   const hd_page_watch *watch, hd_err *err);
+
+/* A request that names a prefill server. */
+typedef struct hd_page_wish {
+    uint64_t id;
+    const char *server;
+    const int32_t *tokens; /* [n_tokens] its prompt */
+    int32_t n_tokens, priority, group;
+    uint64_t salt;
+} hd_page_wish;
+
+/* Who fetches pages. Both are called under a lock of the engine: they only take notes, and call
+ * no function of the engine. */
+typedef struct hd_page_source {
+    void *ctx;
+    /* True: the request waits until hd_engine_pages_settled(). The strings live during the call. */
+    bool (*fetch)(void *ctx, const hd_page_wish *wish);
+    void (*cancelled)(void *ctx, uint64_t id); /* it waits no longer */
+} hd_page_source;
+
+/* NULL: nobody; no request may wait then. */
+void hd_engine_set_page_source(hd_engine *e, const hd_page_source *source);
+
+/* The request waits no longer: the cache has what came. An id that does not wait is ignored. */
+void hd_engine_pages_settled(hd_engine *e, uint64_t id);
+
+/* ---- rebalance.c ---- */
+
+/* Orders a plan of the experts' places, and its moves whether or not they pay. Returns at once. */
+hd_status hd_engine_rebalance(hd_engine *e, hd_err *err);
+
+/* ---- expert records ---- */
+
+/* Returns what records are taken from; NULL without experts. */
+hd_recorder *hd_engine_recorder(const hd_engine *e);
+
+/* Orders to begin a record, in place of the one before, and to end it. They are obeyed between
+ * two steps; settled: all were. */
+hd_status hd_engine_record_start(hd_engine *e, hd_record_mode mode, hd_err *err);
+void hd_engine_record_stop(hd_engine *e);
+bool hd_engine_record_settled(hd_engine *e);
 
 #endif

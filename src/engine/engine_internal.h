@@ -9,12 +9,16 @@
 #include <pthread.h>
 
 #include "comm/local.h"
+#include "comm/ucx.h"
 #include "engine/engine.h"
 #include "engine/grammar_cache.h"
+#include "engine/group.h"
 #include "engine/output.h"
 #include "engine/token_history.h"
+#include "engine/world.h"
 #include "runner/model_runner.h"
 #include "sched/sched.h"
+#include "weights/backup.h"
 #include "weights/weights.h"
 
 enum { ENGINE_MAX_MARKERS = 16 };
@@ -32,6 +36,15 @@ typedef struct engine_choice {
     /* owned by the step thread */
     int64_t admitted_ns;
     int32_t n_admitted;
+    int32_t n_replay; /* rows of choices that are written */
+
+    /* [positions - replay_from, row_bytes] The step thread writes rows once, before the step
+     * output of a token behind them is posted. NULL: not requested. */
+    uint8_t *replay[HD_N_REPLAYS];
+
+    /* [max_new], of them n_posted put out so far: for another group, if the ranks of the choice's own
+     * are lost. NULL: all groups are in this process. Owned by the front's step thread. */
+    int32_t *tokens;
 
     /* guarded by the engine's lock */
     bool cancelled; /* listed in the mailbox for the step thread */
@@ -39,7 +52,7 @@ typedef struct engine_choice {
     int32_t n_posted;
 } engine_choice;
 
-typedef struct engine_request {
+struct engine_request {
     uint64_t id; /* 0: free. The id of choice i is id + i. */
     uint32_t uses;
     int32_t n_choices;
@@ -52,9 +65,14 @@ typedef struct engine_request {
     int32_t n_ended, n_gone;
     int32_t priority;
     uint64_t arrival;
+    int32_t group; /* attention group that computes it */
+    /* guarded by the lock: what it adds to the group's load; the part of its prompt */
+    int64_t load, prompt_load;
     int64_t submitted_ns;
     void (*on_event)(void *user, const hd_event *event);
     void *user;
+    hd_page_watch watch; /* constant; computed NULL: none */
+    bool fetching;       /* guarded by the lock: it waits for pages */
 
     hd_ids prompt;
     int32_t n_prompt;
@@ -83,7 +101,8 @@ typedef struct engine_request {
     float *prompt_logprobs;     /* [n_prompt - prompt_logprobs_from] */
     hd_alternative *prompt_top; /* [n_prompt - prompt_logprobs_from, n_top] */
     bool prompt_shown;          /* owned by the polling thread */
-} engine_request;
+    int32_t replay_from;
+};
 
 /* What one step adds to one choice, on its way to the polling thread. */
 typedef struct engine_step_output {
@@ -93,20 +112,15 @@ typedef struct engine_step_output {
     char *why;           /* HD_FINISH_ERROR: the receiver frees it */
     int32_t n_retracted;
     int64_t admitted_ns;
+    const char *weight_version;
 } engine_step_output;
 
 enum { ENGINE_MAX_NOTICES = 24 };
 enum { ENGINE_POST_TOPS = HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES };
 
-/* The mailbox: what submitting threads send to a step thread. */
-typedef struct engine_mail {
-    uint64_t *submitted, *cancelled; /* ids of requests; ids of choices */
-    int32_t n_submitted, n_cancelled;
-    bool flush, retract;
-    bool news; /* the mailbox holds something new */
-} engine_mail;
+typedef struct engine_remote engine_remote; /* remote.c */
 
-typedef struct engine_rank engine_rank; /* rank.h */
+typedef struct engine_version engine_version; /* update.c */
 
 struct hd_engine {
     /* read-only after open */
@@ -132,14 +146,24 @@ struct hd_engine {
     engine_grammar_cache *grammars;      /* have their own locks */
     engine_token_history *token_history; /* NULL: disabled */
     hd_alternative *tops;                /* alternatives of all step outputs in the ring */
-    hd_parallel_config parallel;
-    hd_comm_local *world; /* NULL: one rank */
-    hd_weights *whole;    /* the complete model; of one rank, this is its own */
-    engine_rank *ranks;   /* [n_ranks] the first leads, the others follow */
+    hd_parallel_config parallel;         /* of all ranks */
+    engine_degrees degrees;
+    char layout_reason[240];     /* empty: the options say the layout */
+    hd_comm_local *world;        /* several ranks in this process; else NULL */
+    hd_comm_ucx *ucx;            /* one rank of several processes; else NULL */
+    engine_reopening *reopening; /* NULL without ucx */
+    hd_weights *whole;           /* the complete model; of one rank, this is its own */
+    bool updatable;
+    hd_weights_backup *backup; /* of weights that are given back; NULL: they are lost */
+    bool replay[HD_N_REPLAYS]; /* choices of every position are kept */
+    bool whole_prompts;        /* the last layers compute every position of a prompt */
+    engine_rank *ranks;        /* [n_ranks] those of this process */
     int32_t n_ranks;
+    bool independent; /* attention groups exchange nothing in a step: rounds of their own */
+    engine_router *router; /* NULL: one attention group */
+    engine_remote *remote; /* NULL: all attention groups are in this process */
 
-    /* owned by the polling thread */
-    /* The step output that the shown event points into, and its choice and request: */
+    /* owned by the polling thread: what the shown event points into, its choice, its request */
     engine_step_output event_post;
     engine_choice *shown_choice; /* NULL: none */
     engine_request *finished;    /* NULL: none; released together with the event */
@@ -148,22 +172,33 @@ struct hd_engine {
     /* guarded by the lock */
     pthread_mutex_t lock;
     pthread_cond_t wake, taken; /* signalled for step threads */
+    pthread_cond_t ordered;     /* signalled for leaders of other groups than the first */
     pthread_cond_t posted;      /* signalled for the polling thread */
     engine_request *requests;   /* [n_records] */
     int32_t *free;
     int32_t n_free;
     int32_t n_living; /* choices submitted whose last step output was not taken */
     uint64_t arrivals;
-    engine_mail mail;
+    engine_group *groups; /* [n_groups] */
+    int32_t n_groups;
+    int32_t n_present;         /* the first of them: those that have ranks */
+    hd_world_figures figures;  /* size 0: no world of processes */
+    bool news;                 /* a mailbox holds something new */
+    engine_order order;        /* of the last round */
+    uint64_t recoveries;       /* after which every group begins anew */
+    bool recovered;            /* the last one was of use */
     engine_step_output *posts; /* ring of step outputs */
     int32_t first_post, n_posts, cap_posts;
-    hd_engine_stats stats;
-    hd_sched_progress *places; /* [n_places] running choices, as of the last step */
-    int32_t n_places;
-    int64_t *loads; /* [n_loads] expert loads as last published */
+    engine_update update;
+    engine_version *versions; /* all names so far */
+    const char *version;      /* of the weights, as of the last step */
+    pthread_cond_t updated;   /* signalled for hd_engine_update_weights() */
+    uint64_t weights_mark;    /* see hd_engine_pages.weights */
+    hd_page_source source;    /* fetch NULL: none */
+    int32_t n_fetching;       /* choices that wait for pages */
     bool paused, draining, woken, closing;
-    /* pauses requested; pauses that the step thread has reached */
-    uint64_t pauses, rested_pauses;
+    uint64_t pauses, records_obeyed; /* requested; of mail.record_requests */
+    int64_t paused_ns;               /* when the pause began */
 };
 
 /* An id holds the request's use count, its index and the choice's index. Stale ids match
@@ -178,7 +213,9 @@ static inline int32_t engine_choice_of(uint64_t id) {
 }
 
 /* engine.c */
+void engine_deinit_request(hd_engine *e, engine_request *r); /* frees what it has */
 void engine_drop_request(hd_engine *e, engine_request *r);
+void engine_tell(hd_engine *e); /* mail has come; the caller holds the lock */
 /* the caller holds the lock */
 void engine_cancel_choice(hd_engine *e, engine_request *r, int32_t choice);
 
@@ -197,9 +234,10 @@ hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_requ
 /* to->top keeps its memory */
 void engine_step_output_copy(engine_step_output *to, const engine_step_output *from);
 
-/* open.c: for max_living choices; close accepts all zeros */
-bool engine_mail_open(engine_mail *m, int32_t max_living);
-void engine_mail_close(engine_mail *m);
+/* update.c */
+void engine_versions_close(hd_engine *e);
+/* Refuses by the hindrance of the first group, which must have one. */
+hd_status engine_refuse_hindered(const hd_engine *e, hd_err *err);
 
 /* poll.c */
 void engine_drop_shown(hd_engine *e);

@@ -8,7 +8,7 @@
 enum { MAX_IDLE_BYTES = 32 << 20, MAX_IDLE = 128 };
 
 struct engine_grammar {
-    hd_bytes key; /* kind and text of the response format */
+    hd_bytes key; /* a key_head, tools, text and choices */
     hd_grammar *compiled;
     int32_t users;
     engine_grammar *prev, *next; /* linked by use, the most recently used first */
@@ -45,6 +45,10 @@ void engine_grammar_cache_close(engine_grammar_cache *f) {
 
 const hd_grammar *engine_grammar_of(const engine_grammar *grammar) {
     return grammar->compiled;
+}
+
+const hd_bytes *engine_grammar_key(const engine_grammar *grammar) {
+    return &grammar->key;
 }
 
 /* ---- the list, under the lock ---- */
@@ -112,12 +116,23 @@ static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_requ
     return HD_OK;
 }
 
+typedef struct key_head {
+    uint32_t kind, format, marks, flagged, hold, n_tools, n_text;
+    int32_t most, n_choices;
+} key_head;
+
 static hd_status make_key(hd_bytes *key, const hd_grammar_args *a, hd_err *err) {
     const hd_grammar_calls *c = &a->calls;
-    const uint32_t head[] = {
-        (uint32_t)a->kind, (uint32_t)c->format, c->marks, c->flagged, c->hold,
-        (uint32_t)c->most, (uint32_t)c->n_tools};
-    HD_TRY(hd_bytes_append(key, head, sizeof head, err));
+    const key_head head = {.kind = (uint32_t)a->kind,
+                           .format = (uint32_t)c->format,
+                           .marks = c->marks,
+                           .flagged = c->flagged,
+                           .hold = c->hold,
+                           .n_tools = (uint32_t)c->n_tools,
+                           .n_text = (uint32_t)a->n,
+                           .most = c->most,
+                           .n_choices = a->n_choices};
+    HD_TRY(hd_bytes_append(key, &head, sizeof head, err));
     HD_TRY(hd_bytes_append(key, c->tools, c->n_tools, err));
     HD_TRY(hd_bytes_append(key, a->text, a->n, err));
     for (int32_t i = 0; i < a->n_choices; i++) { /* the NULs separate the strings */
@@ -181,6 +196,78 @@ hd_status engine_grammar_cache_acquire(engine_grammar_cache *f, engine_grammar *
     if (st == HD_OK) st = make_key(&key, &args, err);
     if (st == HD_OK) st = find_or_compile(f, out, &key, &args, err);
     hd_bytes_deinit(&key);
+    free(lengths);
+    return st;
+}
+
+/* ---- by the key alone ---- */
+
+static hd_status refuse_key(hd_err *err) {
+    return HD_FAIL(err, HD_EPEER, "another process sent a grammar that cannot be right");
+}
+
+/* Choices are the rest of the key, each with its NUL. */
+static bool read_choices(hd_grammar_args *a, const char **choices, size_t *lengths,
+                         const char *at, size_t n) {
+    for (int32_t i = 0; i < a->n_choices; i++) {
+        const char *end = n ? memchr(at, 0, n) : NULL;
+        if (!end) return false;
+        choices[i] = at;
+        lengths[i] = (size_t)(end - at);
+        n -= lengths[i] + 1;
+        at = end + 1;
+    }
+    a->choices = choices;
+    a->choice_bytes = lengths;
+    return n == 0;
+}
+
+static bool read_key(hd_grammar_args *a, const key_head *h, const char *at, size_t n) {
+    if (h->kind > HD_GRAMMAR_CALLS || h->format > HD_REPLY_V41 || h->n_tools > n ||
+        h->n_text > n - h->n_tools || h->n_choices < 0 ||
+        h->n_choices > HD_GRAMMAR_MAX_CHOICES) {
+        return false;
+    }
+    *a = (hd_grammar_args){
+        .kind = (hd_grammar_kind)h->kind,
+        .text = h->n_text ? at + h->n_tools : NULL,
+        .n = h->n_text,
+        .n_choices = h->n_choices,
+        .calls = {.tools = h->n_tools ? at : NULL,
+                  .n_tools = h->n_tools,
+                  .format = (hd_reply_format)h->format,
+                  .marks = h->marks,
+                  .flagged = h->flagged != 0,
+                  .hold = h->hold != 0,
+                  .most = h->most}
+    };
+    return true;
+}
+
+hd_status engine_grammar_cache_acquire_key(engine_grammar_cache *f, engine_grammar **out,
+                                           const char *key, size_t n, hd_err *err) {
+    key_head head;
+    hd_grammar_args args;
+    hd_bytes copy = {0};
+    *out = NULL;
+    if (n < sizeof head) return refuse_key(err);
+    memcpy(&head, key, sizeof head);
+    const char *body = key + sizeof head;
+    const size_t n_body = n - sizeof head;
+    if (!read_key(&args, &head, body, n_body)) return refuse_key(err);
+    const size_t n_lists = (size_t)args.n_choices + 1, before = args.n + head.n_tools;
+    const char **choices = calloc(n_lists, sizeof(char *));
+    size_t *lengths = calloc(n_lists, sizeof *lengths);
+    hd_status st = HD_OK;
+    if (!choices || !lengths) {
+        st = HD_FAIL(err, HD_ENOMEM, "no memory for %d choices", args.n_choices);
+    } else if (!read_choices(&args, choices, lengths, body + before, n_body - before)) {
+        st = refuse_key(err);
+    }
+    if (st == HD_OK) st = hd_bytes_append(&copy, key, n, err);
+    if (st == HD_OK) st = find_or_compile(f, out, &copy, &args, err);
+    hd_bytes_deinit(&copy);
+    free(choices);
     free(lengths);
     return st;
 }

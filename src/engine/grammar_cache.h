@@ -25,4 +25,10 @@ void engine_grammar_cache_release(engine_grammar_cache *f,
 
 const hd_grammar *engine_grammar_of(const engine_grammar *grammar);
 
+/* All that a grammar is compiled from, as bytes for another process of the same version; that
+ * acquires the same grammar by them. */
+const hd_bytes *engine_grammar_key(const engine_grammar *grammar);
+hd_status engine_grammar_cache_acquire_key(engine_grammar_cache *f, engine_grammar **out,
+                                           const char *key, size_t n, hd_err *err);
+
 #endif

@@ -37,7 +37,7 @@ void engine_note_oddities(hd_engine *e, const hd_weights *weights) {
     }
     const int32_t here = hd_weights_n_mtp(weights);
     if (here < s->n_mtp) {
-        note(e, "the config declares %d MTP layer%s, the files hold %d%s", s->n_mtp,
+        note(e, "the config declares %d drafter layer%s, the files hold %d%s", s->n_mtp,
              s->n_mtp == 1 ? "" : "s", here, here ? "" : ": nothing drafts");
     }
     note_unknown(e, weights, c);

@@ -1,5 +1,5 @@
-/* open.c - opens the engine: checks options, reads the tokenizer, chooses default sizes, opens
- * the ranks (rank.c) and the mailbox. */
+/* open.c - opens the engine: checks options, reads the tokenizer, opens the ranks (rank.c)
+ * and the mailbox. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,48 +9,31 @@
 #include "engine/rank.h"
 #include "weights/manifest.h"
 
-enum {
-    DEFAULT_RUNNING = 16,
-    DEFAULT_CONTEXT = 8192,
-    DEFAULT_CHUNK = 256,
-    DEFAULT_QUEUE = 1024,
-    MIN_CHOICES = 64, /* rows of logits; more rows speed up prompt log-probabilities */
-    TOKEN_HISTORY_BYTES = 16 << 20
-};
+enum { TOKEN_HISTORY_BYTES = 16 << 20, MAX_HOST_GB = 1000000 };
 
-static int32_t or_default(int64_t value, int64_t standard) {
-    const int64_t v = value > 0 ? value : standard;
-    return v < INT32_MAX ? (int32_t)v : INT32_MAX;
+static bool is_null(const hd_engine_options *o) {
+    return o->backend && strcmp(o->backend, "null") == 0;
 }
 
-static int32_t pages(const engine_sizes *z, int64_t tokens) {
-    /* for any number of tokens */
-    return or_default((tokens - 1) / z->shape.page_tokens + 1, 1);
-}
-
-/* WINDOW pages: the lookback window and next rows of every running request, and as many
- * again for cached pages. */
-static engine_sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
-    engine_sizes z = {.running = or_default(o->max_running, DEFAULT_RUNNING),
-                      .chunk = or_default(o->chunk_tokens, DEFAULT_CHUNK),
-                      .queue = or_default(o->queue_limit, DEFAULT_QUEUE),
-                      .drafts = e->drafts ? HD_MAX_DRAFTS : 0,
-                      .shape = hd_kv_shape_of(e->spec)};
-    z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, e->spec->max_positions));
-    z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_STEP_TOKENS);
-    z.sample_rows =
-        hd_max_i32(z.running * HD_MAX_STEP_TOKENS, hd_min_i32(MIN_CHOICES, z.step_rows));
-    z.seq_pages = pages(&z, (int64_t)z.context + HD_MAX_DRAFTS);
-    const int64_t kv_tokens = o->kv_tokens > 0 ? o->kv_tokens : 2 * (int64_t)z.context;
-    z.n_pages[HD_KV_FULL] = hd_max_i32(pages(&z, kv_tokens), z.seq_pages);
-    if (z.shape.lookback) {
-        const int32_t near = pages(&z, (int64_t)z.shape.lookback + z.chunk + HD_MAX_DRAFTS) + 1;
-        const int32_t decode = pages(&z, (int64_t)z.shape.lookback + HD_MAX_STEP_TOKENS) + 1;
-        z.n_pages[HD_KV_WINDOW] = 2 * (near + z.running * decode);
-        const int64_t kept = o->snapshot_tokens > 0 ? o->snapshot_tokens : kv_tokens;
-        z.n_snapshots = pages(&z, kept);
+/* Bytes of a page in host memory. */
+static double host_page_bytes(const hd_engine *e, const hd_engine_sizes *z, hd_kv_group group) {
+    const int32_t n_mtp = e->whole ? hd_weights_n_mtp(e->whole) : e->spec->n_mtp;
+    size_t row = 0;
+    for (int k = 0; k < HD_N_REPLAYS && group == HD_KV_FULL; k++) {
+        if (e->replay[k]) row += (size_t)hd_replay_shape_of(e->spec, (hd_replay)k).row_bytes;
     }
-    return z;
+    return (double)(row * (size_t)z->shape.page_tokens +
+                    hd_kv_page_bytes(e->spec, e->spec->n_layers + n_mtp, group,
+                                     e->ranks[0].ops.kv_type, z->drafts));
+}
+
+/* The host memory of --kv-host, if any, as pages. */
+static hd_status choose_host(const hd_engine *e, const hd_engine_options *o, hd_engine_sizes *z,
+                             hd_err *err) {
+    double bytes[HD_N_KV_GROUPS];
+    if (o->kv_host_gb == 0) return HD_OK;
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) bytes[g] = host_page_bytes(e, z, (hd_kv_group)g);
+    return hd_engine_sizes_divide_host(z, o, bytes, err);
 }
 
 /* Finds the special tokens that the reply parser must see even if special tokens are hidden.
@@ -103,10 +86,27 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
     return check_speakers(e, model_dir, err);
 }
 
-static hd_status check_drafts(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+/* Chooses whether drafts are made. The null runner can be any drafter. */
+static hd_status choose_drafter(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const hd_weights *weights = e->whole;
+    const char *asked = o->drafter ? o->drafter : "auto";
+    const bool none = strcmp(asked, "none") == 0, any = strcmp(asked, "auto") == 0;
+    const bool has = !weights || hd_weights_n_mtp(weights) > 0;
+    const char *own = hd_drafter_name(has ? e->spec->drafter : HD_DRAFTER_NONE);
+    if (!any && !none && strcmp(asked, "mtp") != 0 && strcmp(asked, "dspark") != 0) {
+        return HD_FAIL(err, HD_EINVAL, "drafter '%s' is not auto, mtp, dspark or none", asked);
+    }
+    if (!any && o->no_drafts) {
+        return HD_FAIL(err, HD_EINVAL, "drafter '%s' and no_drafts are both given", asked);
+    }
+    if (!any && !none && weights && strcmp(asked, own) != 0) {
+        return HD_FAIL(err, HD_EINVAL, "drafter '%s' is asked for, but that of %s is '%s'",
+                       asked, o->model_dir, own);
+    }
+    e->drafts = has && !none && !o->no_drafts;
     if (!o->need_drafts || e->drafts || !e->has_model) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "drafts are asked for, but %s has no MTP layer",
-                   o->model_dir);
+    return HD_FAIL(err, HD_EINVAL, "drafts are asked for, but %s %s", o->model_dir,
+                   has ? "may not draft" : "has no drafter");
 }
 
 /* Opens the ranks with their weights. */
@@ -114,20 +114,15 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precisi
                             hd_err *err) {
     HD_TRY(engine_ranks_open(e, o, precision, err));
     e->has_model = e->whole != NULL;
-    e->drafts = !o->no_drafts && (!e->whole || hd_weights_n_mtp(e->whole) > 0);
-    HD_TRY(check_drafts(e, o, err));
+    HD_TRY(choose_drafter(e, o, err));
     for (int32_t i = 0; i < e->n_ranks; i++) {
         HD_TRY(engine_rank_upload(&e->ranks[i], o, err));
     }
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        HD_TRY(engine_experts_open(&e->ranks[i], o, err));
+    }
     engine_note_oddities(e, e->whole);
     return HD_OK;
-}
-
-bool engine_mail_open(engine_mail *m, int32_t max_living) {
-    const size_t n = (size_t)max_living;
-    m->submitted = calloc(n, sizeof *m->submitted);
-    m->cancelled = calloc(2 * n, sizeof *m->cancelled);
-    return m->submitted && m->cancelled;
 }
 
 static void place_tops(hd_engine *e) {
@@ -136,8 +131,9 @@ static void place_tops(hd_engine *e) {
     for (int32_t i = 0; i < e->cap_posts; i++) e->posts[i].top = at += ENGINE_POST_TOPS;
 }
 
-static hd_status open_mailbox(hd_engine *e, const engine_sizes *z, hd_err *err) {
-    const int64_t living = (int64_t)z->queue + z->running;
+static hd_status open_mailbox(hd_engine *e, const hd_engine_sizes *z, hd_err *err) {
+    const int64_t running = (int64_t)z->running * e->parallel.dp;
+    const int64_t living = z->queue + running;
     if (living > ENGINE_MAX_LIVING) {
         return HD_FAIL(err, HD_EINVAL, "%lld choices that run or wait; at most %d",
                        (long long)living, ENGINE_MAX_LIVING);
@@ -147,51 +143,42 @@ static hd_status open_mailbox(hd_engine *e, const engine_sizes *z, hd_err *err) 
      * its engine_request. */
     e->n_requests = (int32_t)living + 1;
     e->max_living = (int32_t)living;
-    e->cap_posts = 4 * z->running;
+    e->cap_posts = 4 * (int32_t)running;
     e->requests = calloc(n + 1, sizeof *e->requests);
     e->free = calloc(n + 1, sizeof *e->free);
-    e->places = calloc((size_t)z->running, sizeof *e->places);
     e->posts = calloc((size_t)e->cap_posts, sizeof *e->posts);
     e->tops = calloc((size_t)(e->cap_posts + 1) * ENGINE_POST_TOPS, sizeof *e->tops);
-    if (!e->requests || !e->free || !e->places || !e->posts || !e->tops ||
-        !engine_mail_open(&e->mail, e->max_living)) {
+    if (!e->requests || !e->free || !e->posts || !e->tops) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu requests", n);
     }
+    HD_TRY(engine_groups_open(e, z->running, err));
+    if (e->n_groups > 1) {
+        const int64_t pages = (int64_t)z->n_pages[HD_KV_FULL] * e->n_groups;
+        HD_TRY(engine_router_open(&e->router, e, pages, err));
+    }
+    if (e->ucx && e->n_groups > 1) HD_TRY(engine_remote_open(&e->remote, e, err));
     place_tops(e);
     for (int32_t i = 0; i < e->n_requests; i++) e->free[i] = e->n_requests - 1 - i;
     e->n_free = e->n_requests;
     return HD_OK;
 }
 
-static hd_status open_loads(hd_engine *e, hd_err *err) {
-    const int64_t n = (int64_t)e->spec->n_layers * e->spec->route.n_experts;
-    e->n_experts = e->spec->route.n_experts;
-    e->n_loads = (int32_t)n;
-    e->loads = calloc((size_t)n + 1, sizeof *e->loads);
-    if (e->loads) return HD_OK;
-    return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %lld experts", (long long)n);
-}
-
-/* Opens what computes: the runners, with the leader's scheduler and inbox. */
-static hd_status open_runners(hd_engine *e, const engine_sizes *z, const hd_engine_options *o,
-                              hd_err *err) {
+/* Opens what computes: the runners, with the leaders' schedulers and inboxes. */
+static hd_status open_runners(hd_engine *e, const hd_engine_sizes *z,
+                              const hd_engine_options *o, hd_err *err) {
     if (e->has_model) {
         if (e->tokenizer) {
             HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
                                                    e->spec->eos, e->spec->n_eos, err));
         }
-        HD_TRY(open_loads(e, err));
     }
     for (int32_t i = 0; i < e->n_ranks; i++) {
         HD_TRY(engine_rank_open_runner(&e->ranks[i], z, o, err));
         HD_TRY(engine_rank_open_inbox(&e->ranks[i], z, e->max_living, err));
     }
     engine_ranks_count_memory(e);
-    return HD_OK;
-}
-
-static bool is_null(const hd_engine_options *o) {
-    return o->backend && strcmp(o->backend, "null") == 0;
+    engine_world_show_first(e);
+    return engine_world_keep(e, z, o, err);
 }
 
 /* Refuses what has no meaning without a model. */
@@ -231,6 +218,10 @@ static hd_status check_options(hd_engine *e, const hd_engine_options *o,
         return HD_FAIL(err, HD_EINVAL, "forced_acceptance is %g; must be 0 to %d",
                        (double)o->forced_acceptance, HD_MAX_DRAFTS);
     }
+    if (!(o->kv_host_gb >= 0 && o->kv_host_gb <= MAX_HOST_GB)) {
+        return HD_FAIL(err, HD_EINVAL, "kv_host_gb is %g; must be 0 to %d", o->kv_host_gb,
+                       MAX_HOST_GB);
+    }
     e->forced_acceptance = o->forced_acceptance > 0;
     HD_TRY(hd_precision_of(precision, o->precision, err));
     HD_TRY(hd_mla_form_of(&e->mla, o->mla, err));
@@ -240,6 +231,60 @@ static hd_status check_options(hd_engine *e, const hd_engine_options *o,
                        "null_step_us is %d; only steps of the null backend take a time of "
                        "one's choice",
                        o->null_step_us);
+    }
+    return HD_OK;
+}
+
+static hd_status check_prompt_decoder(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const char *asked = o->prompt_decoder ? o->prompt_decoder : "tail";
+    const hd_kv_shape shape = hd_kv_shape_of(e->spec);
+    e->whole_prompts = strcmp(asked, "whole") == 0;
+    if (!e->whole_prompts && strcmp(asked, "tail") != 0) {
+        return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s' is not tail or whole", asked);
+    }
+    if (!e->whole_prompts || shape.tail.n) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s': only V4.1 computes less of a prompt",
+                   asked);
+}
+
+/* What has weights that can be replaced. */
+static hd_status check_updatable(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const char *why = NULL;
+    e->updatable = o->updatable;
+    if (!o->updatable) {
+        if (!o->weights_backup) return HD_OK;
+        return HD_FAIL(err, HD_EINVAL, "a backup of weights that cannot be replaced");
+    }
+    if (is_null(o)) why = "the null backend has none";
+    if (o->dummy_weights) why = "random ones belong to no checkpoint";
+    if (o->world.size > 1) why = "other processes hold parts of them";
+    if (engine_rebalance_is_on(o) && e->parallel.etp > 1)
+        why = "experts are cut and move between ranks (--rebalance)";
+    if (e->independent) why = "ranks have copies of each other's experts (--dwdp)";
+    if (why) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "weights cannot be replaced here: %s", why);
+    }
+    return o->weights_backup ? hd_weights_backup_open(&e->backup, o->weights_backup, err)
+                             : HD_OK;
+}
+
+static hd_status check_replay(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    static const struct {
+        const char *what, *missing;
+    } kinds[HD_N_REPLAYS] = {
+        [HD_REPLAY_EXPERTS] = {"routed experts",  "the model has no experts"},
+        [HD_REPLAY_KEYS] = {"indexer choices", "the model has no indexer"},
+    };
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        const char *why = NULL;
+        e->replay[k] = o->replay[k];
+        if (!o->replay[k]) continue;
+        if (is_null(o)) why = "the null backend chooses nothing";
+        if (hd_replay_shape_of(e->spec, (hd_replay)k).row_bytes == 0) why = kinds[k].missing;
+        if (hd_parallel_world(&e->parallel) > 1) why = "several ranks have a part of them each";
+        e->whole_prompts = true; /* a position that is not computed chooses nothing */
+        if (!why) continue;
+        return HD_FAIL(err, HD_EUNSUPPORTED, "%s cannot be kept here: %s", kinds[k].what, why);
     }
     return HD_OK;
 }
@@ -256,8 +301,14 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
     e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
     HD_TRY(engine_ranks_choose(e, o, err));
+    HD_TRY(check_prompt_decoder(e, o, err));
+    HD_TRY(check_updatable(e, o, err));
+    HD_TRY(check_replay(e, o, err));
+    HD_TRY(engine_experts_check(e, o, err));
+    HD_TRY(engine_kv_disk_check(e, o, err));
     HD_TRY(open_model(e, o, precision, err));
-    const engine_sizes z = choose_sizes(e, o);
+    hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);
+    HD_TRY(choose_host(e, o, &z, err));
     e->max_context = z.context;
     HD_TRY(engine_grammar_cache_open(&e->grammars, err));
     if (!o->no_token_history)
@@ -275,6 +326,8 @@ static void open_locks(hd_engine *e) {
     pthread_cond_init(&e->wake, &monotonic);
     pthread_cond_init(&e->posted, &monotonic);
     pthread_cond_init(&e->taken, NULL);
+    pthread_cond_init(&e->ordered, NULL);
+    pthread_cond_init(&e->updated, NULL);
     pthread_condattr_destroy(&monotonic);
 }
 
@@ -343,22 +396,17 @@ const char *hd_engine_activations(const hd_engine *e, hd_precision *precision) {
     return e->ranks[0].ops.activations;
 }
 
-void engine_mail_close(engine_mail *m) {
-    free(m->submitted);
-    free(m->cancelled);
-}
-
 static void close_mailbox(hd_engine *e) {
     for (int32_t i = 0; i < e->n_posts; i++) {
         free(e->posts[(e->first_post + i) % e->cap_posts].why);
     }
     free(e->requests);
     free(e->free);
-    free(e->places);
     free(e->posts);
     free(e->tops);
-    free(e->loads);
-    engine_mail_close(&e->mail);
+    engine_groups_close(e);
+    engine_router_close(e->router);
+    engine_remote_close(e->remote);
 }
 
 /* Ends the step threads. */
@@ -367,6 +415,8 @@ static void stop_ranks(hd_engine *e) {
     e->closing = true;
     pthread_cond_broadcast(&e->wake);
     pthread_cond_broadcast(&e->taken);
+    pthread_cond_broadcast(&e->ordered);
+    pthread_cond_broadcast(&e->updated);
     pthread_mutex_unlock(&e->lock);
     engine_ranks_join(e);
 }
@@ -376,18 +426,25 @@ void hd_engine_close(hd_engine *e) {
     stop_ranks(e);
     engine_drop_shown(e);
     for (int32_t i = 0; e->requests && i < e->n_requests; i++) {
-        if (e->requests[i].id) engine_drop_request(e, &e->requests[i]);
+        if (!e->requests[i].id) continue;
+        engine_deinit_request(e, &e->requests[i]);
+        free(e->requests[i].choices);
     }
     engine_ranks_close(e);
+    engine_world_close(e);
     hd_grammar_vocab_close(e->vocab);
     engine_grammar_cache_close(e->grammars);
     engine_token_history_close(e->token_history);
     hd_tokenizer_close(e->tokenizer);
     hd_model_spec_close(e->spec);
     close_mailbox(e);
+    engine_versions_close(e);
+    hd_weights_backup_close(e->backup);
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->posted);
     pthread_cond_destroy(&e->taken);
+    pthread_cond_destroy(&e->ordered);
+    pthread_cond_destroy(&e->updated);
     pthread_mutex_destroy(&e->lock);
     free(e);
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/checked.h"
 #include "engine/engine_internal.h"
 
 static struct timespec deadline(int64_t timeout_ns) {
@@ -35,8 +36,10 @@ static bool take_post(hd_engine *e, engine_step_output *out, int64_t timeout_ns,
         e->first_post = (e->first_post + 1) % e->cap_posts;
         e->n_posts--;
         if (out->step.finish_reason != HD_FINISH_NONE) {
+            engine_request *r = engine_request_of(e, out->id);
             e->n_living--;
-            engine_request_of(e, out->id)->n_left--;
+            r->n_left--;
+            engine_route_choice_done(e, r);
         }
         pthread_cond_signal(&e->taken);
     }
@@ -92,6 +95,23 @@ static void show_prompt_logprobs(hd_event *out, engine_request *r) {
                                        .from = from};
 }
 
+/* Rows of all tokens that were shown but the last, which no step has read. */
+static void show_replay(hd_event *out, const hd_engine *e, const engine_request *r) {
+    const engine_choice *c = &r->choices[out->choice];
+    const int32_t n = r->n_prompt + c->n_output - 1 - r->replay_from;
+    if (out->step.finish_reason == HD_FINISH_NONE || c->n_output == 0) return;
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        if (!c->replay[k]) continue;
+        const hd_replay_shape shape = hd_replay_shape_of(e->spec, (hd_replay)k);
+        out->replay[k] = (hd_replay_rows){.rows = c->replay[k],
+                                          .n = hd_max_i32(n, 0),
+                                          .from = r->replay_from,
+                                          .layers = shape.layers,
+                                          .top_k = shape.top_k,
+                                          .number_bytes = shape.number_bytes};
+    }
+}
+
 static void fill_event(hd_event *out, const engine_request *r, int32_t choice,
                        const engine_step_output *p) {
     const engine_choice *c = &r->choices[choice];
@@ -105,6 +125,7 @@ static void fill_event(hd_event *out, const engine_request *r, int32_t choice,
                       .prompt_tokens = r->n_prompt,
                       .output_tokens = c->n_output,
                       .reasoning_tokens = c->output.n_reasoning,
+                      .weight_version = p->weight_version,
                       .retracted = p->n_retracted,
                       .submitted_ns = r->submitted_ns,
                       .admitted_ns = p->admitted_ns};
@@ -149,6 +170,7 @@ static bool make_event(hd_engine *e, hd_event *out) {
     hd_output_show(&c->output, step->finish_reason != HD_FINISH_NONE);
     fill_event(out, r, index, p);
     show_prompt_logprobs(out, r);
+    show_replay(out, e, r);
     if (c->output.stop) {
         out->stop_text = c->output.stop;
     } else if (step->finish_reason == HD_FINISH_STOP) {

@@ -24,7 +24,8 @@ hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_req
     if (wants_no_calls(g)) c.tools = NULL;
     const hd_chat_options options = {.encoding = e->encoding,
                                      .thinking = g->thinking ? g->thinking > 0 : e->thinks,
-                                     .effort = (hd_chat_effort)g->effort};
+                                     .effort = (hd_chat_effort)g->effort,
+                                     .effort_number = g->effort_number};
     return hd_chat_render(out, &c, &options, err);
 }
 
@@ -299,6 +300,48 @@ static hd_status open_prompt_logprobs(const hd_engine *e, engine_request *r,
     return HD_FAIL(err, HD_ENOMEM, "no memory for %zu prompt log-probabilities", n);
 }
 
+/* ---- choices of layers ---- */
+
+static const struct {
+    const char *parameter, *what, *option;
+} replays[HD_N_REPLAYS] = {
+    [HD_REPLAY_EXPERTS] = {"return_routed_experts", "routed experts",  "--routed-experts"},
+    [HD_REPLAY_KEYS] = {"return_indexer_topk",   "indexer choices", "--indexer-topk"  },
+};
+
+/* Memory for all rows that a choice can have; it is touched as they come. */
+static hd_status open_rows(const hd_engine *e, engine_request *r, hd_replay kind, hd_err *err) {
+    const size_t rows = (size_t)(r->n_prompt - r->replay_from) + (size_t)r->request.max_new;
+    const size_t row = (size_t)hd_replay_shape_of(e->spec, kind).row_bytes;
+    for (int32_t i = 0; i < r->n_choices; i++) {
+        r->choices[i].replay[kind] = malloc(rows * row + 1);
+        if (r->choices[i].replay[kind]) continue;
+        return HD_FAIL(err, HD_ENOMEM, "no memory for the %s of %zu tokens", replays[kind].what,
+                       rows);
+    }
+    return HD_OK;
+}
+
+static hd_status open_replay(const hd_engine *e, engine_request *r, const hd_request *g,
+                             hd_err *err) {
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        if (!g->replay[k] || e->replay[k]) continue;
+        return HD_REFUSE(err, HD_EUNSUPPORTED, "unsupported_parameter", replays[k].parameter,
+                         "%s are not kept: the server was started without %s", replays[k].what,
+                         replays[k].option);
+    }
+    if (g->replay_from < 0 || g->replay_from > r->n_prompt) {
+        return HD_REFUSE(err, HD_EINVAL, "invalid_value", "routed_experts_start_len",
+                         "routed_experts_start_len is %d; must be 0 to %d, the prompt's length",
+                         g->replay_from, r->n_prompt);
+    }
+    r->replay_from = g->replay_from;
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        if (g->replay[k]) HD_TRY(open_rows(e, r, (hd_replay)k, err));
+    }
+    return HD_OK;
+}
+
 hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
                          const hd_conversation *conversation, hd_err *err) {
     HD_TRY(check_numbers(e, g, err));
@@ -335,5 +378,6 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
     HD_TRY(collect_stops(e, r, g, err));
     HD_TRY(open_prompt_logprobs(e, r, g, err));
     HD_TRY(engine_build_constraint(e, r, g, err));
-    return open_choices(e, r, g, err);
+    HD_TRY(open_choices(e, r, g, err));
+    return open_replay(e, r, g, err);
 }

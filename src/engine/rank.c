@@ -10,8 +10,8 @@
 
 /* This rank's share of the threads. */
 static int32_t threads_of(const engine_rank *rank, const hd_engine_options *o) {
-    const int32_t ranks = rank->engine->n_ranks;
-    if (ranks == 1) return o->threads;
+    const int32_t ranks = hd_parallel_world(&rank->engine->parallel);
+    if (ranks == 1 || !engine_process_shares_cores(o)) return o->threads;
     const int32_t all = o->threads ? o->threads : hd_cores_count();
     return hd_max_i32(all / ranks + (rank->index < all % ranks), 1);
 }
@@ -24,32 +24,47 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         .gpu = o->gpu,
         .precision = precision,
         .no_batch_invariance = o->no_batch_invariance,
-        .needs_cpu = e->mla == HD_MLA_NAIVE ? "mla naive" : NULL,
+        .needs_cpu = e->mla == HD_MLA_NAIVE          ? "mla naive"
+                     : engine_experts_are_on_disk(o) ? "a model with experts on disk"
+                                                     : NULL,
         .no_gpu = &e->no_gpu
     };
     const char *backend = o->backend ? o->backend : "auto";
-    if (e->n_ranks > 1 && strcmp(backend, "auto") == 0) backend = "cpu";
+    if (hd_parallel_world(&e->parallel) > 1 && strcmp(backend, "auto") == 0) backend = "cpu";
     HD_TRY(hd_ops_open(&rank->ops, &rank->device, backend, &ops, err));
-    rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device);
-    return hd_stream_open(&rank->stream, rank->device, err);
+    const bool fetches = e->parallel.dwdp > 1 || engine_experts_are_on_host(o);
+    rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && !fetches;
+    HD_TRY(hd_stream_open(&rank->stream, rank->device, err));
+    if (fetches) HD_TRY(hd_stream_open(&rank->copy_stream, rank->device, err));
+    if (hd_device_is_host(rank->device)) return HD_OK;
+    return hd_stream_open(&rank->beside_stream, rank->device, err);
 }
 
 hd_status engine_rank_open(engine_rank *rank, hd_engine *e, int32_t index,
                            const hd_engine_options *o, hd_precision precision, hd_err *err) {
     rank->engine = e;
     rank->index = index;
+    rank->parallel = e->parallel;
+    rank->place = index;
+    rank->group = index / e->parallel.tp;
+    rank->weight_version = hd_engine_weight_version(e);
     if (o->backend && strcmp(o->backend, "null") == 0) return HD_OK;
     return open_device(rank, o, precision, err);
 }
 
-hd_status engine_rank_open_shard(engine_rank *rank, hd_err *err) {
+hd_status engine_rank_open_shard(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     hd_engine *e = rank->engine;
-    if (e->n_ranks == 1) {
+    if (e->whole && engine_experts_are_on_host(o)) {
+        return hd_weights_open_without_experts(&rank->weights, e->whole, err);
+    }
+    if (hd_parallel_world(&e->parallel) == 1) {
         rank->weights = e->whole;
         return HD_OK;
     }
-    HD_TRY(
-        hd_comm_local_join(e->world, rank->index, rank->device, &rank->ops, &rank->comm, err));
+    if (e->world) {
+        HD_TRY(hd_comm_local_join(e->world, rank->index, rank->device, &rank->ops, &rank->comm,
+                                  err));
+    }
     return hd_weights_open_shards(&rank->weights, e->whole, &e->parallel, rank->index, err);
 }
 
@@ -61,7 +76,7 @@ hd_status engine_rank_upload(engine_rank *rank, const hd_engine_options *o, hd_e
 
 /* ---- runner and scheduler ---- */
 
-static hd_status open_null_runner(engine_rank *rank, const engine_sizes *z,
+static hd_status open_null_runner(engine_rank *rank, const hd_engine_sizes *z,
                                   const hd_engine_options *o, hd_err *err) {
     const hd_null_runner_options null = {.tokenizer = rank->engine->tokenizer,
                                          .n_ids = rank->engine->n_ids,
@@ -74,11 +89,11 @@ static hd_status open_null_runner(engine_rank *rank, const engine_sizes *z,
 }
 
 static hd_runner_role role_of(const engine_rank *rank) {
-    if (rank->engine->n_ranks == 1) return HD_RUNNER_ALONE;
+    if (!rank->comm) return HD_RUNNER_ALONE;
     return engine_rank_leads(rank) ? HD_RUNNER_LEADS : HD_RUNNER_FOLLOWS;
 }
 
-static hd_status open_model_runner(engine_rank *rank, const engine_sizes *z,
+static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
                                    const hd_engine_options *o, hd_err *err) {
     const hd_engine *e = rank->engine;
     const hd_model_env env = {.spec = e->spec,
@@ -86,82 +101,94 @@ static hd_status open_model_runner(engine_rank *rank, const engine_sizes *z,
                               .ops = &rank->ops,
                               .device = rank->device,
                               .stream = rank->stream,
+                              .beside_stream = rank->beside_stream,
+                              .stage = rank->stage,
                               .comm = rank->comm,
                               .mla = e->mla};
-    const hd_model_runner_options x = {
-        .n_slots = z->running,
-        .step_rows = z->step_rows,
-        .positions = z->context + HD_MAX_DRAFTS,
-        .seq_pages = z->seq_pages,
-        .n_pages = {z->n_pages[0], z->n_pages[1]},
-        .n_snapshots = z->n_snapshots,
-        .n_ids = e->n_ids,
-        .max_drafts = z->drafts,
-        .sample_rows = z->sample_rows,
-        .vocab = e->vocab,
-        .forced = hd_acceptance_of(o->forced_acceptance),
-        .fixed_steps = rank->graphs,
-        .role = role_of(rank)
-    };
+    hd_model_runner_options x = hd_engine_runner_options(z);
+    x.n_ids = e->n_ids;
+    x.vocab = e->vocab;
+    x.forced = hd_acceptance_of(o->forced_acceptance);
+    x.fixed_steps = rank->graphs;
+    memcpy(x.replay, e->replay, sizeof x.replay);
+    x.role = role_of(rank);
+    x.movable = rank->comm && engine_rebalance_is_on(o) ? rank->weights : NULL;
     HD_TRY(hd_model_runner_open(&rank->model_runner, &env, &x, err));
     rank->runner = hd_model_runner_interface(rank->model_runner);
     return HD_OK;
 }
 
-static void count_memory(engine_rank *rank, const engine_sizes *z) {
+static void count_memory(engine_rank *rank, const hd_engine_sizes *z) {
     const hd_model_spec *spec = rank->engine->spec;
     const int32_t n_layers = spec->n_layers + hd_weights_n_mtp(rank->weights);
     rank->totals.activation_bytes = hd_model_runner_bytes(rank->model_runner);
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
-        rank->totals.kv_bytes +=
-            (size_t)z->n_pages[l] * hd_kv_page_bytes(spec, n_layers, (hd_kv_group)l, z->drafts);
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        if (!rank->engine->replay[k]) continue;
+        rank->totals.replay_bytes[k] = (size_t)z->n_pages[HD_KV_FULL] *
+                                       (size_t)z->shape.page_tokens *
+                                       (size_t)hd_replay_shape_of(spec, (hd_replay)k).row_bytes;
     }
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        rank->totals.page_bytes[g] =
+            hd_kv_page_bytes(spec, n_layers, (hd_kv_group)g, rank->ops.kv_type, z->drafts);
+    }
+    rank->totals.kv_bytes = hd_engine_kv_bytes(z, spec, n_layers, rank->ops.kv_type);
 }
 
-static hd_status open_sched(engine_rank *rank, const engine_sizes *z, hd_err *err) {
+static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err *err) {
     const hd_sched_options s = {
         .cache = {.page_tokens = z->shape.page_tokens,
                   .lookback = z->shape.lookback,
+                  .tail = rank->engine->whole_prompts ? 0 : hd_kv_longest_tail(&z->shape),
                   .n_pages = {z->n_pages[0], z->n_pages[1]},
-                  .n_snapshots = z->n_snapshots,
+                  .n_host = {z->n_host[0], z->n_host[1]},
                   .max_seqs = z->running,
                   .seq_pages = z->seq_pages},
         .step_rows = z->step_rows,
         .chunk_rows = z->chunk,
         .sample_rows = z->sample_rows,
-        .queue_limit = z->queue + z->running,
+        .queue_limit = z->queue + z->running * rank->engine->parallel.dp,
         .ahead = rank->graphs ? 2 * HD_MAX_STEP_TOKENS : 0,
-        .max_positions = z->context
+        .max_positions = z->context,
+        .draft_block = z->drafts ? rank->engine->spec->dspark.block : 0,
+        .page_bytes = {rank->totals.page_bytes[0], rank->totals.page_bytes[1]},
+        .disk = rank->kv_disk,
+        .joins = rank->engine->parallel.dp > 1 && !rank->engine->independent
     };
     const hd_runner runner = engine_rank_runner(rank);
     const hd_sched_hooks hooks = engine_rank_hooks(rank);
     rank->totals.max_running = z->running;
     rank->totals.max_context = z->context;
     rank->totals.page_tokens = z->shape.page_tokens;
-    rank->totals.snapshots = z->n_snapshots;
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) rank->totals.host_pages[l] = z->n_host[l];
     return hd_sched_open(&rank->sched, &s, &runner, &hooks, err);
 }
 
-hd_status engine_rank_open_runner(engine_rank *rank, const engine_sizes *z,
+hd_status engine_rank_open_runner(engine_rank *rank, const hd_engine_sizes *z,
                                   const hd_engine_options *o, hd_err *err) {
     if (rank->weights) {
         HD_TRY(open_model_runner(rank, z, o, err));
+        HD_TRY(engine_recording_open(rank, err));
+        HD_TRY(engine_rebalance_open(rank, o, err));
         count_memory(rank, z);
+        HD_TRY(engine_kv_disk_open(rank, z, o, err));
     } else {
         HD_TRY(open_null_runner(rank, z, o, err));
     }
-    return engine_rank_leads(rank) ? open_sched(rank, z, err) : HD_OK;
+    return engine_rank_leads(rank) && !rank->sched ? open_sched(rank, z, err) : HD_OK;
 }
 
-hd_status engine_rank_open_inbox(engine_rank *rank, const engine_sizes *z, int32_t max_living,
-                                 hd_err *err) {
+hd_status engine_rank_open_inbox(engine_rank *rank, const hd_engine_sizes *z,
+                                 int32_t max_living, hd_err *err) {
     const size_t n = (size_t)z->running;
     if (!engine_rank_leads(rank)) return HD_OK;
+    const size_t n_rows = (size_t)hd_model_n_expert_rows(rank->engine->spec);
     rank->cap_step_outputs = z->running;
     rank->step_outputs = calloc(n, sizeof *rank->step_outputs);
     rank->tops = calloc(n * ENGINE_POST_TOPS, sizeof *rank->tops);
-    rank->fresh_loads = calloc((size_t)rank->engine->n_loads + 1, sizeof *rank->fresh_loads);
-    if (!rank->step_outputs || !rank->tops || !rank->fresh_loads ||
+    rank->fresh_loads = calloc(n_rows + 1, sizeof *rank->fresh_loads);
+    rank->watched = calloc(n, sizeof *rank->watched);
+    if (!rank->watched || !rank->step_outputs || !rank->tops || !rank->fresh_loads ||
         !engine_mail_open(&rank->inbox, max_living)) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %d requests", max_living);
     }
@@ -174,13 +201,19 @@ hd_status engine_rank_open_inbox(engine_rank *rank, const engine_sizes *z, int32
 void engine_rank_close(engine_rank *rank) {
     if (!rank->engine) return;
     hd_sched_close(rank->sched);
+    hd_disk_tier_close(rank->kv_disk);
     hd_model_runner_close(rank->model_runner);
     hd_null_runner_close(rank->null);
+    hd_stream_close(rank->beside_stream);
+    hd_stream_close(rank->copy_stream);
     hd_stream_close(rank->stream);
     hd_device_close(rank->device);
     if (rank->weights != rank->engine->whole) hd_weights_close(rank->weights);
     free(rank->step_outputs);
     free(rank->tops);
     free(rank->fresh_loads);
+    free(rank->watched);
+    engine_recording_close(rank);
+    engine_rebalance_close(rank);
     engine_mail_close(&rank->inbox);
 }

@@ -35,6 +35,7 @@ static const hd_request_range ranges[] = {
     {FIELD(response_format),      0,              HD_FORMAT_CHOICE,    0,    0},
     {FIELD(thinking),             -1,             1,                   0,    0},
     {FIELD(effort),               0,              HD_EFFORT_MAX,       0,    0},
+    {FIELD(effort_number),        0,              HD_MAX_EFFORT,       0,    0},
 };
 /* clang-format on */
 

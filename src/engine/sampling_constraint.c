@@ -125,7 +125,7 @@ static char *describe_tools(const engine_request *r, const char *only, bool hold
 static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_request *g,
                               demands d, hd_err *err) {
     const hd_reply_format format = hd_reply_format_of(e->encoding);
-    const bool dsml = format == HD_REPLY_V32 || format == HD_REPLY_V4;
+    const bool dsml = format >= HD_REPLY_V32;
     const bool named = d.call && strcmp(g->tool_choice, "required") != 0;
     char *tools = d.calls ? describe_tools(r, named ? g->tool_choice : NULL, d.call) : NULL;
     if (d.calls && !tools) {

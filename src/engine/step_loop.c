@@ -3,16 +3,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/progress.h"
 #include "engine/rank.h"
 
 enum {
     SECOND_NS = 1000000000,
-    PAUSED_LOOK_NS = 50000000, /* how often a paused engine checks for queue timeouts */
-    LOADS_NS = SECOND_NS,      /* least time between two readings of expert loads */
-    AUDIT_NS = SECOND_NS       /* idle time before pages and slots are audited */
+    LOADS_NS = SECOND_NS, /* least time between two readings of expert loads */
+    AUDIT_NS = SECOND_NS  /* idle time before pages and slots are audited */
 };
 
 /* ---- output of a step ---- */
@@ -53,26 +51,38 @@ void engine_step_output_copy(engine_step_output *to, const engine_step_output *f
     copy_step(&to->step, top, &from->step);
 }
 
-/* Moves the step's outputs into the ring, under the lock. Waits while the ring is full
- * because the polling thread is behind. */
+void engine_post(hd_engine *e, engine_step_output *p) {
+    while (e->n_posts == e->cap_posts && !e->closing) {
+        pthread_cond_signal(&e->posted);
+        pthread_cond_wait(&e->taken, &e->lock);
+    }
+    if (e->closing) {
+        free(p->why);
+        return;
+    }
+    engine_request *r = engine_request_of(e, p->id);
+    engine_choice *c = &r->choices[engine_choice_of(p->id)];
+    if (p->step.n_tokens) engine_route_prompt_done(e, r);
+    if (c->tokens) {
+        memcpy(c->tokens + c->n_posted, p->step.tokens,
+               (size_t)p->step.n_tokens * sizeof *c->tokens);
+    }
+    c->n_posted += p->step.n_tokens;
+    c->posted = p->step.finish_reason != HD_FINISH_NONE;
+    engine_step_output_copy(&e->posts[(e->first_post + e->n_posts++) % e->cap_posts], p);
+    pthread_cond_signal(&e->posted);
+}
+
+/* Moves the step's outputs into the ring, under the lock, or to the process that has it. */
 static void hand_over(engine_rank *rank) {
     hd_engine *e = rank->engine;
     for (int32_t i = 0; i < rank->n_step_outputs; i++) {
-        engine_step_output *p = &rank->step_outputs[i];
-        while (e->n_posts == e->cap_posts && !e->closing) {
-            pthread_cond_signal(&e->posted);
-            pthread_cond_wait(&e->taken, &e->lock);
+        if (engine_rank_is_remote(rank)) {
+            engine_remote_put_output(rank, &rank->step_outputs[i]);
+        } else {
+            engine_post(e, &rank->step_outputs[i]);
         }
-        if (e->closing) {
-            free(p->why);
-            continue;
-        }
-        engine_choice *c = &engine_request_of(e, p->id)->choices[engine_choice_of(p->id)];
-        c->n_posted += p->step.n_tokens;
-        c->posted = p->step.finish_reason != HD_FINISH_NONE;
-        engine_step_output_copy(&e->posts[(e->first_post + e->n_posts++) % e->cap_posts], p);
     }
-    if (rank->n_step_outputs) pthread_cond_signal(&e->posted);
     rank->n_step_outputs = 0;
 }
 
@@ -92,6 +102,29 @@ static void take_prompt_logprobs(engine_request *r, const hd_prompt_logprobs *p)
     r->n_prompt_logprobs = (int32_t)(at + n);
 }
 
+/* Rows are copied when a token behind them is sampled: later ones, of a prefix that is computed
+ * anew after a retraction, may be those of other weights. */
+static void on_computed(void *ctx, uint64_t id, const int32_t *pages, int32_t n_done) {
+    engine_rank *rank = ctx;
+    const engine_request *r = engine_request_of(rank->engine, id);
+    engine_choice *c = &r->choices[engine_choice_of(id)];
+    const int32_t first = r->replay_from + c->n_replay, n = n_done - first;
+    if (n <= 0) return;
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        if (!c->replay[k]) continue;
+        const hd_replay kind = (hd_replay)k;
+        const size_t row = (size_t)hd_replay_shape_of(rank->engine->spec, kind).row_bytes;
+        hd_model_runner_read_replay(rank->model_runner, kind, pages, first, n,
+                                    c->replay[k] + (size_t)c->n_replay * row);
+        rank->totals.replay_rows[k] += n;
+    }
+    c->n_replay += n;
+}
+
+static void on_committed(void *ctx, uint64_t id, int32_t n_done) {
+    engine_pages_note(ctx, id, n_done);
+}
+
 static void count(hd_engine_stats *t, const hd_step_tokens *s) {
     t->output_tokens += s->n_tokens;
     for (int32_t i = 0; i < s->n_drafted; i++) t->drafted_at[i]++;
@@ -105,7 +138,11 @@ static void on_event(void *ctx, const hd_sched_event *s) {
     engine_request *r = engine_request_of(e, s->id);
     const engine_choice *c = &r->choices[engine_choice_of(s->id)];
     const hd_finish_reason finish = s->step.finish_reason;
-    if (s->prompt.n) take_prompt_logprobs(r, &s->prompt);
+    if (s->prompt.n && engine_rank_is_remote(rank)) {
+        engine_remote_put_prompt(rank, s->id, &s->prompt);
+    } else if (s->prompt.n) {
+        take_prompt_logprobs(r, &s->prompt);
+    }
     if (s->step.n_tokens == 0 && finish == HD_FINISH_NONE) return;
     engine_step_output *p = &rank->step_outputs[rank->n_step_outputs++];
     p->id = s->id;
@@ -113,6 +150,7 @@ static void on_event(void *ctx, const hd_sched_event *s) {
     p->why = finish == HD_FINISH_ERROR ? reason(rank, s->status) : NULL;
     p->n_retracted = c->n_admitted > 1 ? c->n_admitted - 1 : 0;
     p->admitted_ns = c->admitted_ns;
+    p->weight_version = rank->weight_version;
     count(&rank->totals, &s->step);
     if (rank->n_step_outputs < rank->cap_step_outputs) return;
     pthread_mutex_lock(&e->lock);
@@ -124,7 +162,9 @@ hd_sched_hooks engine_rank_hooks(engine_rank *rank) {
     return (hd_sched_hooks){.ctx = rank,
                             .slot_assigned = on_slot_assigned,
                             .slot_released = on_slot_released,
-                            .event = on_event};
+                            .event = on_event,
+                            .computed = on_computed,
+                            .committed = on_committed};
 }
 
 /* Host time as the runner counts it. */
@@ -140,8 +180,14 @@ static hd_status run_timed(void *ctx, const hd_page_copy *copies, int32_t n_copi
     const int64_t host_before = host_ns_of(rank);
     const hd_status st =
         rank->runner.run(rank->runner.ctx, copies, n_copies, inputs, n_inputs, outputs, err);
+    if (st != HD_OK) {
+        const bool again = engine_ranks_recover(rank, err);
+        rank->in_runner_ns = hd_now_ns() - start;
+        return again ? HD_EAGAIN : st;
+    }
+    engine_ranks_count_success(rank);
     rank->in_runner_ns = hd_now_ns() - start - (host_ns_of(rank) - host_before);
-    return st;
+    return HD_OK;
 }
 
 hd_runner engine_rank_runner(engine_rank *rank) {
@@ -150,15 +196,21 @@ hd_runner engine_rank_runner(engine_rank *rank) {
 
 /* ---- input of a step ---- */
 
+/* A choice that another group began is continued behind its tokens, as if it had been retracted. */
 static void submit(engine_rank *rank, uint64_t id) {
     hd_engine *e = rank->engine;
     const engine_request *r = engine_request_of(e, id);
     for (int32_t i = 0; i < r->n_choices; i++) {
+        const engine_choice *c = &r->choices[i];
         hd_sched_request q = r->request;
         hd_err err = {0};
+        if (c->posted) continue;
         q.id = id + (uint64_t)i;
-        q.follows = i ? id : 0;
-        q.prompt_logprobs_from = i ? 0 : r->prompt_logprobs_from;
+        q.follows = i && !r->choices[0].posted ? id : 0;
+        q.prompt_logprobs_from = i || c->n_posted ? 0 : r->prompt_logprobs_from;
+        q.output = c->tokens;
+        q.n_output = c->n_posted;
+        if (c->n_posted) q.queue_until_ns = 0;
         if (hd_sched_submit(rank->sched, &q, &err) == HD_OK) continue;
         rank->step_err = err;
         on_event(rank, &(hd_sched_event){.id = q.id, .step.finish_reason = HD_FINISH_ERROR});
@@ -168,7 +220,7 @@ static void submit(engine_rank *rank, uint64_t id) {
 
 static bool loads_are_stale(const engine_rank *rank) {
     const hd_engine *e = rank->engine;
-    return e->n_loads && rank->totals.steps != rank->loads_steps;
+    return e->n_loads && rank->model_runner && rank->totals.steps != rank->loads_steps;
 }
 
 /* Publishes a copy of the expert loads, so that readers neither wait for a step nor delay
@@ -181,8 +233,15 @@ static void show_loads(engine_rank *rank) {
     rank->loads_steps = rank->totals.steps;
     if (hd_model_runner_read_experts(rank->model_runner, rank->fresh_loads, NULL) != HD_OK)
         return;
+    if (rank->stage) hd_expert_stage_follow(rank->stage, rank->fresh_loads);
     pthread_mutex_lock(&e->lock);
-    memcpy(e->loads, rank->fresh_loads, (size_t)e->n_loads * sizeof *e->loads);
+    int64_t *loads = e->groups[rank->group].loads;
+    for (int32_t i = 0; i < e->n_loads; i++) {
+        loads[i] = 0;
+        for (int32_t p = 0; p < HD_N_ROW_PHASES; p++) {
+            loads[i] += rank->fresh_loads[p * e->n_loads + i];
+        }
+    }
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -207,56 +266,59 @@ static int64_t sooner(int64_t a, int64_t b) {
     return a && (a < b || !b) ? a : b;
 }
 
-/* Returns the time until which to sleep without mail; 0: no limit. A pause with requests
- * needs checks for timeouts, expert loads are published when due, and an idle engine is
- * audited. */
-static int64_t sleep_until(const engine_rank *rank, bool idle) {
-    const hd_engine *e = rank->engine;
-    const int64_t look = e->paused && !idle ? hd_now_ns() + PAUSED_LOOK_NS : 0;
+/* When to run a round although there is nothing to do; 0: never. Expert loads are published when
+ * due, an idle engine is audited, and pages go to the disk. */
+static int64_t look_at(const engine_rank *rank) {
     const int64_t show = loads_are_stale(rank) ? rank->loads_ns + LOADS_NS : 0;
     const int64_t check = audit_is_due(rank) ? rank->totals.last_step_ns + AUDIT_NS : 0;
-    return sooner(sooner(look, show), check);
+    const int64_t disk = rank->order.paused ? 0 : hd_sched_look_ns(rank->sched);
+    return sooner(sooner(show, check), disk);
 }
 
-/* Waits while there is no request to step and no mail. */
-static void wait_for_mail(engine_rank *rank, bool idle) {
+/* Copies the mail, and empties the mailbox. Returns whether all groups begin anew. A pause may
+ * be newer than the order of this round, whose step admits requests again: its retraction is
+ * repeated in the round that rests. */
+static bool take_mail(engine_rank *rank) {
     hd_engine *e = rank->engine;
-    while (!e->closing && !e->mail.news && (idle || e->paused)) {
-        const int64_t ns = sleep_until(rank, idle);
-        const struct timespec until = {ns / SECOND_NS, ns % SECOND_NS};
-        if (!ns) {
-            pthread_cond_wait(&e->wake, &e->lock);
-        } else if (pthread_cond_timedwait(&e->wake, &e->lock, &until) != 0) {
-            return;
-        }
-    }
-}
-
-/* Processes the mailbox: submissions, aborts and pauses. Returns false if the engine is
- * closing. */
-static bool drain_mailbox(engine_rank *rank, bool idle, bool *paused) {
-    hd_engine *e = rank->engine;
-    engine_mail *in = &rank->inbox, *mail = &e->mail;
+    engine_mail *in = &rank->inbox, *mail = &e->groups[rank->group].mail;
     pthread_mutex_lock(&e->lock);
-    wait_for_mail(rank, idle);
     in->n_submitted = mail->n_submitted;
     in->n_cancelled = mail->n_cancelled;
     in->flush = mail->flush;
     in->retract = mail->retract;
+    in->rebalance = mail->rebalance;
+    in->record_start = mail->record_start;
+    in->record_stop = mail->record_stop;
+    in->record_mode = mail->record_mode;
+    in->record_requests = mail->record_requests;
     memcpy(in->submitted, mail->submitted, (size_t)in->n_submitted * sizeof(uint64_t));
     memcpy(in->cancelled, mail->cancelled, (size_t)in->n_cancelled * sizeof(uint64_t));
+    in->jobs = mail->jobs;
+    mail->jobs = NULL;
     mail->n_submitted = mail->n_cancelled = 0;
-    mail->flush = mail->retract = mail->news = false;
-    *paused = e->paused;
-    rank->seen_pauses = e->pauses;
-    const bool closing = e->closing;
+    mail->flush = false;
+    mail->retract = mail->retract && mail->retract_pause > rank->order.pauses;
+    mail->rebalance = mail->record_start = mail->record_stop = false;
+    const bool anew = rank->recoveries != e->recoveries;
+    rank->recoveries = e->recoveries;
     pthread_mutex_unlock(&e->lock);
+    return anew;
+}
+
+/* Processes the mailbox: submissions, aborts and pauses. */
+static void drain_mailbox(engine_rank *rank) {
+    engine_mail *in = &rank->inbox;
+    const bool anew = take_mail(rank);
     for (int32_t i = 0; i < in->n_submitted; i++) submit(rank, in->submitted[i]);
     for (int32_t i = 0; i < in->n_cancelled; i++)
         hd_sched_cancel(rank->sched, in->cancelled[i]);
-    if (in->retract) hd_sched_retract_all(rank->sched);
-    if (in->flush) hd_sched_flush_cache(rank->sched);
-    return !closing;
+    if (in->retract || rank->order.retract || anew) hd_sched_retract_all(rank->sched);
+    engine_update_obey(rank);
+    if (in->flush || anew) hd_sched_flush_cache(rank->sched);
+    if (in->flush && rank->kv_disk) hd_disk_tier_clear(rank->kv_disk);
+    engine_pages_run_jobs(rank, in);
+    engine_recording_obey(rank, in);
+    engine_rebalance_obey(rank, in);
 }
 
 /* ---- published state ---- */
@@ -275,6 +337,12 @@ static void read_times(engine_rank *rank) {
     memcpy(t->gaps, x->gaps, sizeof t->gaps);
 }
 
+static void read_engram(engine_rank *rank) {
+    if (!rank->model_runner) return;
+    const hd_prefetch_stats s = hd_model_runner_engram_stats(rank->model_runner);
+    rank->totals.engram = (hd_engram_figures){s.pieces, s.resident, s.read_bytes, s.skipped};
+}
+
 static void read_totals(engine_rank *rank) {
     const hd_sched_stats s = hd_sched_read_stats(rank->sched);
     const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(rank->sched));
@@ -287,33 +355,41 @@ static void read_totals(engine_rank *rank) {
     t->retracted = s.retracted;
     t->prompt_tokens = c.asked_tokens;
     t->cached_tokens = c.matched_tokens;
+    t->host_cached_tokens = c.host_tokens;
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         t->pages[l] = c.pages[l];
         t->pages_free[l] = c.free[l];
         t->pages_cached[l] = c.evictable[l];
+        t->host_free[l] = t->host_pages[l] - c.host[l];
+        t->host_saved[l] = c.saved[l];
+        t->host_loaded[l] = c.loaded[l];
     }
-    t->snapshots_free = t->snapshots - c.snapshots;
     read_times(rank);
+    engine_experts_read(rank);
+    read_engram(rank);
+    engine_kv_disk_read(rank);
 }
 
 /* Publishes events and statistics of a step together. */
 static void publish(engine_rank *rank) {
     hd_engine *e = rank->engine;
+    engine_group *g = &e->groups[rank->group];
     read_totals(rank);
     pthread_mutex_lock(&e->lock);
     hand_over(rank);
-    e->stats = rank->totals;
-    e->rested_pauses = rank->seen_pauses;
-    e->n_places = rank->totals.running;
-    for (int32_t i = 0; i < e->n_places; i++) e->places[i] = hd_sched_running(rank->sched, i);
+    g->stats = rank->totals;
+    g->rested_pauses = rank->order.pauses;
+    g->n_places = rank->totals.running;
+    for (int32_t i = 0; i < g->n_places; i++) g->places[i] = hd_sched_running(rank->sched, i);
     pthread_mutex_unlock(&e->lock);
 }
 
-static bool step(engine_rank *rank, bool paused) {
+/* Returns whether rows were computed. */
+static bool step(engine_rank *rank) {
     const int64_t start = hd_now_ns();
     rank->step_err = (hd_err){0};
     rank->in_runner_ns = 0;
-    if (paused) {
+    if (rank->order.paused || !rank->runner.run) {
         hd_sched_process_aborts(rank->sched, start);
         return false;
     }
@@ -327,35 +403,42 @@ static bool step(engine_rank *rank, bool paused) {
     return st != HD_EAGAIN;
 }
 
-static void *step_until_closed(void *arg) {
-    engine_rank *rank = arg;
-    bool idle = true, paused;
-    if (rank->device) hd_device_bind_thread(rank->device);
-    while (drain_mailbox(rank, idle, &paused)) {
-        const bool computed = step(rank, paused);
+static void lead(engine_rank *rank) {
+    while (engine_round_begin(rank)) {
+        drain_mailbox(rank);
+        const bool computed = step(rank);
+        engine_pages_show(rank);
+        if (computed) engine_rebalance_step(rank);
+        if (computed && rank->stage) hd_expert_stage_move(rank->stage);
         audit(rank);
         publish(rank);
         show_loads(rank);
         /* if no step was computed, only mail can change anything */
-        idle = hd_sched_idle(rank->sched) || (!computed && !paused);
+        const bool idle = hd_sched_idle(rank->sched) || (!computed && !rank->order.paused);
+        engine_round_end(rank, idle, look_at(rank));
     }
     if (rank->model_runner) hd_model_runner_end(rank->model_runner);
-    return NULL;
 }
 
-/* An error is in the requests that it ended: the leader reports it. */
-static void *follow_until_closed(void *arg) {
+/* An error of a follower is in the requests that it ended: the leader reports it. */
+void engine_rank_work(engine_rank *rank) {
+    if (engine_rank_leads(rank))
+        lead(rank);
+    else
+        hd_model_runner_follow(rank->model_runner, &rank->step_err);
+}
+
+static void *work(void *arg) {
     engine_rank *rank = arg;
-    hd_device_bind_thread(rank->device);
-    hd_model_runner_follow(rank->model_runner, &rank->step_err);
+    if (rank->device) hd_device_bind_thread(rank->device);
+    engine_rank_work(rank);
     return NULL;
 }
 
 hd_status engine_rank_start(engine_rank *rank, hd_err *err) {
-    const bool leads = engine_rank_leads(rank);
-    if (leads) publish(rank);
-    if (pthread_create(&rank->thread, NULL, leads ? step_until_closed : follow_until_closed,
-                       rank) != 0) {
+    if (engine_rank_leads(rank)) publish(rank);
+    if (rank->engine->ucx && rank->index) return engine_world_start(rank, err);
+    if (pthread_create(&rank->thread, NULL, work, rank) != 0) {
         return HD_FAIL(err, HD_EIO, "cannot start the thread of rank %d", rank->index);
     }
     rank->started = true;

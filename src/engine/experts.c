@@ -1,0 +1,149 @@
+/* experts.c - experts that are elsewhere: in the model's files, in host memory, or in the memory of
+ * other ranks. The options, and the memory in which they are staged. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/memory.h"
+#include "engine/rank.h"
+#include "engine/sizes.h"
+#include "model/expert_disk.h"
+#include "model/expert_fetch.h"
+
+static const double AUTO_PART = 0.8; /* of the memory that is free beside the KV pools */
+static const double MOST_GB = 1e9;
+
+static bool is_on(const char *option) {
+    return option && strcmp(option, "off") != 0;
+}
+
+bool engine_experts_are_on_disk(const hd_engine_options *o) {
+    return is_on(o->experts_disk);
+}
+
+bool engine_experts_are_on_host(const hd_engine_options *o) {
+    return is_on(o->experts_host);
+}
+
+/* Returns bytes; 0: auto. */
+static hd_status read_bytes(const char *name, const char *text, double *bytes, hd_err *err) {
+    char *end = NULL;
+    *bytes = 0;
+    if (!is_on(text) || strcmp(text, "auto") == 0) return HD_OK;
+    const double gb = strtod(text, &end);
+    *bytes = gb * 1e9;
+    if (*text >= '0' && *text <= '9' && *end == '\0' && gb > 0 && gb <= MOST_GB) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL,
+                   "%s is '%s'; must be off, auto or a number of gigabytes above 0", name,
+                   text);
+}
+
+hd_status engine_experts_check(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const bool disk = engine_experts_are_on_disk(o), host = engine_experts_are_on_host(o);
+    const char *why = NULL;
+    double bytes;
+    if (!disk && !host) return HD_OK;
+    HD_TRY(read_bytes("experts_disk", o->experts_disk, &bytes, err));
+    HD_TRY(read_bytes("experts_host", o->experts_host, &bytes, err));
+    const bool null = o->backend && strcmp(o->backend, "null") == 0;
+    if (e->spec->route.n_experts == 0) why = "the model has no experts";
+    if (o->updatable) why = "weights that can be replaced are in memory of their own";
+    if (o->dummy_weights) why = "random weights are made where they are computed with";
+    if (null) why = "the null backend has none";
+    if (hd_parallel_world(&e->parallel) > 1) why = "several ranks hold parts of them";
+    if (disk && host) why = "they lie on disk or in host memory, not in both";
+    if (!why) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "experts cannot stay %s here: %s",
+                   disk ? "on disk" : "in host memory", why);
+}
+
+/* What KV pages will take is not free. */
+static size_t free_bytes(const engine_rank *rank, const hd_engine_options *o) {
+    const hd_engine *e = rank->engine;
+    const hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);
+    const int32_t n_layers = e->spec->n_layers + hd_weights_n_mtp(rank->weights);
+    const size_t kv = hd_engine_kv_bytes(&z, e->spec, n_layers, rank->ops.kv_type);
+    const double left =
+        (double)hd_device_free_bytes(rank->device) - (double)kv - o->kv_host_gb * 1e9;
+    return left > 0 ? (size_t)(left * AUTO_PART) : 0;
+}
+
+static hd_status open_disk(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
+    double bytes;
+    if (!hd_device_is_host(rank->device)) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "experts cannot stay on disk here: backend '%s' is not the cpu's",
+                       rank->ops.name);
+    }
+    HD_TRY(read_bytes("experts_disk", o->experts_disk, &bytes, err));
+    const hd_expert_disk_options disk = {.bytes =
+                                             bytes > 0 ? (size_t)bytes : free_bytes(rank, o)};
+    HD_TRY(hd_expert_disk_open(&rank->stage, rank->engine->spec, rank->weights, &disk, err));
+    const hd_expert_stage_stats s = hd_expert_stage_read_stats(rank->stage);
+    rank->totals.weight_bytes += s.bytes;
+    rank->totals.weight_bytes -= s.elsewhere_bytes;
+    return HD_OK;
+}
+
+static hd_status open_fetch(engine_rank *rank, hd_expert_fetch_options fetch, hd_err *err) {
+    fetch.device = rank->device;
+    fetch.stream = rank->stream;
+    fetch.copy_stream = rank->copy_stream;
+    fetch.queued = !hd_device_is_host(rank->device);
+    return hd_expert_fetch_open(&rank->stage, rank->engine->spec, rank->weights, &fetch, err);
+}
+
+/* Every rank begins to fetch from the one behind it. */
+static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
+    const hd_engine *e = rank->engine;
+    const int32_t n = e->n_ranks;
+    hd_fetch_source *peers = calloc((size_t)n, sizeof *peers);
+    if (!peers) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", n);
+    for (int32_t i = 0; i < n; i++) peers[i] = (hd_fetch_source){"peer", e->ranks[i].weights};
+    const hd_expert_fetch_options fetch = {.sources = peers,
+                                           .n_sources = n,
+                                           .first_source = (rank->index + 1) % n,
+                                           .depth = o->prefetch_depth ? o->prefetch_depth : 1};
+    const hd_status st = open_fetch(rank, fetch, err);
+    free(peers);
+    return st;
+}
+
+static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
+    const hd_fetch_source host = {"host", rank->engine->whole};
+    double bytes;
+    HD_TRY(read_bytes("experts_host", o->experts_host, &bytes, err));
+    const hd_expert_fetch_options fetch = {.sources = &host,
+                                           .n_sources = 1,
+                                           .depth = 1,
+                                           .bytes =
+                                               bytes > 0 ? (size_t)bytes : free_bytes(rank, o)};
+    HD_TRY(open_fetch(rank, fetch, err));
+    rank->totals.weight_bytes += hd_expert_stage_read_stats(rank->stage).bytes;
+    return HD_OK;
+}
+
+hd_status engine_experts_open(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
+    if (!rank->weights) return HD_OK;
+    if (engine_experts_are_on_disk(o)) HD_TRY(open_disk(rank, o, err));
+    if (engine_experts_are_on_host(o)) HD_TRY(open_host(rank, o, err));
+    if (rank->engine->parallel.dwdp > 1) HD_TRY(open_peers(rank, o, err));
+    engine_experts_read(rank);
+    return HD_OK;
+}
+
+void engine_experts_read(engine_rank *rank) {
+    if (!rank->stage) return;
+    const hd_expert_stage_stats s = hd_expert_stage_read_stats(rank->stage);
+    rank->totals.experts = (hd_expert_figures){.source = s.source,
+                                               .slots = s.n_slots,
+                                               .elsewhere = s.n_experts,
+                                               .slot_bytes = s.expert_bytes,
+                                               .used = s.used,
+                                               .staged = s.staged,
+                                               .fetched = s.fetched,
+                                               .fetched_bytes = s.fetched_bytes,
+                                               .moved = s.moved,
+                                               .failed = s.failed,
+                                               .wait_ns = s.wait_ns};
+}

@@ -1,0 +1,164 @@
+/* kv_disk.c - KV pages on a disk: the option, what a store belongs to, and the disk tier of a
+ * rank. */
+#include "engine/kv_disk.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "engine/rank.h"
+#include "weights/fingerprint.h"
+
+enum { N_THREADS = 4 };
+
+static const double MOST_GB = 1e6;
+
+hd_status hd_kv_disk_split(char **dir, double *bytes, const char *option, hd_err *err) {
+    const char *colon = strrchr(option, ':');
+    char *end = NULL;
+    const double gb = colon ? strtod(colon + 1, &end) : 0;
+    *dir = NULL;
+    if (!colon || colon == option || colon[1] < '0' || colon[1] > '9' || *end || !(gb > 0) ||
+        gb > MOST_GB) {
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "kv_disk is '%s'; must be DIR:GB, a folder and a number above 0, at most "
+            "%.0f",
+            option, MOST_GB);
+    }
+    if (bytes) *bytes = gb * 1e9;
+    *dir = strndup(option, (size_t)(colon - option));
+    return *dir ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a path");
+}
+
+hd_status engine_kv_disk_check(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const char *why = NULL;
+    char *dir;
+    if (!o->kv_disk) return HD_OK;
+    HD_TRY(hd_kv_disk_split(&dir, NULL, o->kv_disk, err));
+    free(dir);
+    if (o->kv_host_gb <= 0) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "kv_disk without kv_host: pages go to the disk from host memory");
+    }
+    if (o->backend && strcmp(o->backend, "null") == 0) why = "the null backend has none";
+    if (hd_parallel_world(&e->parallel) > 1) why = "several ranks hold parts of them";
+    if (!why) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "KV pages cannot be kept on a disk here: %s", why);
+}
+
+/* Pages with the same name have the same bits if this text is the same. */
+static hd_status write_identity(char out[HD_DISK_IDENTITY], const engine_rank *rank,
+                                const hd_engine_sizes *z, const hd_engine_options *o,
+                                hd_err *err) {
+    const hd_engine *e = rank->engine;
+    uint64_t model = 0, weights = 0;
+    unsigned replay = 0;
+    HD_TRY(hd_model_fingerprint(&model, o->model_dir, err));
+    if (!o->dummy_weights) HD_TRY(hd_weights_change_times(&weights, o->model_dir, err));
+    for (int k = 0; k < HD_N_REPLAYS; k++) replay |= (unsigned)e->replay[k] << k;
+    snprintf(out, HD_DISK_IDENTITY,
+             "hadal %s, %s, precision %d, %s activations, %s mla, %d drafts, choices %u, model "
+             "%016" PRIx64 ", weights %016" PRIx64,
+             HD_VERSION, rank->ops.name, (int)rank->ops.precision, rank->ops.activations,
+             e->mla == HD_MLA_NAIVE ? "naive" : "absorbed", z->drafts, replay, model, weights);
+    return HD_OK;
+}
+
+static void *host_page(void *ctx, hd_kv_group group, int32_t host) {
+    const engine_rank *rank = ctx;
+    size_t bytes;
+    return hd_model_runner_host_page(rank->model_runner, group, host, &bytes);
+}
+
+static hd_status wait_copies(void *ctx, hd_err *err) {
+    const engine_rank *rank = ctx;
+    return hd_stream_sync(rank->stream, err);
+}
+
+static void wake(void *ctx) {
+    engine_rank *rank = ctx;
+    hd_engine *e = rank->engine;
+    pthread_mutex_lock(&e->lock);
+    engine_tell(e);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* One line when transfers begin to fail, and one when they work again. */
+static void tell(void *ctx, hd_disk_job_kind kind, int why) {
+    static const char *const kinds[HD_N_DISK_JOBS] = {"read", "write", "sync"};
+    const engine_rank *rank = ctx;
+    if (why) {
+        HD_LOG(HD_LOG_WARN, "kv_disk_failed", hd_log_text("call", kinds[kind]),
+               hd_log_text("reason", why == EBADMSG ? "wrong checksum" : strerror(why)),
+               hd_log_int("rank", rank->index));
+    } else {
+        HD_LOG(HD_LOG_INFO, "kv_disk_works_again", hd_log_text("call", kinds[kind]),
+               hd_log_int("rank", rank->index));
+    }
+}
+
+static hd_status open_store(hd_disk **out, const engine_rank *rank, const char *dir,
+                            double bytes, const hd_disk_tier_options *tier,
+                            const hd_engine_sizes *z, const hd_engine_options *o, hd_err *err) {
+    char identity[HD_DISK_IDENTITY];
+    hd_disk_options x = {
+        .where = dir,
+        .bytes = (uint64_t)bytes,
+        .page_tokens = tier->page_tokens,
+        .page_bytes = {tier->page_bytes[0], tier->page_bytes[1]},
+        .identity = identity
+    };
+    HD_TRY(write_identity(identity, rank, z, o, err));
+    HD_TRY(hd_disk_files_open(&x.files, dir, true, err));
+    return hd_disk_open(out, &x, err);
+}
+
+hd_status engine_kv_disk_open(engine_rank *rank, const hd_engine_sizes *z,
+                              const hd_engine_options *o, hd_err *err) {
+    hd_disk_tier_options tier = {.page_tokens = z->shape.page_tokens,
+                                 .seq_pages = z->seq_pages,
+                                 .lookback = z->shape.lookback,
+                                 .host_page = host_page,
+                                 .wait_copies = wait_copies,
+                                 .wake = wake,
+                                 .tell = tell,
+                                 .ctx = rank,
+                                 .n_threads = N_THREADS};
+    double bytes;
+    char *dir;
+    if (!o->kv_disk) return HD_OK;
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        if (!z->n_host[g]) continue;
+        hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, 0, &tier.page_bytes[g]);
+    }
+    HD_TRY(hd_kv_disk_split(&dir, &bytes, o->kv_disk, err));
+    hd_status st = open_store(&tier.disk, rank, dir, bytes, &tier, z, o, err);
+    if (st == HD_OK) st = hd_disk_tier_open(&rank->kv_disk, &tier, err);
+    free(dir);
+    return st;
+}
+
+void engine_kv_disk_read(engine_rank *rank) {
+    hd_kv_disk_figures *f = &rank->totals.kv_disk;
+    if (!rank->kv_disk) return;
+    const hd_disk_tier_stats s = hd_disk_tier_read_stats(rank->kv_disk);
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        f->extents[g] = s.disk.extents[g];
+        f->pages[g] = s.disk.used[g];
+        f->replaced[g] = s.disk.replaced[g];
+        f->written[g] = s.written[g];
+        f->read[g] = s.read[g];
+    }
+    f->bytes = s.disk.bytes;
+    f->tokens = hd_cache_read_stats(hd_sched_cache(rank->sched)).disk_tokens;
+    f->read_bytes = s.read_bytes;
+    f->read_ns = s.read_ns;
+    f->write_failed = s.write_failed;
+    f->read_failed = s.read_failed;
+    f->late = s.late;
+    f->declined = s.declined;
+}

@@ -1,0 +1,306 @@
+/* layout.c - how the ranks divide the model: as the options tp, dp and ep say, or chosen for a number
+ * of ranks.
+ *
+ * The choice is for throughput. A rank of a tensor-parallel group keeps the KV of all the group's
+ * requests, and gathers columns in every layer. So as many attention groups as possible are
+ * taken, as far as a rank's memory holds all attention weights and dense MLPs; experts are
+ * divided over all ranks. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/memory.h"
+#include "engine/rank.h"
+#include "model/expert_fetch.h"
+#include "weights/placement.h"
+
+static int32_t at_least_one(int32_t n) {
+    return n ? n : 1;
+}
+
+/* What has no other rank to talk to, or no memory that ranks could exchange. */
+static hd_status check_backend(const hd_engine_options *o, hd_err *err) {
+    const char *backend = o->backend ? o->backend : "auto";
+    if (strcmp(backend, "null") == 0) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "the null backend has no weights to share: tp, dp and ep have no meaning");
+    }
+    if (strcmp(backend, "cuda") == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "ranks share a model on the cpu and ref backends, not on cuda yet");
+    }
+    if (o->pin_threads) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "pinned threads with several ranks: every rank would take the same cores");
+    }
+    return HD_OK;
+}
+
+static hd_status check_degrees(const hd_engine_options *o, hd_err *err) {
+    const int32_t degrees[] = {o->tp, o->dp, o->ep, o->dwdp};
+    static const char *const names[] = {"tp", "dp", "ep", "dwdp"};
+    for (size_t i = 0; i < HD_LEN(degrees); i++) {
+        if (degrees[i] >= 0 && degrees[i] <= HD_LOCAL_MAX_RANKS) continue;
+        return HD_FAIL(err, HD_EINVAL, "%s is %d; must be 1 to %d ranks of one process",
+                       names[i], degrees[i], HD_LOCAL_MAX_RANKS);
+    }
+    return HD_OK;
+}
+
+static int64_t bytes_of(const hd_plan *plan) {
+    int64_t bytes = 0;
+    for (int i = 0; i < HD_N_PARAM_GROUPS; i++) {
+        bytes += plan->held.main[i].bytes + plan->held.mtp[i].bytes;
+    }
+    return bytes;
+}
+
+/* Plans every rank's shard, which refuses what cannot be divided, by its name. *most: the bytes of
+ * the largest shard, in the formats that the config declares. */
+static hd_status plan_shards(const hd_engine *e, const hd_parallel_config *parallel,
+                             int64_t *most, hd_err *err) {
+    hd_schema schema;
+    hd_plan plan;
+    hd_plan_args args = {
+        .parallel = parallel, .spec = e->spec, .schema = &schema, .n_mtp = e->spec->n_mtp};
+    *most = 0;
+    HD_TRY(hd_schema_open(&schema, e->spec, err));
+    hd_status st = HD_OK;
+    for (; st == HD_OK && args.rank < hd_parallel_world(parallel); args.rank++) {
+        st = hd_plan_open(&plan, &args, err);
+        if (st != HD_OK) break;
+        if (bytes_of(&plan) > *most) *most = bytes_of(&plan);
+        hd_plan_close(&plan);
+    }
+    hd_schema_close(&schema);
+    return st;
+}
+
+static hd_status check_multiples(int32_t tp, int32_t dp, int32_t ep, hd_err *err) {
+    const int32_t all = tp * dp, n = hd_max_i32(all, ep);
+    char by_dp[40] = "";
+    if (dp > 1) snprintf(by_dp, sizeof by_dp, " and dp %d, %d ranks,", dp, all);
+    if (n % hd_min_i32(all, ep) != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "tp %d%s with ep %d: one must be a multiple of the other", tp, by_dp,
+                       ep);
+    }
+    if (n <= HD_LOCAL_MAX_RANKS) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "tp %d%s with ep %d: at most %d ranks", tp, by_dp, ep,
+                   HD_LOCAL_MAX_RANKS);
+}
+
+static hd_parallel_config layout_of(const hd_engine *e, const engine_degrees *d) {
+    hd_parallel_config l = hd_parallel_common(d->tp, d->dp, d->ep, e->spec);
+    l.sum_in_ranks = d->sum_in_ranks;
+    if (d->sum_in_ranks && d->ep > 1) l.dense_tp = 1; /* experts are complete then */
+    return l;
+}
+
+/* Spare slots, beside those that make the number of slots even. */
+static hd_status add_redundant(hd_engine *e, int32_t redundant, hd_err *err) {
+    hd_parallel_config *l = &e->parallel;
+    const int32_t slots = e->spec->route.n_experts + redundant;
+    if (redundant < 0 || slots % l->ep || slots / l->ep > e->spec->route.n_experts) {
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "redundant is %d: %d experts and as many spare slots must divide by ep %d, "
+            "and no rank can have more slots than there are experts",
+            redundant, e->spec->route.n_experts, l->ep);
+    }
+    l->redundant = redundant;
+    return HD_OK;
+}
+
+/* ---- ranks that fetch experts from each other ---- */
+
+static hd_status check_dwdp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const char *why = NULL;
+    if (o->tp > 1 || o->dp > 1 || o->ep > 1) why = "it takes the place of tp, dp and ep";
+    if (o->world.size > 1) why = "its ranks are threads of one process";
+    if (e->spec->route.n_experts == 0) why = "the model has no experts";
+    if (!why) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp %d cannot be used here: %s", o->dwdp, why);
+}
+
+static hd_status choose_dwdp(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    int64_t most;
+    HD_TRY(check_backend(o, err));
+    HD_TRY(check_dwdp(e, o, err));
+    e->parallel = hd_parallel_dwdp(o->dwdp);
+    e->independent = true;
+    return plan_shards(e, &e->parallel, &most, err);
+}
+
+/* ---- a layout for a number of ranks ---- */
+
+static double gib(int64_t bytes) {
+    return (double)bytes / (1 << 30);
+}
+
+/* Memory of a rank: an equal part of the host's, or all of it if the ranks are on other hosts. */
+static int64_t rank_memory(const hd_engine_options *o, int32_t ranks) {
+    if (o->rank_memory) return o->rank_memory;
+    return (int64_t)hd_memory_free() / (engine_process_is_on_one_host(o) ? ranks : 1);
+}
+
+/* Bytes of a rank's KV pools. Ranks run on CPUs, whose caches are float32. */
+static int64_t kv_bytes(const hd_engine *e, const hd_engine_options *o) {
+    const hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);
+    return (int64_t)hd_engine_kv_bytes(&z, e->spec, e->spec->n_layers + e->spec->n_mtp,
+                                       HD_F32) +
+           (int64_t)(o->kv_host_gb * 1e9);
+}
+
+/* The most ranks, of those that divide n, that experts can be divided over. */
+static int32_t most_ep(const hd_engine *e, int32_t n) {
+    int32_t ep = n;
+    while (ep > 1 && (n % ep || ep > e->spec->route.n_experts)) ep--;
+    return ep;
+}
+
+static hd_status check_free_choice(const hd_engine_options *o, int32_t n, hd_err *err) {
+    if (strcmp(o->layout, "auto") != 0) {
+        return HD_FAIL(err, HD_EINVAL, "layout '%s' is not auto", o->layout);
+    }
+    if (o->tp > 1 || o->dp > 1 || o->ep > 1 || o->dwdp > 1) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "layout auto chooses tp, dp and ep: give none of them, and no dwdp");
+    }
+    if (n >= 1 && n <= HD_LOCAL_MAX_RANKS) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "layout auto is for 1 to %d ranks, not for %d",
+                   HD_LOCAL_MAX_RANKS, n);
+}
+
+/* Takes the layout with the fewest ranks per attention group that fits the memory. */
+static hd_status choose_for(hd_engine *e, const hd_engine_options *o, int32_t n, hd_err *err) {
+    const int32_t ep = most_ep(e, n);
+    const int64_t memory = rank_memory(o, n), kv = kv_bytes(e, o);
+    int64_t least = 0, bytes;
+    int32_t least_tp = 0;
+    for (int32_t tp = 1; tp <= n; tp++) {
+        if (n % tp) continue;
+        const engine_degrees d = {tp, n / tp, ep, o->sum_in_ranks};
+        const hd_parallel_config l = layout_of(e, &d);
+        const hd_status st = plan_shards(e, &l, &bytes, err);
+        if (st == HD_EUNSUPPORTED && tp < n) continue;
+        HD_TRY(st);
+        if (!least_tp || bytes < least) {
+            least_tp = tp;
+            least = bytes;
+        }
+        if (memory && bytes + kv > memory) continue;
+        *err = (hd_err){0};
+        e->parallel = l;
+        e->degrees = d;
+        snprintf(
+            e->layout_reason, sizeof e->layout_reason,
+            "%d ranks as tp %d, dp %d, ep %d: %.3g GiB of weights and %.3g GiB of KV pools "
+            "fit %.3g GiB for each rank%s",
+            n, tp, n / tp, ep, gib(bytes), gib(kv), gib(memory),
+            tp == 1 ? "" : "; fewer ranks per attention group do not");
+        return HD_OK;
+    }
+    return HD_FAIL(
+        err, HD_ENOMEM,
+        "no layout of %d ranks fits %.3g GiB for each: tp %d needs %.3g GiB of weights "
+        "and %.3g GiB of KV pools",
+        n, gib(memory), least_tp, gib(least), gib(kv));
+}
+
+static hd_status choose_freely(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const int32_t n = o->world.size ? o->world.size : at_least_one(o->ranks);
+    HD_TRY(check_free_choice(o, n, err));
+    if (n > 1) HD_TRY(check_backend(o, err));
+    return choose_for(e, o, n, err);
+}
+
+/* ---- the layout ---- */
+
+static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const int32_t tp = at_least_one(o->tp), dp = at_least_one(o->dp), ep = at_least_one(o->ep);
+    int64_t most;
+    e->parallel = hd_parallel_single();
+    HD_TRY(check_degrees(o, err));
+    if (o->layout) return choose_freely(e, o, err);
+    if (o->ranks || o->rank_memory) {
+        return HD_FAIL(err, HD_EINVAL, "ranks and rank_memory are for layout auto");
+    }
+    if (o->prefetch_depth && o->dwdp <= 1) {
+        return HD_FAIL(err, HD_EINVAL, "prefetch_depth is for dwdp above 1");
+    }
+    if (o->prefetch_depth < 0 || o->prefetch_depth > HD_MAX_FETCH_DEPTH) {
+        return HD_FAIL(err, HD_EINVAL, "prefetch_depth is %d; must be 1 to %d",
+                       o->prefetch_depth, HD_MAX_FETCH_DEPTH);
+    }
+    if (o->dwdp > 1) return choose_dwdp(e, o, err);
+    if (tp == 1 && dp == 1 && ep == 1) return HD_OK;
+    HD_TRY(check_backend(o, err));
+    HD_TRY(check_multiples(tp, dp, ep, err));
+    e->degrees = (engine_degrees){tp, dp, ep, o->sum_in_ranks};
+    e->parallel = layout_of(e, &e->degrees);
+    return plan_shards(e, &e->parallel, &most, err);
+}
+
+/* What is asked for beside the layout. */
+static hd_status check_moves(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    int64_t most;
+    if (e->parallel.dp > 1 && o->rebalance && strcmp(o->rebalance, "off") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "experts do not move with attention groups (dp)");
+    }
+    if (!o->redundant) return HD_OK;
+    if (e->parallel.ep == 1) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "redundant experts need ep above 1");
+    }
+    HD_TRY(add_redundant(e, o->redundant, err));
+    return plan_shards(e, &e->parallel, &most, err);
+}
+
+hd_status engine_ranks_choose(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    HD_TRY(choose_layout(e, o, err));
+    HD_TRY(check_moves(e, o, err));
+    HD_TRY(engine_rebalance_check(e, o, err));
+    return engine_process_check(e, o, err);
+}
+
+/* ---- the layout of the ranks that are left ---- */
+
+static int32_t largest_divisor(int32_t n, int32_t most) {
+    while (n % most) most--;
+    return most;
+}
+
+/* Whole attention groups stay. Without several, the heads stay divided as they are, and experts are
+ * divided over as many ranks as there are. False: too few ranks. */
+static bool reduce(engine_degrees *d, int32_t n) {
+    const int32_t all = d->tp * d->dp;
+    if (d->dp > 1) {
+        const int32_t each = hd_max_i32(all, d->ep) / d->dp;
+        d->dp = n / each;
+        if (d->dp == 0) return false;
+        d->ep = d->ep > all ? each * d->dp : largest_divisor(d->tp * d->dp, d->ep);
+        return true;
+    }
+    if (d->ep <= d->tp) return n >= d->tp;
+    d->ep = n / d->tp * d->tp;
+    return d->ep > 0;
+}
+
+bool engine_layout_of(void *ctx, int32_t n, hd_parallel_config *out) {
+    const hd_engine *e = ctx;
+    for (; n > 0; n--) {
+        engine_degrees d = e->degrees;
+        hd_err refused = {0};
+        int64_t most;
+        if (!reduce(&d, n)) return false;
+        *out = layout_of(e, &d);
+        if (plan_shards(e, out, &most, &refused) == HD_OK) return true;
+    }
+    return false;
+}
+
+const char *hd_engine_layout_reason(const hd_engine *e) {
+    return e->layout_reason[0] ? e->layout_reason : NULL;
+}

@@ -1,0 +1,274 @@
+/* rebalance.c - moves experts between the ranks of an engine while it serves: drives the state
+ * machine of moe/rebalance.h on the step thread, between two steps. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/progress.h"
+#include "engine/rank.h"
+#include "moe/rebalance.h"
+
+enum {
+    AUTO_LOOK = 64,
+    LOOK_RANK_ROWS = 4096, /* of the experts of a rank: their number is known to 2 % then */
+    MOST_STAGED = 4
+};
+static const int64_t HORIZON = 20000; /* steps; 20 minutes of decode steps of 60 ms */
+static const double MOST_BYTES_PER_S = 1e9;
+
+struct engine_rebalance {
+    hd_rebalance *machine;
+    int32_t *layers, n; /* numbers of the layers with experts */
+    int64_t *rows;      /* [n][experts] */
+    int32_t flipping;   /* the layer that was told to flip; -1: none */
+    uint32_t version;   /* of its map before */
+    int64_t steps, ns;  /* at the last look at the time of a step */
+    double step_us;
+};
+
+/* ---- opening ---- */
+
+/* Returns steps between two looks, 0: off, -1: auto. */
+static hd_status read_mode(const hd_engine_options *o, int64_t *look, hd_err *err) {
+    const char *text = o->rebalance ? o->rebalance : "off";
+    char *end = NULL;
+    *look = strcmp(text, "auto") == 0 ? -1 : 0;
+    if (*look || strcmp(text, "off") == 0) return HD_OK;
+    *look = strtol(text, &end, 10);
+    if (*text >= '0' && *text <= '9' && *end == '\0' && *look >= 1 && *look <= INT32_MAX) {
+        return HD_OK;
+    }
+    return HD_FAIL(err, HD_EINVAL,
+                   "rebalance is '%s'; must be off, auto or a number of steps above 0", text);
+}
+
+hd_status engine_rebalance_check(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    int64_t look;
+    HD_TRY(read_mode(o, &look, err));
+    if (!look) return HD_OK;
+    if (e->parallel.ep == 1) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "there is nothing to rebalance: experts are on one rank (ep is 1)");
+    }
+    if (e->spec->route.n_experts == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "this model has no experts to rebalance");
+    }
+    return HD_OK;
+}
+
+bool engine_rebalance_is_on(const hd_engine_options *o) {
+    return o->rebalance && strcmp(o->rebalance, "off") != 0;
+}
+
+static hd_status list_layers(engine_rank *rank, engine_rebalance *b, hd_err *err) {
+    const hd_model_spec *c = rank->engine->spec;
+    const int32_t most = c->n_layers + hd_model_n_draft_layers(c, rank->weights);
+    b->layers = calloc((size_t)most, sizeof *b->layers);
+    if (!b->layers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d layers", most);
+    for (int32_t l = 0; l < most; l++) {
+        if (hd_weights_packed_bytes(rank->weights, l)) b->layers[b->n++] = l;
+    }
+    b->rows = calloc((size_t)b->n * (size_t)c->route.n_experts + 1, sizeof *b->rows);
+    if (!b->rows) return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %d layers", most);
+    return HD_OK;
+}
+
+hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
+    const hd_engine *e = rank->engine;
+    int64_t look;
+    HD_TRY(read_mode(o, &look, err));
+    if (!look || !engine_rank_leads(rank) || rank->parallel.ep == 1) return HD_OK;
+    engine_rebalance *b = calloc(1, sizeof *b);
+    rank->rebalance = b;
+    if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory to rebalance");
+    b->flipping = -1;
+    HD_TRY(list_layers(rank, b, err));
+    const hd_rebalance_options m = {
+        .layers = b->n,
+        .experts = e->spec->route.n_experts,
+        .slots = hd_shard_slots(hd_weights_shard(rank->weights)),
+        .ranks = rank->parallel.ep,
+        .look = look > 0 ? (int32_t)look : AUTO_LOOK,
+        .look_rows = look > 0 ? 0
+                              : (int64_t)LOOK_RANK_ROWS * e->parallel.ep /
+                                    hd_max_i32(1, e->spec->route.top_k),
+        .always = look > 0,
+        .horizon = HORIZON,
+        .expert_bytes = b->n ? (double)hd_weights_packed_bytes(rank->weights, b->layers[0]) : 0,
+        .max_bytes_per_s = MOST_BYTES_PER_S,
+        .most_staged = MOST_STAGED,
+        .initial_stays = true /* in the mapped file */
+    };
+    return hd_rebalance_open(&b->machine, &m, err);
+}
+
+void engine_rebalance_close(engine_rank *rank) {
+    engine_rebalance *b = rank->rebalance;
+    if (!b) return;
+    hd_rebalance_close(b->machine);
+    free(b->layers);
+    free(b->rows);
+    free(b);
+    rank->rebalance = NULL;
+}
+
+/* ---- actions ---- */
+
+/* Rows of all phases, drafts in layers of their own. */
+static hd_status read_rows(engine_rank *rank, hd_err *err) {
+    engine_rebalance *b = rank->rebalance;
+    const hd_model_spec *c = rank->engine->spec;
+    const int64_t experts = c->route.n_experts;
+    HD_TRY(hd_model_runner_read_experts(rank->model_runner, rank->fresh_loads, err));
+    memset(b->rows, 0, (size_t)b->n * (size_t)experts * sizeof *b->rows);
+    for (int32_t i = 0; i < b->n; i++) {
+        const bool draft = b->layers[i] >= c->n_layers;
+        const int32_t first = draft ? HD_N_ROW_PHASES - 1 : 0;
+        for (int32_t p = first; p < HD_N_ROW_PHASES; p++) {
+            const int64_t *from =
+                rank->fresh_loads + ((int64_t)p * c->n_layers + b->layers[i]) * experts;
+            for (int64_t e = 0; e < experts; e++) b->rows[i * experts + e] += from[e];
+        }
+    }
+    return hd_rebalance_rows(b->machine, b->rows, err);
+}
+
+static uint32_t version_of(const engine_rank *rank, int32_t layer) {
+    return hd_weights_expert_map(rank->weights, layer)->version;
+}
+
+/* Carries out one action. HD_EPEER and HD_EDEVICE: the ranks cannot talk any more. */
+static hd_status act(engine_rank *rank, const hd_rebalance_action *a, hd_err *err) {
+    engine_rebalance *b = rank->rebalance;
+    hd_model_runner *x = rank->model_runner;
+    const int32_t layer = b->layers[a->layer];
+    switch (a->what) {
+    case HD_REBALANCE_NOTHING:
+        return HD_OK;
+    case HD_REBALANCE_READ:
+        return read_rows(rank, err);
+    case HD_REBALANCE_TO_STAGE:
+        return hd_model_runner_stage_expert(
+            x, &(hd_expert_move){layer, a->expert, a->from, a->to}, err);
+    case HD_REBALANCE_TO_VERIFY:
+        return hd_model_runner_verify_map(x, layer, a->map, version_of(rank, layer), err);
+    case HD_REBALANCE_TO_FLIP:
+        b->flipping = layer;
+        b->version = version_of(rank, layer);
+        return hd_model_runner_flip_map(x, layer, b->version, err);
+    case HD_REBALANCE_TO_DROP:
+        return hd_model_runner_drop_staged(x, layer, err);
+    }
+    return HD_OK;
+}
+
+/* The mean time of a step since the last call, which the machine weighs moves against. */
+static double time_of_a_step(engine_rank *rank) {
+    engine_rebalance *b = rank->rebalance;
+    const int64_t steps = hd_sched_read_stats(rank->sched).steps;
+    const int64_t ns = rank->totals.step_ns;
+    if (steps >= b->steps + AUTO_LOOK || b->step_us <= 0) {
+        if (steps > b->steps)
+            b->step_us = (double)(ns - b->ns) / (double)(steps - b->steps) / 1e3;
+        b->steps = steps;
+        b->ns = ns;
+    }
+    return b->step_us;
+}
+
+static void publish_stats(engine_rank *rank) {
+    const hd_rebalance_stats s = hd_rebalance_read_stats(rank->rebalance->machine);
+    hd_rebalance_figures *t = &rank->totals.rebalance;
+    *t = (hd_rebalance_figures){.on = true,
+                                .state = hd_rebalance_state_names[s.state],
+                                .plans = s.plans,
+                                .flips = s.flips,
+                                .moves = s.moves,
+                                .interrupted = s.interrupted,
+                                .bytes = s.moved_bytes,
+                                .balancedness = s.balancedness,
+                                .bound = s.bound,
+                                .at_start = s.at_start,
+                                .looks = s.looks,
+                                .single_copies = s.single_copies,
+                                .layers_left = s.layers_left};
+    memcpy(t->why, rank->rebalance_err.msg, sizeof t->why - 1);
+}
+
+/* Returns false if nothing is to be done before the next step. */
+static bool act_once(engine_rank *rank) {
+    engine_rebalance *b = rank->rebalance;
+    hd_err err = {0};
+    const int64_t begun = hd_now_ns();
+    const hd_sched_stats sched = hd_sched_read_stats(rank->sched);
+    const hd_rebalance_now now = {
+        .steps = sched.steps, .rows = sched.rows, .ns = begun, .step_us = time_of_a_step(rank)};
+    const hd_rebalance_action a = hd_rebalance_next(b->machine, &now);
+    const hd_status st = act(rank, &a, &err);
+    if (st != HD_OK) rank->rebalance_err = err;
+    const bool half_flipped = a.what == HD_REBALANCE_TO_FLIP && st != HD_OK;
+    if (st == HD_EPEER || st == HD_EDEVICE || half_flipped) {
+        engine_ranks_recover(rank, &err); /* interrupts the machine */
+        return false;
+    }
+    b->flipping = -1;
+    if (a.what == HD_REBALANCE_NOTHING) return false;
+    if (a.what == HD_REBALANCE_READ) return st == HD_OK;
+    hd_rebalance_done(b->machine, st == HD_OK, (double)(hd_now_ns() - begun) * 1e-3);
+    return true;
+}
+
+void engine_rebalance_step(engine_rank *rank) {
+    if (!rank->rebalance || rank->totals.ranks_lost) return;
+    if (rank->comm && hd_comm_ended(rank->comm)) return;
+    while (act_once(rank)) continue;
+    if (rank->rebalance) publish_stats(rank);
+}
+
+/* ---- after a failure, while no follower runs ---- */
+
+/* Completes a flip that some ranks have made: every rank verified that it can. */
+static hd_status complete_flips(hd_engine *e, int32_t layer, hd_err *err) {
+    const hd_expert_map *newest = NULL;
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        const hd_expert_map *map = hd_weights_expert_map(e->ranks[i].weights, layer);
+        if (!newest || map->version > newest->version) newest = map;
+    }
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        if (hd_weights_expert_map(e->ranks[i].weights, layer)->version == newest->version) {
+            continue;
+        }
+        HD_TRY(hd_weights_place_experts(e->ranks[i].weights, layer, newest->expert, NULL, err));
+    }
+    return HD_OK;
+}
+
+hd_status engine_rebalance_recover(hd_engine *e, hd_err *err) {
+    engine_rank *leader = &e->ranks[0];
+    engine_rebalance *b = leader->rebalance;
+    if (!b) return HD_OK;
+    for (int32_t i = 0; i < b->n; i++) HD_TRY(complete_flips(e, b->layers[i], err));
+    for (int32_t i = 0; i < e->n_ranks; i++) hd_weights_drop_staged(e->ranks[i].weights);
+    const bool flipped = b->flipping >= 0 && version_of(leader, b->flipping) > b->version;
+    b->flipping = -1;
+    hd_rebalance_interrupt(b->machine, flipped);
+    return HD_OK;
+}
+
+/* ---- mail ---- */
+
+void engine_rebalance_obey(engine_rank *rank, const engine_mail *in) {
+    if (in->rebalance && rank->rebalance) hd_rebalance_force(rank->rebalance->machine);
+}
+
+hd_status hd_engine_rebalance(hd_engine *e, hd_err *err) {
+    if (!e->n_ranks || !e->ranks[0].rebalance) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "start with --ep N and --rebalance auto or N");
+    }
+    pthread_mutex_lock(&e->lock);
+    e->groups[0].mail.rebalance = true;
+    engine_tell(e);
+    pthread_mutex_unlock(&e->lock);
+    return HD_OK;
+}

@@ -1,0 +1,66 @@
+/* wire.h - requests and step outputs as bytes: between the front, in the process of rank 0, and
+ * leaders of attention groups in other processes (remote.c).
+ *
+ * Messages are fixed structs and arrays, of processes of one version on machines of one byte
+ * order. All counts are checked against the bytes and against the engine's limits before use. */
+#ifndef HD_ENGINE_WIRE_H
+#define HD_ENGINE_WIRE_H
+
+#include "engine/engine_internal.h"
+
+/* Bytes that are still to be read. */
+typedef struct engine_reader {
+    const char *at;
+    size_t n;
+} engine_reader;
+
+typedef enum engine_record_kind {
+    /* from the front to a leader */
+    ENGINE_RECORD_SUBMIT,
+    ENGINE_RECORD_CANCEL,
+    ENGINE_RECORD_RETRACT,
+    ENGINE_RECORD_FLUSH,
+    /* from a leader to the front */
+    ENGINE_RECORD_OUTPUT,
+    ENGINE_RECORD_PROMPT, /* prompt log-probabilities */
+    ENGINE_RECORD_STATE
+} engine_record_kind;
+
+/* Begins every record. id: of a request or a choice. */
+typedef struct engine_record {
+    int32_t kind, group;
+    uint64_t id, n; /* n: bytes of the request that follows; 0 in records of other kinds */
+} engine_record;
+
+/* Appends a record's head. */
+hd_status engine_put_record(hd_bytes *to, engine_record_kind kind, int32_t group, uint64_t id,
+                            hd_err *err);
+
+/* Copies the next n bytes to out. HD_EPEER: there are fewer. */
+hd_status engine_take_bytes(engine_reader *from, void *out, size_t n, hd_err *err);
+
+/* The record of a request with all that its scheduler and its sampler need; its text stays with
+ * the front. */
+hd_status engine_put_request(hd_bytes *to, const engine_request *r, hd_err *err);
+
+/* Fills e->requests[] at the request's place, which must be free, by the bytes behind its record.
+ * On failure the place is free again. */
+hd_status engine_take_request(hd_engine *e, engine_reader *from, uint64_t id, hd_err *err);
+
+/* Frees such a request. */
+void engine_forget_request(hd_engine *e, engine_request *r);
+
+hd_status engine_put_output(hd_bytes *to, int32_t group, const engine_step_output *p,
+                            hd_err *err);
+
+/* p->top has room for ENGINE_POST_TOPS; the caller frees p->why. */
+hd_status engine_take_output(engine_reader *from, uint64_t id, engine_step_output *p,
+                             hd_err *err);
+
+hd_status engine_put_prompt(hd_bytes *to, int32_t group, uint64_t id,
+                            const hd_prompt_logprobs *p, hd_err *err);
+
+/* Writes them to the request, which must have asked for them. */
+hd_status engine_take_prompt(engine_reader *from, engine_request *r, hd_err *err);
+
+#endif
