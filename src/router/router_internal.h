@@ -1,0 +1,89 @@
+/* router_internal.h - the router's state, shared by its files. Threads: HTTP threads run handlers
+ * and post exchanges; the loop thread owns all transfers and exchanges. */
+#ifndef HD_ROUTER_ROUTER_INTERNAL_H
+#define HD_ROUTER_ROUTER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "client/multi.h"
+#include "router/picture.h"
+#include "router/router.h"
+#include "tokenizer/tokenizer.h" /* hd_bytes */
+
+/* A transfer of libcurl and who is told of its end. */
+typedef struct router_transfer {
+    CURL *easy; /* NULL: none is under way */
+    struct curl_slist *headers;
+    void (*on_done)(struct router_transfer *t, CURLcode code);
+} router_transfer;
+
+/* The load reports of one server, one after the other. */
+typedef struct router_reports {
+    router_transfer transfer; /* first: on_done gets its address */
+    router *router;
+    int32_t peer, missed; /* missed: reports in a row that did not come */
+    int64_t due_ns;
+    hd_bytes body;
+} router_reports;
+
+typedef struct router_exchange router_exchange; /* exchange.c */
+
+struct router {
+    router_options options;
+    hd_keys *keys;
+    http_server *http;
+    http_route *routes; /* [n_routes] */
+    size_t n_routes;
+    client_multi multi;
+    pthread_t loop;
+    bool looping;
+    atomic_bool stopping, draining;
+
+    pthread_mutex_t lock; /* guards picture; only the loop changes it */
+    router_picture picture;
+    router_reports reports[ROUTER_MAX_PEERS];
+
+    pthread_mutex_t inbox_lock;
+    router_exchange *arrived, *left; /* posted by HTTP threads */
+
+    router_exchange *living; /* the loop's own */
+    atomic_int_fast64_t turn, retries, lost, resumed, cancelled, events;
+    atomic_int n_living;
+};
+
+/* ---- exchange.c ---- */
+
+http_handler router_forward, router_forward_to_all;
+
+void router_take_inbox(router *r);
+/* Sends those that are due again; returns when the next one is, or -1. */
+int64_t router_send_due(router *r, int64_t now_ns);
+/* A server is gone: what waits for it goes elsewhere. */
+void router_lose_peer(router *r, int32_t peer);
+
+/* ---- reports.c ---- */
+
+hd_status router_reports_open(router *r, hd_err *err);
+void router_reports_close(router *r);
+/* Asks where it is time; returns when it is next. */
+int64_t router_ask_due(router *r, int64_t now_ns);
+
+/* Reads the body of /v1/loads. Returns false if it is none, or out of range. */
+bool router_load_parse(router_load *out, const char *text, size_t n);
+
+/* ---- transfer.c ---- */
+
+/* Prepares a request to a server; path begins with a slash. Returns false without memory. */
+bool router_transfer_open(router_transfer *t, const char *peer, const char *path);
+bool router_transfer_add_header(router_transfer *t, const char *name, const char *value);
+bool router_transfer_send(router *r, router_transfer *t);
+/* Ends it, under way or not. */
+void router_transfer_close(router *r, router_transfer *t);
+
+/* ---- status.c ---- */
+
+extern const http_route router_own_routes[]; /* their handlers expect a router * */
+extern const size_t router_own_n_routes;
+
+#endif

@@ -1,0 +1,49 @@
+/* parameters.h - the trained tensors of a model: float32 master weights, their gradients and
+ * the optimizer's moments, and the way back into the stored formats.
+ *
+ * The model computes from its stored weights (FP8, FP4, BF16, F32), which are the masters,
+ * rounded. Their gradient counts as the masters' (straight-through). Rounding is that of
+ * weight updates (weights/update.h), so training, serving and exported files have the same
+ * bytes. */
+#ifndef HD_TRAIN_PARAMETERS_H
+#define HD_TRAIN_PARAMETERS_H
+
+#include "model/gradients.h"
+#include "train/optimizer.h"
+#include "weights/update.h"
+
+typedef struct hd_parameters hd_parameters;
+
+/* The words of --freeze: groups of tensors by role, comma-separated; NULL or "" or "none":
+ * nothing. Fails with the unknown word and the known ones. */
+hd_status hd_frozen_of(uint32_t *out, const char *words, hd_err *err);
+
+typedef struct hd_parameters_options {
+    uint32_t frozen;         /* of hd_frozen_of() */
+    hd_update_kind matrices; /* the rule of hidden matrices; AdamW updates all else */
+    bool drafts;             /* the MTP layer, too */
+    bool biases;             /* the routers' biases change by hd_parameters_balance() */
+} hd_parameters_options;
+
+/* Opens the parameters of w, which must be updatable: the masters are the stored values. The
+ * indexer and hash tables are not trained. */
+hd_status hd_parameters_open(hd_parameters **out, const hd_model_spec *spec,
+                             const hd_weights *w, hd_device *d, const hd_parameters_options *o,
+                             hd_err *err);
+void hd_parameters_close(hd_parameters *p); /* NULL is fine */
+
+const hd_gradients *hd_parameters_gradients(const hd_parameters *p);
+const hd_parameter *hd_parameters_all(const hd_parameters *p, int32_t *n);
+bool hd_parameters_is_draft(const hd_parameters *p, int32_t i); /* all[i] is the MTP layer's */
+int64_t hd_parameters_count(const hd_parameters *p);            /* elements */
+void hd_parameters_clear_gradients(hd_parameters *p);
+void hd_parameters_join_drafts(hd_parameters *p); /* gradients.h */
+
+/* Changes the masters of the routers' biases by +rate or -rate: towards experts that fewer rows chose
+ * than the mean of their layer (docs/training.md). selected [layers, n_experts], MTP layers last. */
+void hd_parameters_balance(hd_parameters *p, const int64_t *selected, double rate);
+
+/* Opens an update of w by the masters. */
+hd_status hd_parameters_update(const hd_parameters *p, hd_weights_update **out, hd_err *err);
+
+#endif

@@ -1,0 +1,79 @@
+/* trainer.h - one model in training: scores sequences, adds up gradients, changes weights.
+ *
+ * The forward pass is that of serving, on the very weights: a trainer over the weights of an
+ * engine computes, bit for bit, the log-probabilities that the engine reported. One thread
+ * owns it. CPU only. */
+#ifndef HD_TRAIN_TRAINER_H
+#define HD_TRAIN_TRAINER_H
+
+#include "model/backward.h"
+#include "train/parameters.h"
+
+typedef struct hd_trainer hd_trainer;
+
+typedef struct hd_trainer_options {
+    const hd_model_spec *spec;
+    const hd_weights *weights; /* updatable, one rank; must outlive the trainer, as spec */
+    int32_t rows;              /* of one micro-batch; changes no bit */
+    int32_t context;           /* tokens of the longest sequence, at most rows + 1 */
+    int32_t threads;           /* 0: one per core; changes no bit */
+    uint32_t frozen;           /* of hd_frozen_of() */
+    bool scores_only;          /* nothing is trained: no masters, moments and gradients */
+    bool drafts;               /* the MTP layer is trained; the weights must have one */
+    bool detached;  /* the loss of the MTP layer changes that layer alone, and nothing that it
+                      shares with the main model */
+    double balance; /* change of a router's bias per step, against its load; 0: none */
+    hd_update_kind matrices;
+    hd_optimizer_options optimizer;
+} hd_trainer_options;
+
+hd_status hd_trainer_open(hd_trainer **out, const hd_trainer_options *o, hd_err *err);
+void hd_trainer_close(hd_trainer *t); /* NULL is fine */
+
+/* A sequence, and what the loss is of its tokens [first, n). */
+typedef struct hd_train_sequence {
+    const int32_t *tokens;
+    int32_t n;         /* at most the context, at least 2 */
+    int32_t first;     /* at least 1 */
+    float temperature; /* 0: 1 */
+    /* [n - first] derivatives of the loss by -log p of a token, and by the negative entropy of
+     * its distribution; hd_trainer_score() does not read them. entropy_factor NULL: zeros */
+    const float *factor, *entropy_factor;
+    float *logprob, *entropy; /* [n - first] results */
+    /* [n - first] the same of the MTP layer's predictions, and their log-probabilities. A token below
+     * 2 has none. hd_trainer_accumulate() reads them with `drafts`; NULL: none */
+    const float *draft_factor;
+    float *draft_logprob;
+    /* [n - 1, layers, top_k] experts that are used in place of the routers' selection; NULL: none.
+     * All sequences of a call have them, or none. -1 in layers without routers. */
+    const int32_t *routes;
+} hd_train_sequence;
+
+/* Computes log-probabilities and entropies. */
+hd_status hd_trainer_score(hd_trainer *t, const hd_train_sequence *s, int32_t n, hd_err *err);
+
+/* The same, and adds to the gradients. Their bits depend on the order of the sequences, not on
+ * how they are divided into calls and micro-batches. */
+hd_status hd_trainer_accumulate(hd_trainer *t, const hd_train_sequence *s, int32_t n,
+                                hd_err *err);
+
+/* Changes the masters by the gradients since the last step, and clears those. *u receives the
+ * new weights, which the caller applies (hd_weights_update_apply or hd_engine_update_weights)
+ * and closes; NULL if a gradient was not finite: then nothing changed. */
+hd_status hd_trainer_step(hd_trainer *t, hd_weights_update **u, hd_optimizer_report *report,
+                          hd_err *err);
+
+/* Since open: rows of MoE layers whose experts were given, and those whose router would have selected
+ * others. */
+hd_replay_count hd_trainer_replayed(const hd_trainer *t);
+
+hd_parameters *hd_trainer_parameters(const hd_trainer *t);
+
+/* Steps so far, those that were skipped included: the schedule's time. Loading a checkpoint sets
+ * it. */
+int64_t hd_trainer_steps(const hd_trainer *t);
+void hd_trainer_set_steps(hd_trainer *t, int64_t steps);
+
+hd_stream *hd_trainer_stream(const hd_trainer *t);
+
+#endif
