@@ -22,6 +22,17 @@ extern "C" {
 typedef struct hd_engine hd_engine;
 
 /* Options of hd_engine_open(). Zero selects the default everywhere. */
+/* One rank in this process, of a world of `size` processes that meet at rank 0 (docs/ranks.md). */
+typedef struct hd_world_options {
+    int32_t rank, size;     /* size 0: all ranks are threads of this process */
+    const char *rendezvous; /* "HOST:PORT" where rank 0 listens; NULL: HD_WORLD_RENDEZVOUS */
+    const char *key;        /* secret of all ranks; NULL: only for loopback */
+    const char *job;        /* ranks of another job are refused; NULL: not compared */
+    int32_t start_seconds;  /* longest wait for the others; default 60 */
+} hd_world_options;
+
+#define HD_WORLD_RENDEZVOUS "127.0.0.1:30100"
+
 typedef struct hd_engine_options {
     size_t size;           /* sizeof(hd_engine_options): the version of this struct */
     const char *model_dir; /* checkpoint directory, never NULL */
@@ -46,8 +57,37 @@ typedef struct hd_engine_options {
     bool no_batch_invariance;
     /* Ranks: threads of this process that share one model, on the cpu and ref backends
      * (docs/ranks.md). tp: each has a part of every matrix. ep: each has a part of the routed
-     * experts, and a copy of the rest unless tp is the same number. Default 1 of each. */
-    int32_t tp, ep;
+     * experts. dp: attention groups, each with a scheduler, KV pools and requests of its own. As
+     * many ranks as the larger of tp * dp and ep, which must be a multiple of the other. Default
+     * 1 of each. max_running, kv_tokens and other capacities, but queue_limit, are of a group. */
+    int32_t tp, ep, dp;
+    /* Spare slots of all ranks of ep together, which hold copies of experts. */
+    int32_t redundant;
+    /* "off", the default; "auto": experts move between ranks where that makes steps faster; or a
+     * number of steps after which they move to the best places. Texts do not change. */
+    const char *rebalance;
+    /* "auto": chooses these for so many ranks (or those of world) by the model and by the bytes of
+     * memory that each rank has. Default: as tp, ep and dp say. */
+    const char *layout;
+    int32_t ranks;
+    int64_t rank_memory; /* default: an equal part of what is free on the host */
+    /* Ranks reduce partial sums: fewer bytes to exchange, and not bit for bit equal. */
+    bool sum_in_ranks;
+    hd_world_options world;
+    /* Attention groups of one rank each that divide the memory of the experts, instead of tp, ep and
+     * dp: every rank fetches the experts that it lacks from the others before its layers need them,
+     * and no rank waits for another. Texts do not change. Default 1 (docs/experts.md). */
+    int32_t dwdp;
+    int32_t prefetch_depth; /* how many layers ahead experts are fetched, 1 to 3; default 1 */
+    /* "off", the default: all routed experts are resident. "auto", or a number of gigabytes of
+     * host memory: they stay in the model's files and are staged in this memory when rows choose
+     * them; auto takes most of what is free. Texts do not change. For one rank of the cpu and ref
+     * backends (docs/experts.md). */
+    const char *experts_disk;
+    /* "off", the default; "auto", or a number of gigabytes of device memory: routed experts lie in
+     * host memory, and those that are used most, beside those that a layer needs next, in this
+     * memory; auto takes most of what is free. Texts do not change. For one rank. */
+    const char *experts_host;
     /* Of V2 and V3 on the cpu backend: "absorbed", the default, or "naive" for long
      * prompts, which is faster and not bit for bit equal. */
     const char *mla;
@@ -62,13 +102,26 @@ typedef struct hd_engine_options {
     int64_t kv_tokens; /* capacity of the KV pools in tokens; default: two full contexts */
     /* capacity for snapshots of WINDOW pages in host memory, in tokens; default: kv_tokens */
     int64_t snapshot_tokens;
+    /* Host memory of each rank for KV pages that its device would drop, in 10^9 bytes. If
+     * snapshot_tokens is 0, half of it is for WINDOW pages. Default: for WINDOW pages only. */
+    double kv_host_gb;
+    /* "DIR:GB": a folder, and how many 10^9 bytes its files may have, for KV pages that outlive the
+     * host memory of kv_host_gb, which must be given, and this process. For one rank. NULL: none
+     * (docs/kv.md). */
+    const char *kv_disk;
     /* prefill tokens of one request in one step (chunked prefill); default 256 */
     int32_t chunk_tokens;
     int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
     int32_t queue_limit; /* choices that may wait; default 1024 */
-    bool no_drafts;      /* do not run the MTP layer */
-    bool need_drafts;    /* refuse a model without an MTP layer */
-    bool no_graphs;      /* launch every operator by itself: no CUDA graphs */
+    /* "auto": what the model drafts with, if it does; "mtp" or "dspark": refuse a model without
+     * it; "none": no drafts. Default: "auto". */
+    const char *drafter;
+    bool no_drafts;   /* the same as drafter "none" */
+    bool need_drafts; /* refuse a model that cannot draft */
+    /* What the last layers of V4.1 compute of a prompt: "tail": what later positions read; "whole":
+     * every position, with the same result. Default: "tail", which every model accepts. */
+    const char *prompt_decoder;
+    bool no_graphs; /* launch every operator by itself: no CUDA graphs */
     /* Encode earlier answers from their text alone. Default: reuse the tokens that the model
      * generated for them, if the salt is the same (token history). */
     bool no_token_history;
@@ -83,6 +136,15 @@ typedef struct hd_engine_options {
     /* A file of SHA-256 digests, in sha256sum's format, that all files of the model must
      * match. Default: no digests are computed. */
     const char *manifest;
+    /* The weights may be replaced while it runs. They are then read into memory of this
+     * process, where a change of the files does not reach them. For ranks of one process. */
+    bool updatable;
+    /* A folder for the values of weights whose memory is given back: without a name, they come back
+     * when it is resumed. NULL: they are lost then. */
+    const char *weights_backup;
+    /* Keep the choices of every position beside its KV pages, for requests that ask for them.
+     * For one rank. */
+    bool replay[HD_N_REPLAYS];
 } hd_engine_options;
 
 /* Returns 0, or a negative status: then *out is NULL and why contains one sentence. */
@@ -135,6 +197,7 @@ typedef struct hd_request {
     bool one_call; /* at most one tool call per choice */
     int thinking;  /* 1: on, -1: off, 0: the model's default */
     int effort;    /* reasoning effort, if the chat template has one: 1 low, 2 high, 3 max */
+    int32_t effort_number; /* of V4.1, instead: 1 to 100; 0: as effort says */
 
     /* Number of choices. They share the prompt's pages. Default 1. Choice i uses seed + i. */
     int32_t n;
@@ -145,6 +208,9 @@ typedef struct hd_request {
     int32_t priority; /* higher values are admitted first */
     int64_t queue_timeout_ns;
     uint64_t salt; /* cached prefixes are shared only among requests of equal salt */
+    /* A server, as "HOST:PORT", whose pages of the prompt may be fetched instead of computing them
+     * here; NULL: none. Changes no output (docs/pd.md). */
+    const char *prefill;
 
     float temperature, top_p, min_p;
     int32_t top_k;
@@ -182,6 +248,10 @@ typedef struct hd_request {
     /* log-probabilities also of prompt tokens, from prompt_logprobs_from (at least 1) on */
     bool prompt_logprobs;
     int32_t prompt_logprobs_from;
+    /* what the layers chose from position replay_from (at most the prompt's length) on; the
+     * engine must keep it */
+    bool replay[HD_N_REPLAYS];
+    int32_t replay_from;
 
     /* Called on the polling thread for each event. If NULL, hd_engine_poll() returns the
      * event. */
@@ -231,6 +301,9 @@ typedef struct hd_event {
     size_t n_deltas;
     /* with the first event of choice 0, if requested; else n is 0 */
     hd_prompt_logprobs prompt;
+    /* with the last event of every choice, if requested: of all positions but that of the last
+     * token, which no step has read */
+    hd_replay_rows replay[HD_N_REPLAYS];
 
     bool last;             /* this is the request's last event */
     int32_t stop_token;    /* HD_FINISH_STOP by this token, else -1 */
@@ -239,6 +312,8 @@ typedef struct hd_event {
 
     /* totals of the choice so far */
     int32_t prompt_tokens, output_tokens, reasoning_tokens;
+    /* Version of the weights that computed the step's tokens; the engine owns it. */
+    const char *weight_version;
     /* Drafts of this choice so far, and how many of its output_tokens are accepted drafts.
      * Drafts behind the end of the choice do not count as accepted. The arrays count by
      * position of the draft in its step. */
@@ -260,6 +335,25 @@ void hd_engine_wake(hd_engine *e);
 /* ---- control ---- */
 
 /* refuse new submissions from now on; accepted requests finish */
+/* For a rank other than 0 of a world of processes: computes what rank 0 commands until that
+ * closes its engine. Returns 0 or an HD_ code, with the reason as hd_engine_open() gives it. No
+ * other function but hd_engine_close() may be called on such an engine. */
+int hd_engine_follow(hd_engine *e, char *why, size_t why_size);
+
+enum { HD_MAX_WORLD_TEXT = 200 };
+
+/* A world of ranks in processes. */
+typedef struct hd_world_figures {
+    int32_t size, working; /* ranks; of them those that have a place in the layout */
+    uint32_t epoch;        /* rises when ranks are lost or come back */
+    bool serves; /* false: requests wait for lost ranks, or until the others begin anew */
+    /* which rank was lost and how, until all work again; else empty */
+    char lost[HD_MAX_WORLD_TEXT];
+} hd_world_figures;
+
+/* Returns false if all ranks are in this process. Any thread. */
+bool hd_engine_read_world(hd_engine *e, hd_world_figures *out);
+
 void hd_engine_drain(hd_engine *e);
 
 typedef enum hd_pause {
@@ -276,19 +370,84 @@ void hd_engine_flush(hd_engine *e); /* empties the prefix cache, except for page
 
 /* ---- reading ---- */
 
+/* Memory that an engine can give back while it is not needed. */
+typedef enum hd_memory { HD_MEMORY_WEIGHTS = 1, HD_MEMORY_KV = 2 } hd_memory;
+
+/* Moves of experts between ranks. */
+typedef struct hd_rebalance_figures {
+    bool on;
+    const char *state;           /* watch, stage, verify, flip, drop, wait; NULL: off */
+    int64_t plans, flips, moves; /* plans carried out; layers, experts that moved */
+    int64_t interrupted;         /* plans given up; the maps before stayed in force */
+    double bytes;                /* of the experts that moved */
+    int64_t looks;               /* at the rows of the ranks */
+    /* mean over layers of mean / max of the ranks' rows between the last two looks; what no places
+     * of experts would exceed; what the places at the start would have given */
+    double balancedness, bound, at_start;
+    int32_t single_copies; /* experts, of all layers, that one slot holds */
+    int32_t layers_left;   /* of the plan that is carried out */
+    char why[128];         /* why the last one was given up */
+} hd_rebalance_figures;
+
+/* Experts that are elsewhere: in the model's files (experts_disk), in host memory (experts_host) or in
+ * the memory of other ranks (dwdp). Of several ranks, all together. */
+typedef struct hd_expert_figures {
+    const char *source; /* "file", "host" or "peer"; NULL: all are resident */
+    int32_t slots,
+        elsewhere;     /* experts that fit into memory, of how many; 0: all are resident */
+    size_t slot_bytes; /* memory of one, and what is copied to fetch it at most */
+    int64_t used;      /* by layers; of them staged already */
+    int64_t staged;
+    int64_t fetched, failed; /* fetches, and those of them that failed */
+    int64_t fetched_bytes;
+    int64_t moved;   /* experts that became resident because they were used most */
+    int64_t wait_ns; /* time in steps without one that could be computed */
+} hd_expert_figures;
+
+/* Rows of V4.1's Engram tables, which lie in the model's files: of each the row and its scales. */
+typedef struct hd_engram_figures {
+    int64_t pieces;     /* that steps asked the system for */
+    int64_t resident;   /* of them: were in memory */
+    int64_t read_bytes; /* of the pages that were not */
+    int64_t skipped;    /* that were not asked for, because the steps before were not done */
+} hd_engram_figures;
+
+/* KV pages on a disk (kv_disk). */
+typedef struct hd_kv_disk_figures {
+    int32_t extents[HD_N_KV_GROUPS],
+        pages[HD_N_KV_GROUPS]; /* room for pages; pages; 0: no disk */
+    int64_t written[HD_N_KV_GROUPS], read[HD_N_KV_GROUPS]; /* pages */
+    int64_t replaced[HD_N_KV_GROUPS];                      /* pages that made room for others */
+    int64_t tokens;              /* of prompts, whose entries were read */
+    int64_t read_bytes, read_ns; /* of prefixes; from when they were asked for */
+    /* transfers that failed, wrong checksums among them; prefixes that took longer than computing
+     * them; those that were not read because computing was predicted to be sooner */
+    int64_t write_failed, read_failed, late, declined;
+    uint64_t bytes; /* that the files may have */
+} hd_kv_disk_figures;
+
 typedef struct hd_engine_stats {
     int32_t waiting, running, max_running; /* as of the end of the last step */
+    int32_t fetching;                      /* choices that wait for pages of another server */
     /* submitted choices whose last event was not polled; also correct while a step hangs */
     int32_t living;
-    bool paused;     /* paused, and no step is running */
-    uint64_t pauses; /* pauses before which the last step has ended */
+    bool paused;       /* paused, and no step is running */
+    int64_t paused_ns; /* when the pause began, by the clock of last_step_ns; 0: not paused */
+    uint64_t pauses;   /* pauses before which the last step has ended */
     bool draining;
     int64_t steps, rows, finished, retracted;
     int64_t drafted_at[HD_MAX_DRAFTS], accepted_at[HD_MAX_DRAFTS];
     int64_t prompt_tokens, cached_tokens, output_tokens;
     int32_t pages[HD_N_KV_GROUPS], pages_free[HD_N_KV_GROUPS], pages_cached[HD_N_KV_GROUPS];
-    int32_t page_tokens, snapshots, snapshots_free;
-    int64_t step_ns;     /* total time in steps */
+    int32_t page_tokens;
+    /* pages of host memory; pages copied to it and back */
+    int32_t host_pages[HD_N_KV_GROUPS], host_free[HD_N_KV_GROUPS];
+    int64_t host_saved[HD_N_KV_GROUPS], host_loaded[HD_N_KV_GROUPS];
+    int64_t host_cached_tokens; /* of cached_tokens: entries came from host memory */
+    hd_kv_disk_figures kv_disk; /* its tokens are among those of the host */
+    size_t
+        page_bytes[HD_N_KV_GROUPS]; /* of one page in all layers of a rank, without choices */
+    int64_t step_ns;                /* total time in steps */
     int64_t host_ns;     /* the part of step_ns in which the host did not wait for the device */
     int64_t graph_steps; /* decode steps that were launched as one CUDA graph */
     int64_t graph_ns;    /* GPU time in them */
@@ -300,13 +459,34 @@ typedef struct hd_engine_stats {
     int64_t last_step_ns; /* when the last step ended */
     size_t weight_bytes, kv_bytes, activation_bytes;
     int32_t max_context;
+    int64_t weight_updates;    /* how often weights were replaced */
+    int64_t weight_updates_ns; /* time without steps in which they were copied */
+    /* why no request can run before memory or weights are back: "memory_released",
+     * "weights_released" or "weights_incomplete"; else NULL */
+    const char *hindrance;
+    uint32_t released; /* hd_memory bits: memory that was given back to the system */
+    size_t released_bytes;
+    int32_t weights_lost;              /* tensors to be updated before any request can run */
+    int64_t replay_rows[HD_N_REPLAYS]; /* positions whose choices were given to requests */
+    size_t replay_bytes[HD_N_REPLAYS]; /* host memory in which they are kept */
     int64_t audits; /* checks, after one idle second, that every page and slot is free */
     /* audits that failed; then all pages and slots were freed and the prefix cache emptied */
     int64_t audits_failed;
+    /* steps that were given up because a rank failed; their requests ran again */
+    int64_t rank_failures;
+    char rank_failure[128]; /* why, of the last one */
+    bool ranks_lost;        /* restarts were of no use: what runs ends with that error */
     char audit_missed[128]; /* what was missing in the last failed audit */
+    hd_rebalance_figures rebalance;
+    hd_expert_figures experts;
+    hd_engram_figures engram;
 } hd_engine_stats;
 
 void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out);
+
+/* Reads those of one attention group, if there is group `group`: steps, requests, pages and memory
+ * of its own. Returns the number of groups. */
+int32_t hd_engine_read_group(hd_engine *e, int32_t group, hd_engine_stats *out);
 
 typedef enum hd_phase { HD_PHASE_WAITING, HD_PHASE_PREFILL, HD_PHASE_DECODE } hd_phase;
 

@@ -19,6 +19,7 @@ extern "C" {
 #define HD_MAX_STOP_BYTES   256 /* of one stop string */
 #define HD_MAX_STOP_TOKENS  64
 #define HD_MAX_BIAS         1024 /* biased tokens */
+#define HD_MAX_EFFORT       100  /* V4.1's reasoning effort */
 
 /* a draft depth: it is chosen by measured acceptance and cost */
 enum { HD_DRAFTS_AUTO = -1 };
@@ -75,6 +76,18 @@ typedef struct hd_prompt_logprobs {
     const hd_alternative *top; /* [n, n_top] most probable first */
     int32_t n, n_top, from;
 } hd_prompt_logprobs;
+
+/* What the layers chose for a position, so that a trainer can replay it: the experts of the
+ * router, in order of preference, in all decoder layers, -1 where there are none; the keys of the
+ * indexer, in ascending order and then -1, in the layers that have one. */
+typedef enum hd_replay { HD_REPLAY_EXPERTS, HD_REPLAY_KEYS, HD_N_REPLAYS } hd_replay;
+
+/* Choices for positions from, from + 1, ... of a sequence. Numbers have number_bytes (1, 2 or 4)
+ * each, little-endian; all bits are set in -1, and in no other key. */
+typedef struct hd_replay_rows {
+    const uint8_t *rows; /* [n, layers, top_k] */
+    int32_t n, from, layers, top_k, number_bytes;
+} hd_replay_rows;
 
 #ifdef __cplusplus
 }

@@ -6,56 +6,43 @@
 #include "api/openapi.h"
 
 const http_route api_routes[] = {
-    {"POST",            "/v1/chat/completions",              HTTP_USER,   HTTP_OPENAI,    api_chat              },
-    {"POST",            "/v1/completions",                   HTTP_USER,   HTTP_OPENAI,    api_complete          },
-    {"GET",             "/v1/models",                        HTTP_USER,   HTTP_OPENAI,    api_models            },
-    {"GET",             "/v1/models/*",                      HTTP_USER,   HTTP_OPENAI,    api_model             },
-    {"POST PUT",        "/generate",                         HTTP_USER,   HTTP_OPENAI,    api_generate          },
-    {"POST",            "/tokenize",                         HTTP_USER,   HTTP_OPENAI,    api_tokenize          },
-    {"POST",            "/v1/tokenize",                      HTTP_USER,   HTTP_OPENAI,    api_tokenize          },
-    {"POST",            "/detokenize",                       HTTP_USER,   HTTP_OPENAI,    api_detokenize        },
-    {"POST",            "/v1/detokenize",                    HTTP_USER,   HTTP_OPENAI,    api_detokenize        },
-    {"GET",             "/tokenizer_info",                   HTTP_USER,   HTTP_OPENAI,    api_tokenizer_info    },
-    {"POST",            "/apply-template",                   HTTP_USER,   HTTP_OPENAI,    api_apply_template    },
-    {"POST",            "/parse_function_call",              HTTP_USER,   HTTP_OPENAI,    api_parse_call        },
-    {"POST",            "/separate_reasoning",               HTTP_USER,   HTTP_OPENAI,    api_separate_reasoning},
-    {"POST",            "/v1/messages",                      HTTP_USER,   HTTP_ANTHROPIC, api_messages          },
-    {"POST",            "/v1/messages/count_tokens",         HTTP_USER,   HTTP_ANTHROPIC, api_count_tokens      },
-    {"POST",            "/v1/responses",                     HTTP_USER,   HTTP_OPENAI,    api_responses         },
-    {"POST",            "/v1/responses/input_tokens",        HTTP_USER,   HTTP_OPENAI,    api_input_tokens      },
-    {"POST",            "/v1/responses/compact",             HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"GET POST DELETE", "/v1/responses/*",                   HTTP_USER,   HTTP_OPENAI,    api_one_response      },
-    {"GET",             "/openapi.json",                     HTTP_PUBLIC, HTTP_OPENAI,    api_openapi           },
-    {"POST",            "/v1/embeddings",                    HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/v1/rerank",                        HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/v1/score",                         HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/v1/classify",                      HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/v1/moderations",                   HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/v1/audio/*",                       HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/v1/images/*",                      HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/v1/chat/completions/batch",        HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"GET",             "/v1/chat/completions",              HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"GET POST DELETE", "/v1/chat/completions/*",            HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/v1/conversations",                 HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/v1/files",                         HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/v1/batches",                       HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/v1/messages/batches",              HTTP_USER,   HTTP_ANTHROPIC, api_unsupported       },
-    {"POST",            "/load_lora_adapter",                HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/unload_lora_adapter",              HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/update_weights_from_disk",         HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/update_weights_from_tensor",       HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/update_weights_from_distributed",  HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/update_weight_version",            HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/init_weights_update_group",        HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"POST",            "/destroy_weights_update_group",     HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/get_weights_by_name",              HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/weights_checker",                  HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/release_memory_occupation",        HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/resume_memory_occupation",         HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/start_expert_distribution_record", HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/stop_expert_distribution_record",  HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/dump_expert_distribution_record",  HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",        "/slow_down",                        HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/chat/completions",       HTTP_USER,   HTTP_OPENAI,    api_chat              },
+    {"POST",            "/v1/completions",            HTTP_USER,   HTTP_OPENAI,    api_complete          },
+    {"GET",             "/v1/models",                 HTTP_USER,   HTTP_OPENAI,    api_models            },
+    {"GET",             "/v1/models/*",               HTTP_USER,   HTTP_OPENAI,    api_model             },
+    {"POST PUT",        "/generate",                  HTTP_USER,   HTTP_OPENAI,    api_generate          },
+    {"POST",            "/tokenize",                  HTTP_USER,   HTTP_OPENAI,    api_tokenize          },
+    {"POST",            "/v1/tokenize",               HTTP_USER,   HTTP_OPENAI,    api_tokenize          },
+    {"POST",            "/detokenize",                HTTP_USER,   HTTP_OPENAI,    api_detokenize        },
+    {"POST",            "/v1/detokenize",             HTTP_USER,   HTTP_OPENAI,    api_detokenize        },
+    {"GET",             "/tokenizer_info",            HTTP_USER,   HTTP_OPENAI,    api_tokenizer_info    },
+    {"POST",            "/apply-template",            HTTP_USER,   HTTP_OPENAI,    api_apply_template    },
+    {"POST",            "/parse_function_call",       HTTP_USER,   HTTP_OPENAI,    api_parse_call        },
+    {"POST",            "/separate_reasoning",        HTTP_USER,   HTTP_OPENAI,    api_separate_reasoning},
+    {"POST",            "/v1/messages",               HTTP_USER,   HTTP_ANTHROPIC, api_messages          },
+    {"POST",            "/v1/messages/count_tokens",  HTTP_USER,   HTTP_ANTHROPIC, api_count_tokens      },
+    {"POST",            "/v1/responses",              HTTP_USER,   HTTP_OPENAI,    api_responses         },
+    {"POST",            "/v1/responses/input_tokens", HTTP_USER,   HTTP_OPENAI,    api_input_tokens      },
+    {"POST",            "/v1/responses/compact",      HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"GET POST DELETE", "/v1/responses/*",            HTTP_USER,   HTTP_OPENAI,    api_one_response      },
+    {"GET",             "/openapi.json",              HTTP_PUBLIC, HTTP_OPENAI,    api_openapi           },
+    {"POST",            "/v1/embeddings",             HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/rerank",                 HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/score",                  HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/classify",               HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/moderations",            HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/audio/*",                HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/images/*",               HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/chat/completions/batch", HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"GET",             "/v1/chat/completions",       HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"GET POST DELETE", "/v1/chat/completions/*",     HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/v1/conversations",          HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"GET POST",        "/v1/files",                  HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"GET POST",        "/v1/batches",                HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"GET POST",        "/v1/messages/batches",       HTTP_USER,   HTTP_ANTHROPIC, api_unsupported       },
+    {"POST",            "/load_lora_adapter",         HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"POST",            "/unload_lora_adapter",       HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
+    {"GET POST",        "/slow_down",                 HTTP_ADMIN,  HTTP_OPENAI,    api_unsupported       },
 };
 const size_t api_n_routes = sizeof api_routes / sizeof api_routes[0];
 
@@ -171,18 +158,26 @@ static const api_schema schemas[] = {
      "{'type':'object','required':['id','object','created','model','choices','usage'],"
      "'properties':{'id':@Text,'object':{'const':'chat.completion'},'created':@Count,"
      "'model':@Text,'usage':@Usage,'system_fingerprint':@Text,'prompt_token_ids':@Integers,"
+     "'metadata':@AnswerMetadata,"
      "'choices':{'type':'array','items':{'type':'object',"
      "'required':['index','message','logprobs','finish_reason'],'properties':{'index':@Count,"
      "'message':@ChatMessage,'logprobs':@ChatScores,'finish_reason':@FinishReason,"
-     "'matched_stop':@MatchedStop,'token_ids':@Integers}}}}}"},
+     "'matched_stop':@MatchedStop,"
+     "'weight_versions':@VersionSpans,'token_ids':@Integers}}}}}"},
     {"ChatCompletionChunk",
      "{'type':'object','required':['id','object','created','model','choices'],"
      "'properties':{'id':@Text,'object':{'const':'chat.completion.chunk'},'created':@Count,"
-     "'model':@Text,'usage':@Usage,'prompt_token_ids':@Integers,"
+     "'model':@Text,'usage':@Usage,'prompt_token_ids':@Integers,'metadata':@AnswerMetadata,"
      "'choices':{'type':'array','items':{'type':'object',"
      "'required':['index','delta','finish_reason'],'properties':{'index':@Count,"
      "'delta':@ChatDelta,'logprobs':@ChatScores,'finish_reason':@FinishReason,"
-     "'matched_stop':@MatchedStop,'token_ids':@Integers}}}}}"},
+     "'matched_stop':@MatchedStop,"
+     "'weight_versions':@VersionSpans,'token_ids':@Integers}}}}}"},
+    {"AnswerMetadata",
+     "{'type':'object','required':['weight_version'],'properties':{'weight_version':@Text}}"},
+    {"VersionSpans",
+     "{'type':'array','items':{'type':'object','required':['version','start','end'],"
+     "'properties':{'version':@Text,'start':@Count,'end':@Count}}}"},
     {"TextScores",
      "{'type':['object','null'],"
      "'required':['tokens','token_logprobs','top_logprobs','text_offset'],'properties':{"
@@ -192,11 +187,12 @@ static const api_schema schemas[] = {
     {"Completion",
      "{'type':'object','required':['id','object','created','model','choices'],"
      "'properties':{'id':@Text,'object':{'const':'text_completion'},'created':@Count,"
-     "'model':@Text,'usage':@Usage,'system_fingerprint':@Text,"
+     "'model':@Text,'usage':@Usage,'system_fingerprint':@Text,'metadata':@AnswerMetadata,"
      "'choices':{'type':'array','items':{'type':'object',"
      "'required':['index','text','logprobs','finish_reason'],'properties':{'index':@Count,"
      "'text':@Text,'logprobs':@TextScores,'finish_reason':@FinishReason,"
-     "'matched_stop':@MatchedStop,'token_ids':@Integers,'prompt_token_ids':@Integers}}}}}"},
+     "'matched_stop':@MatchedStop,"
+     "'weight_versions':@VersionSpans,'token_ids':@Integers,'prompt_token_ids':@Integers}}}}}"},
     {"Model",
      "{'type':'object','required':['id','object','created','owned_by','max_model_len','type',"
      "'display_name','created_at','lifecycle','max_input_tokens'],"

@@ -6,6 +6,11 @@
 
 #define AT(field) offsetof(api_request, field)
 
+/* A word, or in V4.1 a number. */
+#define EFFORT                                                                              \
+    .kind = API_LEVEL, .at = AT(effort), .words = efforts, .low = 1, .high = HD_MAX_EFFORT, \
+    .number_at = AT(g.effort_number)
+
 /* ---- parameters ---- */
 
 static const char *const efforts[] = {"none", "minimal", "low", "medium",
@@ -29,7 +34,7 @@ const api_family api_thinking_family = {
 
 /* clang-format off */
 static const api_param reasoning[] = {
-    {"effort", API_STRING, AT(effort), .words = efforts, .about = "as reasoning_effort"},
+    {"effort", EFFORT, .about = "as reasoning_effort"},
     {"enabled", API_SWITCH, AT(g.thinking), .about = "on or off"},
     {"max_tokens", API_INT, AT(g.max_reasoning),
      .about = "tokens of reasoning at most"},
@@ -47,8 +52,7 @@ const api_family api_reasoning_options_family = {
 static const api_param template_options[] = {
     {"thinking", API_SWITCH, AT(g.thinking), .about = "on or off"},
     {"enable_thinking", API_SWITCH, AT(g.thinking), .about = "on or off"},
-    {"reasoning_effort", API_STRING, AT(effort), .words = efforts,
-     .about = "as reasoning_effort"},
+    {"reasoning_effort", EFFORT, .about = "as reasoning_effort"},
 };
 /* clang-format on */
 static const api_section template_options_section = API_SECTION(template_options);
@@ -61,8 +65,8 @@ static const api_param conversation[] = {
     {"tools", API_ARRAY, AT(tools), .costly = true,
      .about = "functions, at most " HD_STR(HD_CHAT_MAX_TOOLS)},
     {"tool_choice", API_ANY, AT(tool_choice), .about = "none, auto, required or a function"},
-    {"reasoning_effort", API_STRING, AT(effort), .words = efforts,
-     .about = "none switches thinking off; V4 knows low, high and max"},
+    {"reasoning_effort", EFFORT,
+     .about = "none switches thinking off; V4 knows low, high and max, V4.1 also 1 to 100"},
     {"reasoning", API_NESTED, .nested = &api_reasoning_options_family,
      .about = "effort and switch in one"},
     {"thinking", API_NESTED, .nested = &api_thinking_family, .about = "switch and budget"},
@@ -274,7 +278,9 @@ static void chat_finish(api_job *job, api_choice *c) {
     api_write(out, "{'index':%d,'delta':{},'logprobs':null,'finish_reason':%s,'matched_stop':",
               c->index, api_finish_reason(c));
     api_put_matched_stop(out, c);
+    api_put_version_spans(out, c);
     api_puts(out, "}]");
+    api_put_metadata(out, c);
     if (job->w.continuous_usage) {
         api_puts(out, ",\"usage\":");
         api_put_usage(out, job);
@@ -339,11 +345,13 @@ static void chat_reply(api_job *job) {
         api_write(out, ",'finish_reason':%s,'matched_stop':", api_finish_reason(c));
         api_put_matched_stop(out, c);
         if (job->w.token_ids) api_put_list(out, "token_ids", &c->ids);
+        api_put_version_spans(out, c);
         api_puts(out, "}");
     }
     api_puts(out, "],\"usage\":");
     api_put_usage(out, job);
     if (job->prompt_ids.n > 0) api_put_list(out, "prompt_token_ids", &job->prompt_ids);
+    api_put_metadata(out, &job->choices[job->n_choices - 1]);
     api_write(out, ",'system_fingerprint':%s}", "hadal-" HD_VERSION);
 }
 

@@ -191,6 +191,7 @@ static void put_choice(api_job *job, api_choice *c, bool first, const char *fini
         api_put_list(out, "token_ids", &c->ids);
         if (first && job->n_subs == 1) api_put_list(out, "prompt_token_ids", &job->prompt_ids);
     }
+    if (finish) api_put_version_spans(out, c);
     api_puts(out, "}");
 }
 
@@ -199,6 +200,7 @@ static void put_chunk(api_job *job, api_choice *c, bool first, const char *finis
     api_put(&job->out, job->head.data, job->head.n);
     put_choice(job, c, first, finish);
     api_puts(&job->out, "]");
+    if (finish) api_put_metadata(&job->out, c);
     if (job->w.continuous_usage) {
         api_puts(&job->out, ",\"usage\":");
         api_put_usage(&job->out, job);
@@ -223,6 +225,7 @@ static void complete_reply(api_job *job) {
     }
     api_puts(&job->out, "],\"usage\":");
     api_put_usage(&job->out, job);
+    api_put_metadata(&job->out, &job->choices[job->n_choices - 1]);
     api_write(&job->out, ",'system_fingerprint':%s}", "hadal-" HD_VERSION);
 }
 

@@ -76,6 +76,31 @@ void api_put_usage(api_text *out, const api_job *job) {
               (long long)t.draft_steps);
 }
 
+static void put_span(api_text *out, const api_version_span *s) {
+    api_comma(out);
+    api_write(out, "{'version':%s,'start':%d,'end':%d}", s->version, s->start, s->end);
+}
+
+void api_put_version_spans(api_text *out, const api_choice *c) {
+    const api_version_span last = {c->weight_version, c->version_start, c->output_tokens};
+    api_version_span s;
+    api_puts(out, ",\"weight_versions\":[");
+    for (size_t at = 0; at + sizeof s <= c->earlier_versions.n; at += sizeof s) {
+        memcpy(&s, c->earlier_versions.data + at, sizeof s);
+        put_span(out, &s);
+    }
+    if (last.end > last.start) put_span(out, &last);
+    api_puts(out, "]");
+}
+
+const char *api_last_version(const api_choice *c) {
+    return c->weight_version ? c->weight_version : "default";
+}
+
+void api_put_metadata(api_text *out, const api_choice *c) {
+    api_write(out, ",'metadata':{'weight_version':%s}", api_last_version(c));
+}
+
 void api_put_matched_stop(api_text *out, const api_choice *c) {
     if (c->stop_text.n > 0) {
         api_put_string(out, c->stop_text.data, c->stop_text.n);

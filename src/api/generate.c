@@ -4,9 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/progress.h"
 #include "api/endpoints.h"
 #include "api/job.h"
+#include "api/replay.h"
 
 #define AT(field) offsetof(api_request, field)
 
@@ -49,6 +51,20 @@ static const api_param native[] = {
      .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
     {"logprob_mode", API_STRING, AT(logprob_mode), .words = logprob_modes,
      .about = "tempered by default: after temperature; sampled: of what could be drawn"},
+    {"return_sampling_mask", API_BOOL, AT(w.sampling_mask),
+     .about = "the ids that could be drawn, at most " HD_STR(HD_MAX_ALTERNATIVES) " by top_k"},
+    {"return_routed_experts", API_BOOL, AT(g.replay[HD_REPLAY_EXPERTS]),
+     .about = "the experts of every position but the last, with --routed-experts"},
+    {"return_indexer_topk", API_BOOL, AT(g.replay[HD_REPLAY_KEYS]),
+     .about = "the keys that indexers selected, likewise, with --indexer-topk"},
+    {"indexer_topk_dtype", API_STRING, AT(indexer_dtype), .words = api_indexer_dtypes,
+     .about = "of their numbers; int32 by default"},
+    {"indexer_topk_compact", API_BOOL, AT(w.replay[HD_REPLAY_KEYS].compact),
+     .about = "without the first rows, which are all keys"},
+    {"routed_experts_start_len", API_INT, AT(g.replay_from),
+     .about = "from this position on; at most the prompt's length"},
+    {"routed_experts_dtype", API_STRING, AT(routes_dtype), .words = api_routes_dtypes,
+     .about = "of their numbers; int32 by default"},
     {"return_text_in_logprobs", API_BOOL, AT(w.text_in_logprobs),
      .about = "each token's text beside its id"},
     {"return_prompt_token_ids", API_BOOL, AT(w.prompt_ids), .about = "in meta_info"},
@@ -61,7 +77,6 @@ static const api_param native[] = {
     {"audio_data", API_REFUSED, .about = "models read and write text"},
     {"video_data", API_REFUSED, .about = "models read and write text"},
     {"return_entropy", API_REFUSED, .about = "entropies are not given out"},
-    {"return_sampling_mask", API_REFUSED, .about = "masks are not given out"},
     {"return_flat_raw_top_logprobs", API_REFUSED, .about = "lists are nested"},
     {"return_flat_raw_top_logprobs_b64", API_REFUSED, .about = "lists are nested"},
 };
@@ -72,6 +87,27 @@ const api_family api_generate_family = {
     .endpoint = "/generate",
     .sections = {&native_section, &api_identity_section, &api_absent_section}
 };
+
+/* ---- state ---- */
+
+/* What the choices repeat of each prompt. */
+typedef struct native_prompt {
+    char id[API_MAX_ID + 16];
+    api_text ids;        /* JSON items, if requested */
+    int32_t first_token; /* -1: no log-probabilities from the first token on */
+    bool greedy;
+} native_prompt;
+
+typedef struct native_state {
+    bool list; /* the reply is an array */
+    int32_t n;
+    native_prompt prompts[];
+} native_state;
+
+static bool is_greedy(const api_job *job, const api_choice *c) {
+    const native_state *s = job->state;
+    return s->prompts[c->prompt].greedy;
+}
 
 /* ---- log-probabilities ---- */
 
@@ -103,35 +139,57 @@ static void put_tops(api_text *out, const api_job *job, const hd_alternative *to
     api_puts(out, "]");
 }
 
+/* The alternatives of the distribution that was drawn from are all that could be drawn. */
+static void put_mask(api_choice *c, const hd_alternative *top, int32_t n) {
+    api_text *out = &c->masks;
+    if (out->n > 0) api_puts(out, ",");
+    api_puts(out, "[");
+    for (int32_t k = 0; k < n && top[k].token >= 0; k++) {
+        if (k > 0) api_puts(out, ",");
+        api_put_int(out, top[k].token);
+    }
+    api_puts(out, "]");
+}
+
+static void native_mask(const api_job *job, api_choice *c, const hd_step_tokens *step,
+                        int32_t i) {
+    const hd_alternative alone = {step->tokens[i], 0.0f};
+    const bool greedy = is_greedy(job, c);
+    put_mask(c, greedy ? &alone : step->top + i * step->n_top, greedy ? 1 : step->n_top);
+    if (c->mask_logprobs.n > 0) api_puts(&c->mask_logprobs, ",");
+    api_put_real(&c->mask_logprobs, greedy ? 0.0 : (double)step->logprobs[i]);
+}
+
 static void native_logprob(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i) {
+    const int32_t n = hd_min_i32(step->n_top, job->w.n_tops);
+    if (job->w.sampling_mask) native_mask(job, c, step, i);
+    if (!job->w.logprobs) return;
     if (c->logprobs.n > 0) api_puts(&c->logprobs, ",");
     put_triple(&c->logprobs, job, step->tokens[i], &step->logprobs[i]);
-    if (step->n_top > 0) put_tops(&c->tops, job, step->top + i * step->n_top, step->n_top);
+    if (n > 0) put_tops(&c->tops, job, step->top + i * step->n_top, n);
 }
 
 /* The first token of a prompt has no log-probability; kept contains the alternatives. */
 static void native_prompt_logprobs(api_job *job, api_choice *c, const hd_prompt_logprobs *p) {
+    const int32_t n = hd_min_i32(p->n_top, job->w.n_tops);
     for (int32_t i = 0; i < p->n; i++) {
         if (c->prompt_logprobs.n > 0) api_puts(&c->prompt_logprobs, ",");
         put_triple(&c->prompt_logprobs, job, p->tokens[i], &p->logprobs[i]);
-        if (p->n_top > 0) put_tops(&c->kept, job, p->top + i * p->n_top, p->n_top);
+        if (n > 0) put_tops(&c->kept, job, p->top + i * p->n_top, n);
     }
 }
 
+static void native_replay(api_job *job, api_choice *c, hd_replay kind,
+                          const hd_replay_rows *rows) {
+    hd_replay_rows shown = *rows;
+    /* the token that was drawn to compute the prompt only is not shown */
+    if (job->w.prefill_only && shown.n > 0) shown.n--;
+    api_put_replay(&c->item, hd_engine_spec(job->ctx->engine), kind, &shown,
+                   &job->w.replay[kind]);
+    if (c->item.failed) job->out.failed = true;
+}
+
 /* ---- choices ---- */
-
-/* What the choices repeat of each prompt. */
-typedef struct native_prompt {
-    char id[API_MAX_ID + 16];
-    api_text ids;        /* JSON items, if requested */
-    int32_t first_token; /* -1: no log-probabilities from the first token on */
-} native_prompt;
-
-typedef struct native_state {
-    bool list; /* the reply is an array */
-    int32_t n;
-    native_prompt prompts[];
-} native_state;
 
 static void native_deinit(void *state) {
     native_state *s = state;
@@ -196,13 +254,21 @@ static void put_answer(api_job *job, const api_choice *c, bool with_index) {
     api_write(out,
               ",'prompt_tokens':%d,'completion_tokens':%d,'cached_tokens':%d,"
               "'reasoning_tokens':%d,'cached_tokens_details':null,'dp_rank':null,"
-              "'num_retractions':%d,'weight_version':'default','e2e_latency':%g",
+              "'num_retractions':%d,'weight_version':%s",
               c->prompt_tokens, c->output_tokens, c->cached_tokens, c->reasoning_tokens,
-              c->retracted, (double)(hd_now_ns() - http_start_ns(job->call)) * 1e-9);
+              c->retracted, api_last_version(c));
+    api_put_version_spans(out, c);
+    api_write(out, ",'e2e_latency':%g",
+              (double)(hd_now_ns() - http_start_ns(job->call)) * 1e-9);
     api_write(out, ",'spec_draft_tokens':%d,'spec_accepted_tokens':%d", c->drafted,
               c->accepted);
     if (job->w.prompt_ids) api_put_list(out, "prompt_token_ids", &p->ids);
     if (job->w.logprobs) put_logprobs(out, job, c, p);
+    if (job->w.sampling_mask) {
+        api_put_list(out, "output_token_sampling_mask", &c->masks);
+        api_put_list(out, "output_token_sampling_logprobs", &c->mask_logprobs);
+    }
+    api_put(out, c->item.data, c->item.n);
     api_puts(out, "}");
     if (with_index) api_write(out, ",'index':%d", c->index);
     api_puts(out, "}");
@@ -234,6 +300,7 @@ static const api_format native_format = {.endpoint = "/generate",
                                          .shape = HTTP_OPENAI,
                                          .logprob = native_logprob,
                                          .prompt_logprobs = native_prompt_logprobs,
+                                         .replay = native_replay,
                                          .chunk = native_event,
                                          .finish = native_event,
                                          .end = native_end,
@@ -243,6 +310,18 @@ static const api_format native_format = {.endpoint = "/generate",
                                          .cumulative = true};
 
 /* ---- the handler ---- */
+
+/* What could be drawn are the best top_k at most, so that many alternatives list it. */
+static bool take_mask(api_request *r) {
+    if (!r->w.sampling_mask || r->g.temperature <= 0) return true;
+    if (r->g.top_k < 1 || r->g.top_k > HD_MAX_ALTERNATIVES) {
+        return api_refuse(r, "invalid_value", "sampling_params.top_k",
+                          "top_k is %d; return_sampling_mask wants 1 to %d", r->g.top_k,
+                          HD_MAX_ALTERNATIVES);
+    }
+    r->g.top_logprobs = hd_max_i32(r->g.top_logprobs, r->g.top_k);
+    return true;
+}
 
 /* Reads the parameters of one prompt; values of an earlier prompt are reset. */
 static bool take_params(api_request *r, json_t *params, const hd_request *defaults,
@@ -259,7 +338,7 @@ static bool take_params(api_request *r, json_t *params, const hd_request *defaul
     if (params && !api_params_read(r, &native_sampling_family, params, "sampling_params.")) {
         return false;
     }
-    if (!api_take_sampling(r) || !api_take_response_format(r)) return false;
+    if (!api_take_sampling(r) || !take_mask(r) || !api_take_response_format(r)) return false;
     if (r->max_tokens < 0) api_default_max_tokens(r, &r->g, p->n, DEFAULT_TOKENS);
     if (r->max_tokens == 0) r->g.max_tokens = 1;
     p->g = r->g;
@@ -302,7 +381,15 @@ static bool take_logprobs(api_request *r) {
         return api_refuse(r, "invalid_value", "return_logprob",
                           "logprob_start_len and top_logprobs_num want return_logprob: true");
     }
-    r->g.top_logprobs = r->top_logprobs > 0 ? r->top_logprobs : 0;
+    r->g.top_logprobs = r->w.n_tops = r->top_logprobs > 0 ? r->top_logprobs : 0;
+    if (r->w.sampling_mask) {
+        if (r->w.logprobs && r->g.logprob_mode != HD_LOGPROB_SAMPLED) {
+            return api_refuse(r, "invalid_value", "logprob_mode",
+                              "return_sampling_mask with return_logprob wants logprob_mode "
+                              "sampled: both are of what could be drawn");
+        }
+        r->g.logprob_mode = HD_LOGPROB_SAMPLED;
+    }
     r->g.prompt_logprobs = r->logprob_start >= 0;
     r->g.prompt_logprobs_from = r->logprob_start > 1 ? r->logprob_start : 1;
     return true;
@@ -343,6 +430,7 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
     s->list = batch || prompts[0].g.n > 1;
     for (int32_t i = 0; i < n; i++) {
         native_prompt *p = &s->prompts[i];
+        p->greedy = prompts[i].g.temperature <= 0;
         p->first_token = r->logprob_start == 0 ? prompts[i].tokens[0] : -1;
         if (r->w.prompt_ids) api_put_ids(&p->ids, prompts[i].tokens, prompts[i].n);
     }
@@ -363,8 +451,8 @@ void api_generate(http_call *c, void *server) {
     native_state *state = NULL;
     int32_t n = 0;
     if (api_request_open(&r, c, server, &api_generate_family, HTTP_OPENAI) &&
-        take_logprobs(&r) && take_input(&r, &prompts, &n) && take_all_params(&r, prompts, n) &&
-        make_state(&r, prompts, n, &state)) {
+        take_logprobs(&r) && api_take_replay(&r) && take_input(&r, &prompts, &n) &&
+        take_all_params(&r, prompts, n) && make_state(&r, prompts, n, &state)) {
         api_job_start(&r, &native_format, prompts, n, NULL, state);
     } else {
         native_deinit(state);

@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "api/background.h"
 #include "api/reserve.h"
+#include "api/resume.h"
 
 enum { STATUS_GONE = 499 }; /* logged if the client left */
 
@@ -54,9 +55,12 @@ static void job_close(api_job *job) {
     if (job->format->deinit) job->format->deinit(job->state);
     for (int32_t i = 0; i < job->n_choices; i++) {
         api_choice *c = &job->choices[i];
-        api_text *texts[] = {&c->text,      &c->ids,       &c->logprobs,
-                             &c->tops,      &c->kept,      &c->prompt_logprobs,
-                             &c->call_name, &c->stop_text, &c->item};
+        api_text *texts[] = {&c->text,      &c->ids,
+                             &c->logprobs,  &c->tops,
+                             &c->kept,      &c->prompt_logprobs,
+                             &c->call_name, &c->stop_text,
+                             &c->item,      &c->earlier_versions,
+                             &c->masks,     &c->mask_logprobs};
         for (size_t k = 0; k < HD_LEN(texts); k++) api_text_deinit(texts[k]);
         free(c->pieces);
     }
@@ -70,6 +74,7 @@ static void job_close(api_job *job) {
 }
 
 static void send_out(api_job *job) {
+    api_resume_tell(job);
     if (job->out.failed) {
         fail_job(job, 503, "out_of_memory", "no memory for the response");
         leave(job);
@@ -166,7 +171,9 @@ static api_piece *new_piece(api_choice *c, hd_delta_kind kind, int32_t call) {
 }
 
 static void add_piece(api_job *job, api_choice *c, hd_delta_kind kind, int32_t call,
-                      const hd_delta *part) {
+                      const hd_delta *whole) {
+    hd_delta part = *whole;
+    if (!api_resume_keep(c, kind, &part)) return;
     api_piece *p = c->n_pieces ? &c->pieces[c->n_pieces - 1] : NULL;
     if (!p || p->kind != kind || p->call != call || kind == HD_DELTA_CALL) {
         p = new_piece(c, kind, call);
@@ -175,13 +182,13 @@ static void add_piece(api_job *job, api_choice *c, hd_delta_kind kind, int32_t c
         job->out.failed = true;
         return;
     }
-    api_put(&c->text, part->text, part->n);
+    api_put(&c->text, part.text, part.n);
     if (c->text.failed) { /* the piece must not refer to missing bytes */
         job->out.failed = true;
         return;
     }
-    p->n += part->n;
-    p->whole = part->whole;
+    p->n += part.n;
+    p->whole = part.whole;
 }
 
 static void collect_part(api_job *job, api_choice *c, const hd_delta *p) {
@@ -205,22 +212,42 @@ static void collect(api_job *job, api_choice *c, const hd_event *e) {
     if (e->prompt.n > 0 && job->format->prompt_logprobs) {
         job->format->prompt_logprobs(job, c, &e->prompt);
     }
+    for (int k = 0; k < HD_N_REPLAYS && job->format->replay; k++) {
+        if (e->replay[k].rows) job->format->replay(job, c, (hd_replay)k, &e->replay[k]);
+    }
     if (job->w.prefill_only) return;
     for (size_t i = 0; i < e->n_deltas; i++) collect_part(job, c, &e->deltas[i]);
     for (int32_t i = 0; i < e->step.n_tokens; i++) {
-        if (job->w.logprobs) job->format->logprob(job, c, &e->step, i);
+        if (job->w.logprobs || job->w.sampling_mask) {
+            job->format->logprob(job, c, &e->step, i);
+        }
         if (!job->w.token_ids) continue;
         api_comma(&c->ids);
         api_put_int(&c->ids, e->step.tokens[i]);
     }
     c->n_pending += e->step.n_tokens;
-    if (c->logprobs.failed || c->tops.failed || c->ids.failed) job->out.failed = true;
+    if (c->logprobs.failed || c->tops.failed || c->ids.failed || c->masks.failed) {
+        job->out.failed = true;
+    }
 }
 
 static void note_first(api_job *job, int64_t now) {
     job->outcome.first_ns = now;
     if (!job->ctx->on_first) return;
     job->ctx->on_first(job->ctx->server, now - http_start_ns(job->call));
+}
+
+/* The engine keeps one string per version. */
+static void note_version(api_job *job, api_choice *c, const hd_event *e) {
+    const int32_t start = e->output_tokens - e->step.n_tokens;
+    if (e->weight_version == c->weight_version) return;
+    if (start > c->version_start) {
+        const api_version_span span = {c->weight_version, c->version_start, start};
+        api_put(&c->earlier_versions, (const char *)&span, sizeof span);
+    }
+    c->version_start = start;
+    c->weight_version = e->weight_version;
+    if (c->earlier_versions.failed) job->out.failed = true;
 }
 
 static void count(api_job *job, api_choice *c, const hd_event *e) {
@@ -232,6 +259,7 @@ static void count(api_job *job, api_choice *c, const hd_event *e) {
     c->reasoning_tokens = job->w.prefill_only ? 0 : e->reasoning_tokens;
     c->retracted = e->retracted;
     c->admitted = e->admitted_ns != 0;
+    note_version(job, c, e);
     c->drafted = e->drafted;
     c->accepted = e->accepted;
     c->draft_steps = e->drafted_at[0];
@@ -293,11 +321,13 @@ static void stream(api_job *job, api_choice *c) {
         begin_stream(job);
         job->format->chunk(job, c);
         c->opened = true;
+        if (c->written < c->collected) c->written = c->collected;
         forget_pending(job, c);
     }
-    if (c->finish_reason != HD_FINISH_NONE && !failed) {
+    if (c->finish_reason != HD_FINISH_NONE && !failed && !c->finish_written) {
         begin_stream(job);
         job->format->finish(job, c);
+        c->finish_written = true;
     }
     send_out(job);
 }
@@ -364,6 +394,8 @@ static void refuse_submission(api_job *job, api_request *r, hd_status st, const 
     hd_engine_read_stats(job->ctx->engine, &stats);
     if (stats.draining) {
         fail_job(job, 503, "draining", "the server is shutting down");
+    } else if (st == HD_EAGAIN && err->code) {
+        fail_job(job, 503, err->code, err->msg);
     } else if (st == HD_EAGAIN) {
         fail_job(job, 429, "queue_full", "the queue is full; try again later");
     } else {
@@ -382,6 +414,7 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     g.tokens = p->tokens;
     g.n_tokens = p->n;
     if (!g.max_tokens) g.max_tokens = r->most_tokens;
+    g.prefill = http_header(job->call, "X-Hadal-Prefill");
     g.on_event = on_event;
     g.user = sub;
     atomic_fetch_add(&job->refs, 1);
@@ -431,6 +464,8 @@ void api_job_start(api_request *r, const api_format *format, const api_prompt *p
         *prompt_ids = (api_text){0};
     }
     job->state = state;
+    job->seed = prompts[0].g.seed;
+    api_resume_begin(job, http_header(job->call, API_RESUME_HEADER));
     if (format->chunk_object) {
         api_write(&job->head, "{'id':%s,'object':%s,'created':%lld,'model':%s,'choices':[",
                   job->id, r->w.stream ? format->chunk_object : format->object,

@@ -34,9 +34,15 @@ typedef struct api_choice {
     int32_t n_calls; /* complete calls */
     bool in_reasoning;
     bool opened; /* for the format: its first chunk is written */
-    api_text prompt_logprobs, call_name, kept, item; /* private to the format, like the next */
+    /* private to the format, like the next */
+    api_text prompt_logprobs, call_name, kept, item, masks, mask_logprobs;
     int32_t place;
     int32_t n_blocks, open_block; /* see api_walk_blocks() */
+
+    /* In bytes of text, and one per beginning and end of a call: to be left out, since another
+     * server wrote it; collected; written, here or there. See resume.h. */
+    int64_t skip, collected, written;
+    bool finish_written;
 
     hd_finish_reason finish_reason;
     bool admitted; /* it has run */
@@ -44,14 +50,27 @@ typedef struct api_choice {
     api_text stop_text;
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens, retracted;
     int32_t drafted, accepted, draft_steps;
+    /* Weights that computed the output: the last ones, from which token on, and those before,
+     * as api_version_span back to back. */
+    const char *weight_version;
+    int32_t version_start;
+    api_text earlier_versions;
     int64_t last_ns;
 } api_choice;
+
+/* Tokens [start, end) of an output, all computed by weights of one version. */
+typedef struct api_version_span {
+    const char *version; /* the engine keeps it */
+    int32_t start, end;
+} api_version_span;
 
 typedef struct api_format {
     const char *endpoint, *id_prefix, *object, *chunk_object;
     http_shape shape;
     void (*logprob)(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i);
     void (*prompt_logprobs)(api_job *job, api_choice *c, const hd_prompt_logprobs *p);
+    /* may be NULL */
+    void (*replay)(api_job *job, api_choice *c, hd_replay kind, const hd_replay_rows *rows);
     void (*begin)(api_job *job);                /* begins a stream; may be NULL */
     void (*chunk)(api_job *job, api_choice *c); /* writes what has arrived to job->out */
     void (*finish)(api_job *job, api_choice *c);
@@ -81,8 +100,9 @@ struct api_job {
     void *state;         /* private to the format */
     char id[API_MAX_ID + 24];
     const char *model;
-    int64_t created; /* Unix seconds */
-    uint64_t nonce;
+    int64_t created;      /* Unix seconds */
+    uint64_t nonce, seed; /* seed: of the first prompt */
+    bool tells;           /* comments say how far the stream has come */
 
     api_sub *subs;
     api_choice *choices;
@@ -117,6 +137,10 @@ const char *api_piece_text(const api_choice *c, const api_piece *p);
 void api_put_joined(api_text *out, const api_choice *c, hd_delta_kind kind, int32_t call);
 void api_put_usage(api_text *out, const api_job *job); /* OpenAI's usage object */
 void api_put_matched_stop(api_text *out, const api_choice *c);
+const char *api_last_version(const api_choice *c);              /* of the weights */
+void api_put_version_spans(api_text *out, const api_choice *c); /* ,"weight_versions":[...] */
+/* ,"metadata":{...}: the last version, where SGLang has it in OpenAI's replies. */
+void api_put_metadata(api_text *out, const api_choice *c);
 /* the token's text */
 void api_put_token(api_text *out, const api_context *ctx, int32_t token);
 void api_put_list(api_text *out, const char *key, const api_text *items); /* ,"key":[items] */

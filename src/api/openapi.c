@@ -73,6 +73,12 @@ static void put_type(api_text *out, const api_param *p, const api_limits *limits
     case API_STRING:
         put_string(out, p);
         break;
+    case API_LEVEL:
+        api_write(out, "'anyOf':[{");
+        put_string(out, p);
+        api_write(out, "},{'type':'integer','minimum':%d,'maximum':%d}]", (int)p->low,
+                  (int)p->high);
+        break;
     case API_OBJECT:
         api_write(out, "'type':['object','null']");
         break;
@@ -108,7 +114,7 @@ static void put_type(api_text *out, const api_param *p, const api_limits *limits
         api_write(out, "'enum':[null,false,1]");
         break;
     case API_REFUSED:
-        api_write(out, "'enum':[null,false]");
+        api_write(out, "'enum':[null,false,[]]");
         break;
     }
 }

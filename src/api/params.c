@@ -113,6 +113,15 @@ static bool read_string(const reading *k, const json_t *v) {
     return true;
 }
 
+static bool read_level(const reading *k, const json_t *v) {
+    long long n;
+    if (json_is_string(v) && !hd_chat_is_number(v)) return read_string(k, v);
+    if (!whole_number(v, &n)) return refuse(k, "must be a string or a whole number");
+    if (!check_range(k, (double)n)) return false;
+    *(int32_t *)(void *)((char *)k->r + k->p->number_at) = (int32_t)n;
+    return true;
+}
+
 static bool read_texts(const reading *k, json_t *v) {
     json_t *item;
     size_t i;
@@ -167,6 +176,8 @@ static bool read_refused(const reading *k, const json_t *v) {
     const bool yes = k->p->kind == API_ONLY && k->p->low != 0;
     if (json_is_boolean(v) && json_is_true(v) == yes) return true;
     if (k->p->kind == API_ONE && json_is_integer(v) && json_integer_value(v) == 1) return true;
+    const bool empty = json_is_array(v) && json_array_size(v) == 0;
+    if (k->p->kind == API_REFUSED && empty) return true; /* it asks for nothing */
     return api_refuse(k->r, k->p->code ? k->p->code : "unsupported_parameter", k->name,
                       "%s is not supported: %s", k->name, k->p->about);
 }
@@ -184,6 +195,8 @@ static bool read_param(const reading *k, json_t *v) {
         return read_number(k, v);
     case API_STRING:
         return read_string(k, v);
+    case API_LEVEL:
+        return read_level(k, v);
     case API_OBJECT:
         return read_json(k, v, json_is_object(v), "must be an object");
     case API_ARRAY:
@@ -425,9 +438,9 @@ static const api_param absent[] = {
     {"custom_logit_processor", API_REFUSED, .about = "no code is taken from clients"},
     {"lora_path", API_REFUSED, .about = "there are no adapters"},
     {"return_hidden_states", API_REFUSED, .about = "hidden states are not given out"},
-    {"return_routed_experts", API_REFUSED, .about = "routes are not recorded"},
-    {"routed_experts_start_len", API_REFUSED, .about = "routes are not recorded"},
-    {"return_indexer_topk", API_REFUSED, .about = "selections are not recorded"},
+    {"return_routed_experts", API_REFUSED, .about = "use /generate"},
+    {"routed_experts_start_len", API_REFUSED, .about = "use /generate"},
+    {"return_indexer_topk", API_REFUSED, .about = "use /generate"},
     {"return_cached_tokens_details", API_REFUSED, .about = "the cache has one tier"},
     {"bootstrap_host", API_REFUSED, .about = "prefill and decode are not split"},
     {"bootstrap_port", API_REFUSED, .about = "prefill and decode are not split"},

@@ -20,6 +20,7 @@ typedef enum api_kind {
     API_LONG,   /* 64 bits */
     API_NUMBER, /* float */
     API_STRING, /* without NUL; at most high bytes */
+    API_LEVEL,  /* such a string, or an int32_t from low to high at number_at */
     API_OBJECT, /* json_t *, like the next four */
     API_ARRAY,
     API_TEXTS, /* a string or an array of strings */
@@ -30,7 +31,7 @@ typedef enum api_kind {
     API_NOTED,       /* accepted and ignored */
     API_ONLY,        /* accepted as true if low is 1, as false if low is 0; else refused */
     API_ONE,         /* accepted as the number 1; else refused */
-    API_REFUSED      /* refused unless null or false */
+    API_REFUSED      /* refused unless null, false or [] */
 } api_kind;
 
 typedef struct api_family api_family;
@@ -42,8 +43,9 @@ typedef struct api_param {
     /* Of numbers; high is also the maximum bytes of a string. Both 0: the range of the field
      * of hd_request that the parameter sets (request_ranges.h), or else the type's. */
     double low, high;
-    size_t sets;  /* offset of that field, plus one; 0: at is inside of api_request.g */
-    size_t limit; /* offset in api_limits of the maximum, plus one; 0: use high */
+    size_t sets;      /* offset of that field, plus one; 0: at is inside of api_request.g */
+    size_t limit;     /* offset in api_limits of the maximum, plus one; 0: use high */
+    size_t number_at; /* of API_LEVEL: offset in api_request */
     const char *about;
     const char *const *words; /* of a string: all allowed values, NULL at the end */
     const api_family *nested; /* of API_NESTED */

@@ -1,5 +1,6 @@
 /* request.c - opens a request body, owns the memory made for it, and writes refusals (error
  * responses). */
+#include "api/resume.h"
 #include "api/request.h"
 
 #include <stdarg.h>
@@ -240,6 +241,7 @@ bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_
     if (!read_body(r)) return false;
     r->handed_over = api_params_cost(family, r->body) && http_hand_over(c);
     if (r->handed_over || !api_params_read(r, family, r->body, "")) return false;
+    (void)api_resume_seed(http_header(c, API_RESUME_HEADER), &r->g.seed);
     snprintf(r->id, sizeof r->id, "%s", http_request_id(c));
     if (r->rid && !api_request_name(r, r->rid, "rid")) return false;
     if (!r->rid && r->request_id && !api_request_name(r, r->request_id, "request_id")) {

@@ -17,6 +17,12 @@
 enum { API_MAX_ID = 128 };
 
 /* How the reply is written; plain data. */
+/* How the choices of layers are written. */
+typedef struct api_replay_form {
+    int32_t number_bytes; /* 1, 2 or 4 */
+    bool compact;         /* without rows that are all keys */
+} api_replay_form;
+
 typedef struct api_wishes {
     bool stream, include_usage, continuous_usage;
     bool logprobs, echo, token_ids, prompt_ids, text_in_logprobs;
@@ -26,6 +32,9 @@ typedef struct api_wishes {
     /* more tokens were requested than the context leaves: the output ends there */
     bool to_the_end;
     int32_t stream_interval;
+    bool sampling_mask; /* list what could be drawn */
+    int32_t n_tops;     /* alternatives that are shown; the engine may give more */
+    api_replay_form replay[HD_N_REPLAYS];
 } api_wishes;
 
 typedef struct api_refusal {
@@ -65,7 +74,7 @@ typedef struct api_request {
     /* As in the body; NULL or -1 if absent. */
     const char *checked; /* strings that are checked by their table only */
     const char *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
-    const char *logprob_mode;
+    const char *logprob_mode, *routes_dtype, *indexer_dtype;
     const char *effort, *thinking_type, *instructions, *previous, *content, *parser, *suffix;
     json_t *stop, *stop_ids, *bias, *response_format, *schema, *guided_json, *guided_choice;
     json_t *content_list, *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;

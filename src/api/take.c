@@ -251,6 +251,7 @@ bool api_take_thinking(api_request *r) {
         if (r->g.thinking == 0) r->g.thinking = tiers[i].thinking;
         r->g.effort = tiers[i].effort;
     }
+    if (r->g.effort_number && r->g.thinking == 0) r->g.thinking = 1;
     return true;
 }
 
@@ -359,7 +360,7 @@ static bool set_continuation(api_request *r) {
                           "only an assistant's text can be continued");
     }
     const hd_chat_encoding e = hd_engine_encoding(r->ctx->engine);
-    if (e != HD_CHAT_V4 && e != HD_CHAT_V4_0731) {
+    if (e < HD_CHAT_V4) {
         return api_refuse(r, "unsupported_parameter", "continue_final_message",
                           "continue_final_message is not supported by the encoding %s",
                           hd_chat_encoding_name(e));

@@ -333,6 +333,8 @@ static bool choose_format(api_request *r, hd_reply_format *format) {
         {"deepseek_v32", HD_REPLY_V32},
         {"deepseekv4",   HD_REPLY_V4 },
         {"deepseek_v4",  HD_REPLY_V4 },
+        {"deepseekv41",  HD_REPLY_V41},
+        {"deepseek_v41", HD_REPLY_V41},
         {"deepseek-r1",  HD_REPLY_V3 },
         {"deepseek_r1",  HD_REPLY_V3 },
         {"deepseek-v3",  HD_REPLY_V31},

@@ -15,6 +15,7 @@
 #include "cli/terminal/upload_bar.h"
 #include "kv/cache.h"
 #include "model/model.h"
+#include "tokenizer/tokenizer.h"
 #include "weights/manifest.h"
 
 enum {
@@ -22,14 +23,13 @@ enum {
     DEFAULT_CHUNK = 256,  /* rows of one sequence in one step */
     MAX_STEP_ROWS = 2048, /* rows of one step, without --chunk */
     READ_ROWS = 64,       /* logits copied to the host at once */
-    PATH_BYTES = 4096 + sizeof ".mtp.npy",
 };
 
 typedef struct settings {
     engine_settings engine;
     const char *tokens, *out;
     int64_t decode_from, micro_batches;
-    bool mtp, quiet;
+    bool mtp, quiet, replay[HD_N_REPLAYS];
 } settings;
 
 typedef struct run {
@@ -46,8 +46,8 @@ typedef struct run {
     hd_batch batch[HD_MAX_MICRO];
     float *rows; /* [READ_ROWS, vocab] host memory */
     token_lists lists;
-    hd_npy main_out, draft_out;
-    char draft_path[PATH_BYTES];
+    hd_npy main_out, draft_out, replay_out[HD_N_REPLAYS];
+    hd_bytes draft_path, replay_path[HD_N_REPLAYS]; /* names of the files beside OUT */
     int64_t done[MAX_SEQS]; /* computed tokens of each sequence of the group */
 } run;
 
@@ -59,6 +59,11 @@ static hd_status open_model(run *r, hd_err *err) {
     if (o->manifest) HD_TRY(hd_manifest_check(o->manifest, o->model_dir, err));
     HD_TRY(hd_model_spec_open(&r->spec, o->model_dir, err));
     HD_TRY(hd_weights_open(&r->weights, o->model_dir, r->spec, err));
+    if (set->mtp && r->spec->drafter == HD_DRAFTER_DSPARK) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "%s: --mtp is for an MTP layer; this model drafts with DSpark",
+                       o->model_dir);
+    }
     if (set->mtp && hd_weights_n_mtp(r->weights) == 0) {
         return HD_FAIL(err, HD_EINVAL, "%s: --mtp needs an MTP layer; this checkpoint has none",
                        o->model_dir);
@@ -96,7 +101,9 @@ static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
     const int32_t near = 2 + (int32_t)hd_ceil_div(shape.lookback + chunk, shape.page_tokens);
     const hd_kv_options kv = {
         .n_pages = {group_size(r) * all,
-                    shape.lookback ? group_size(r) * hd_min_i32(near, all) : 0}
+                    shape.lookback ? group_size(r) * hd_min_i32(near, all) : 0},
+        .entry_type = r->ops.kv_type,
+        .replay = {r->set.replay[0],                   r->set.replay[1]                              }
     };
     const hd_cache_options cache = {
         .page_tokens = shape.page_tokens,
@@ -136,28 +143,52 @@ static hd_status open_memory(run *r, hd_err *err) {
     return HD_OK;
 }
 
-/* OUT.npy becomes OUT.mtp.npy; any other name gets .mtp.npy appended. */
-static hd_status name_drafts(run *r, hd_err *err) {
+/* OUT.npy becomes OUT with the ending; any other name gets it appended. */
+static hd_status name_beside(const run *r, hd_bytes *path, const char *ending, hd_err *err) {
     size_t n = strlen(r->set.out);
     if (n > 4 && strcmp(r->set.out + n - 4, ".npy") == 0) n -= 4;
-    if (n + sizeof ".mtp.npy" > sizeof r->draft_path) {
-        return HD_FAIL(err, HD_EINVAL, "--out: a name of %zu bytes is too long", n);
+    HD_TRY(hd_bytes_append(path, r->set.out, n, err));
+    return hd_bytes_append(path, ending, strlen(ending) + 1, err);
+}
+
+static hd_status open_replay(run *r, hd_replay kind, hd_err *err) {
+    static const struct {
+        const char *option, *needs, *ending;
+    } kinds[HD_N_REPLAYS] = {
+        [HD_REPLAY_EXPERTS] = {"--routes",  "experts",    ".routes.npy" },
+        [HD_REPLAY_KEYS] = {"--indexer", "an indexer", ".indexer.npy"},
+    };
+    const hd_replay_shape shape = hd_replay_shape_of(r->spec, kind);
+    if (shape.row_bytes == 0) {
+        return HD_FAIL(err, HD_EINVAL, "%s: %s needs a model with %s",
+                       r->set.engine.options.model_dir, kinds[kind].option, kinds[kind].needs);
     }
-    memcpy(r->draft_path, r->set.out, n);
-    memcpy(r->draft_path + n, ".mtp.npy", sizeof ".mtp.npy");
-    return HD_OK;
+    HD_TRY(name_beside(r, &r->replay_path[kind], kinds[kind].ending, err));
+    return hd_npy_create(&r->replay_out[kind], (const char *)r->replay_path[kind].data,
+                         r->lists.total, (int64_t)shape.layers * shape.top_k, err);
 }
 
 static hd_status open_output(run *r, hd_err *err) {
     HD_TRY(hd_npy_create(&r->main_out, r->set.out, r->lists.total, r->spec->vocab, err));
+    for (int k = 0; k < HD_N_REPLAYS; k++) {
+        if (r->set.replay[k]) HD_TRY(open_replay(r, (hd_replay)k, err));
+    }
     if (!r->set.mtp) return HD_OK;
-    HD_TRY(name_drafts(r, err));
-    return hd_npy_create(&r->draft_out, r->draft_path, r->lists.total, r->spec->vocab, err);
+    HD_TRY(name_beside(r, &r->draft_path, ".mtp.npy", err));
+    return hd_npy_create(&r->draft_out, (const char *)r->draft_path.data, r->lists.total,
+                         r->spec->vocab, err);
 }
 
 static hd_status close_all(run *r, hd_err *err) {
-    hd_status st = hd_npy_close(&r->main_out, err);
-    hd_status st_draft = hd_npy_close(&r->draft_out, err);
+    hd_npy *const files[] = {&r->main_out, &r->draft_out, &r->replay_out[HD_REPLAY_EXPERTS],
+                             &r->replay_out[HD_REPLAY_KEYS]};
+    hd_status st = HD_OK;
+    for (size_t i = 0; i < HD_LEN(files); i++) {
+        const hd_status closed = hd_npy_close(files[i], err);
+        if (st == HD_OK) st = closed;
+    }
+    hd_bytes_deinit(&r->draft_path);
+    for (int k = 0; k < HD_N_REPLAYS; k++) hd_bytes_deinit(&r->replay_path[k]);
     for (int32_t i = 0; i < HD_MAX_MICRO; i++) hd_batch_close(&r->batch[i]);
     if (r->device) hd_device_release(r->device, r->rows);
     hd_cache_close(r->cache);
@@ -168,7 +199,7 @@ static hd_status close_all(run *r, hd_err *err) {
     hd_weights_close(r->weights);
     hd_model_spec_close(r->spec);
     token_lists_free(&r->lists);
-    return st != HD_OK ? st : st_draft;
+    return st;
 }
 
 /* ---- running ---- */
@@ -308,6 +339,43 @@ static void open_seqs(run *r, int32_t first) {
     }
 }
 
+/* Returns number i of a row; -1 has all bits set, as no key and no expert of a layer with any. */
+static float number_of(const run *r, hd_replay kind, const hd_replay_shape *shape,
+                       const uint8_t *row, int32_t i) {
+    uint32_t value = 0;
+    const bool dense =
+        kind == HD_REPLAY_EXPERTS && hd_replay_layer(r->spec, kind, i / shape->top_k) < 0;
+    for (int32_t b = 0; b < shape->number_bytes; b++) {
+        value |= (uint32_t)row[i * shape->number_bytes + b] << (8 * b);
+    }
+    const uint32_t none = shape->number_bytes == 2 ? UINT16_MAX : UINT32_MAX;
+    return dense || value == none ? -1.0f : (float)value;
+}
+
+/* Writes the choices for all tokens of the group's sequences, as numbers. */
+static hd_status write_replay(run *r, int32_t first, hd_replay kind, hd_err *err) {
+    const hd_replay_shape shape = hd_replay_shape_of(r->spec, kind);
+    const int32_t cols = shape.layers * shape.top_k;
+    uint8_t *row = malloc((size_t)shape.row_bytes);
+    float *numbers = malloc((size_t)cols * sizeof *numbers);
+    hd_status st =
+        row && numbers ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a row of choices");
+    for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
+        const int64_t base = r->lists.first[first + i];
+        const int32_t *pages = hd_cache_block_table(r->cache, i, HD_KV_FULL);
+        for (int32_t t = 0; t < r->done[i] && st == HD_OK; t++) {
+            hd_replay_read(hd_kv_replay(r->kv, kind), pages, t, 1, row);
+            for (int32_t k = 0; k < cols; k++) {
+                numbers[k] = number_of(r, kind, &shape, row, k);
+            }
+            st = hd_npy_write(&r->replay_out[kind], base + t, numbers, 1, err);
+        }
+    }
+    free(row);
+    free(numbers);
+    return st;
+}
+
 static void close_seqs(run *r, int32_t first) {
     for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
         hd_cache_release(r->cache, i, false);
@@ -325,6 +393,9 @@ static hd_status run_all(run *r, hd_err *err) {
             advance(r, first);
             hd_progress_add(&progress, rows);
         }
+        for (int k = 0; k < HD_N_REPLAYS && st == HD_OK; k++) {
+            if (r->set.replay[k]) st = write_replay(r, first, (hd_replay)k, err);
+        }
         close_seqs(r, first);
     }
     hd_progress_end(&progress);
@@ -335,7 +406,8 @@ int cmd_logits(int argc, char **argv) {
     run r = {
         .set = {.engine = engine_settings_default(), .decode_from = -1, .micro_batches = 1},
         .main_out.fd = -1,
-        .draft_out.fd = -1
+        .draft_out.fd = -1,
+        .replay_out = {{.fd = -1},                                   {.fd = -1}                                          }
     };
     settings *set = &r.set;
     const option options[] = {
@@ -345,6 +417,10 @@ int cmd_logits(int argc, char **argv) {
         option_int("decode-from", &set->decode_from, 0, INT32_MAX,
                    "one token a step from position N"),
         option_flag("mtp", &set->mtp, "also the MTP layer's logits, in OUT with .mtp.npy"),
+        option_flag("routes", &set->replay[HD_REPLAY_EXPERTS],
+                    "also the experts of every token, in OUT with .routes.npy, as float32"),
+        option_flag("indexer", &set->replay[HD_REPLAY_KEYS],
+                    "also the keys that indexers select, in OUT with .indexer.npy"),
         option_int("micro-batches", &set->micro_batches, 1, HD_MAX_MICRO, "interleave so many"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };

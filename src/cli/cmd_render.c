@@ -20,12 +20,13 @@ static const char details[] =
     "config.json's model_type, then the added tokens of tokenizer.json, so a tokenizer alone\n"
     "will do. A V3-family tokenizer without a template means v3, a V4 model without its "
     "script\n"
-    "v4 (v4-0731 has other levels of effort). --thinking is off unless the encoding only\n"
-    "thinks (r1); encodings with one form only ignore it.";
+    "v4 (v4-0731 has other levels of effort). --thinking is off unless the encoding thinks by\n"
+    "default (r1, v4.1); encodings with one form only ignore it.";
 
 typedef struct render {
     const char *dir, *messages, *tools, *response_format;
-    int thinking, encoding, effort; /* thinking: -1 as the encoding does; encoding: 0 auto */
+    const char *effort;     /* a level, or a number */
+    int thinking, encoding; /* thinking: -1 as the encoding does; encoding: 0 auto */
     bool no_generation_prompt, spans;
     json_t *messages_json, *tools_json, *format_json;
     hd_err err;
@@ -84,6 +85,27 @@ static hd_status print_spans(const hd_chat_prompt *p, hd_err *err) {
     return printed ? HD_OK : HD_FAIL(err, HD_EIO, "cannot write the spans");
 }
 
+static hd_status choose_effort(const render *r, hd_chat_options *o, hd_err *err) {
+    static const char *const levels[] = {[HD_EFFORT_NONE] = "none",
+                                         [HD_EFFORT_LOW] = "low",
+                                         [HD_EFFORT_HIGH] = "high",
+                                         [HD_EFFORT_MAX] = "max"};
+    for (size_t i = 0; i < HD_LEN(levels); i++) {
+        if (strcmp(r->effort, levels[i]) != 0) continue;
+        o->effort = (hd_chat_effort)i;
+        return HD_OK;
+    }
+    char *end;
+    const long n = strtol(r->effort, &end, 10);
+    if (*end || n < 1 || n > HD_MAX_EFFORT) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "--effort: '%s' is not none, low, high, max or a number from 1 to %d",
+                       r->effort, HD_MAX_EFFORT);
+    }
+    o->effort_number = (int32_t)n;
+    return HD_OK;
+}
+
 static hd_status choose(render *r, hd_chat_options *o) {
     bool thinks;
     if (r->encoding == 0) {
@@ -93,9 +115,8 @@ static hd_status choose(render *r, hd_chat_options *o) {
         thinks = hd_chat_thinks(o->encoding);
     }
     o->thinking = r->thinking < 0 ? thinks : r->thinking == 1;
-    o->effort = (hd_chat_effort)r->effort;
     o->no_generation_prompt = r->no_generation_prompt;
-    return HD_OK;
+    return choose_effort(r, o, &r->err);
 }
 
 static hd_status run(render *r) {
@@ -117,12 +138,11 @@ static hd_status run(render *r) {
 
 int cmd_render(int argc, char **argv) {
     static const char *const switches[] = {"off", "on", NULL};
-    static const char *const efforts[] = {"none", "low", "high", "max", NULL};
     const char *names[HD_CHAT_N_ENCODINGS + 2] = {"auto"};
     for (int i = 0; i < HD_CHAT_N_ENCODINGS; i++) {
         names[i + 1] = hd_chat_encoding_name((hd_chat_encoding)i);
     }
-    render r = {.thinking = -1};
+    render r = {.thinking = -1, .effort = "none"};
     const positional positionals[] = {
         {"DIR", &r.dir, false, POSITIONAL_TEXT}
     };
@@ -141,7 +161,7 @@ int cmd_render(int argc, char **argv) {
          .kind = OPTION_TEXT,
          .value = &r.response_format,
          .metavar = "FILE",
-         .help = "JSON object the answer must follow (v3.2, v4)"},
+         .help = "JSON object the answer must follow (v3.2 and later)"},
         {.name = "thinking",
          .kind = OPTION_CHOICE,
          .value = &r.thinking,
@@ -149,15 +169,14 @@ int cmd_render(int argc, char **argv) {
          .help = "whether the answer opens with reasoning",
          .choices = switches},
         {.name = "effort",
-         .kind = OPTION_CHOICE,
+         .kind = OPTION_TEXT,
          .value = &r.effort,
          .metavar = "E",
-         .help = "how hard to think (v4)",
-         .choices = efforts},
+         .help = "none, low, high, max (v4), or 1 to 100 (v4.1)"},
         {.name = "no-generation-prompt",
          .kind = OPTION_FLAG,
          .value = &r.no_generation_prompt,
-         .help = "stop after the last message"                                                              },
+         .help = "stop after the last message"                                                                    },
         {.name = "encoding",
          .kind = OPTION_CHOICE,
          .value = &r.encoding,
@@ -167,7 +186,7 @@ int cmd_render(int argc, char **argv) {
         {.name = "spans",
          .kind = OPTION_FLAG,
          .value = &r.spans,
-         .help = "print a JSON array of {text, control} instead"                                                       },
+         .help = "print a JSON array of {text, control} instead"                                                              },
     };
     const command_line line = {.command = "render",
                                .summary = "Prints the prompt text of a conversation.",

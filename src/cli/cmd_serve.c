@@ -144,6 +144,12 @@ static void print_engine(screen *out, hd_engine *engine) {
              hd_bytes_text(kv, sizeof kv, (double)e.kv_bytes),
              hd_bytes_text(weights, sizeof weights, (double)e.weight_bytes));
     print_entry(out, "engine", text);
+    if (e.experts.elsewhere) {
+        snprintf(text, sizeof text,
+                 "%d of %d experts fit into memory, others are read from disk", e.experts.slots,
+                 e.experts.elsewhere);
+        print_entry(out, "experts", text);
+    }
     if (no_gpu) print_entry(out, "no GPU", no_gpu);
 }
 
@@ -261,7 +267,8 @@ int cmd_serve(int argc, char **argv) {
         server_options options = serve_settings_options(&set);
         options.engine.on_upload = upload_bar_draw;
         options.engine.on_upload_ctx = &bar;
-        st = run(&set, &options, &err);
+        st = options.engine.world.rank ? serve_ranks_follow(&options, &err)
+                                       : run(&set, &options, &err);
     }
     serve_settings_deinit(&set);
     return st == HD_OK ? 0 : report_error(&err);

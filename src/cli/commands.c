@@ -7,6 +7,7 @@
 
 static const command commands[] = {
     {"serve",       cmd_serve,       "MODEL_DIR",                       "answer HTTP requests"              },
+    {"router",      cmd_router,      "--decode HOST:PORT,...",          "spread requests over servers"      },
     {"chat",        cmd_chat,        "MODEL_DIR",                       "talk with a model on the terminal" },
     {"generate",    cmd_generate,    "MODEL_DIR -p TEXT",               "answer one prompt"                 },
     {"pull",        cmd_pull,        "REPO[@REVISION]",                 "download from the Hugging Face hub"},
@@ -20,7 +21,13 @@ static const command commands[] = {
     {"logits",      cmd_logits,      "MODEL_DIR --tokens F --out F",
      "compute the logits of given tokens"                                                                   },
     {"eplb",        cmd_eplb,        "--load FILE --slots N --ranks N", "plan which experts each rank holds"},
+    {"record",      cmd_record,      "FILE",                            "show how unbalanced traffic is"    },
+    {"simulate",    cmd_simulate,    "--record FILE --ranks N",         "compare plans of experts on paper" },
+    {"kv",          cmd_kv,          "list|check|drop DIR",             "look at KV pages on a disk"        },
+    {"plan",        cmd_plan,        "CONFIG --gpus N",                 "predict what GPUs can serve"       },
     {"replay",      cmd_replay,      "FILE MODEL_DIR",                  "run logged requests again, compare"},
+    {"train",       cmd_train,       "MODEL_DIR --data F --out DIR",    "train a model on examples"         },
+    {"rl",          cmd_rl,          "MODEL_DIR --task NAME --out DIR", "train a model by rewards"          },
     {"version",     cmd_version,     "",                                "print the build and this machine"  },
     {"completions", cmd_completions, "bash|zsh|fish",                   NULL                                },
     {"manual",      cmd_manual,      "[COMMAND]",                       NULL                                },

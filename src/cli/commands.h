@@ -35,6 +35,7 @@ command_fn cmd_bench;
 command_fn cmd_chat;
 command_fn cmd_completions;
 command_fn cmd_inspect;
+command_fn cmd_kv;
 command_fn cmd_tokenize;
 command_fn cmd_detokenize;
 command_fn cmd_render;
@@ -43,9 +44,15 @@ command_fn cmd_eval;
 command_fn cmd_generate;
 command_fn cmd_logits;
 command_fn cmd_manual;
+command_fn cmd_plan;
 command_fn cmd_serve;
+command_fn cmd_simulate;
 command_fn cmd_pull;
+command_fn cmd_record;
 command_fn cmd_replay;
+command_fn cmd_rl;
+command_fn cmd_router;
+command_fn cmd_train;
 command_fn cmd_version;
 
 #endif

@@ -21,6 +21,9 @@ static const char *const backends[] = {"auto", "cpu", "cuda", "ref", "null", NUL
 static const char *const step_backends[] = {"auto", "cpu", "cuda", "ref", NULL};
 static const char *const precisions[] = {"exact", "fast", "official", NULL};
 static const char *const mla_forms[] = {"absorbed", "naive", NULL};
+static const char *const drafters[] = {"auto", "mtp", "dspark", "none", NULL};
+static const char *const prompt_decoders[] = {"tail", "whole", NULL};
+static const char *const layouts[] = {"auto", NULL};
 static const char *const on_off[] = {"on", "off", NULL};
 
 /* Which formats --precision means here; no GPU is looked for. */
@@ -50,6 +53,9 @@ static void tell_formats(char *out, size_t size) {
 #define REAL(title, field, least, most)                                     \
     SETS(title, field), .option.kind = OPTION_REAL, .option.metavar = "X",  \
     .option.real_min = least, .option.real_max = most
+#define GIGABYTES(title, field)                                             \
+    SETS(title, field), .option.kind = OPTION_REAL, .option.metavar = "GB", \
+    .option.real_min = 0, .option.real_max = 1e6
 #define WORD(title, field, words)                                             \
     SETS(title, field), .option.kind = OPTION_WORD, .option.metavar = "NAME", \
     .option.choices = words
@@ -74,7 +80,47 @@ static const engine_option rows[] = {
      HELP("ranks that share every matrix, as threads of this process; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
     {INT("ep", options.ep, 1, HD_LOCAL_MAX_RANKS),
-     HELP("ranks that share the routed experts; 1, or as --tp if that is given; default 1"),
+     HELP("ranks that share the routed experts; with --tp a multiple or a divisor of it; "
+          "default 1"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {INT("dp", options.dp, 1, HD_LOCAL_MAX_RANKS),
+     HELP("attention groups of --tp ranks, each with its own requests and KV pools; default 1"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {INT("dwdp", options.dwdp, 1, HD_LOCAL_MAX_RANKS),
+     HELP("instead of --tp, --dp and --ep: attention groups that divide the memory of the experts "
+          "and fetch the others' ahead of use; default 1"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {INT("prefetch-depth", options.prefetch_depth, 0, 3),
+     HELP("with --dwdp: how many layers ahead experts are fetched; 0: 1"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {INT("redundant", options.redundant, 0, 4096),
+     HELP("with --ep: spare slots of all ranks together, for copies of experts; default 0"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {TEXT("rebalance", options.rebalance, "off|auto|N"),
+     HELP("with --ep: move experts between ranks where that makes steps faster (auto), or every "
+          "N steps; default off"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {WORD("layout", options.layout, layouts),
+     HELP("auto: chooses --tp, --dp and --ep for --ranks by the model and the memory"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {INT("ranks", options.ranks, 0, HD_LOCAL_MAX_RANKS),
+     HELP("with --layout auto: how many threads; 0: as many ranks as processes, else 1"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {INT("rank-memory", options.rank_memory, 0, INT64_MAX),
+     HELP("with --layout auto: bytes of memory for each rank; 0: its part of what is free"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {TEXT("experts-disk", options.experts_disk, "off|auto|GB"),
+     HELP("CPU: leave routed experts in the model's files and stage them in so many gigabytes of "
+          "memory; auto: most of what is free; default off"),
+     .offered = ENGINES,
+     .why = "its operators read all weights where they are loaded"},
+    {TEXT("experts-host", options.experts_host, "off|auto|GB"),
+     HELP("leave routed experts in host memory, and those that are used most in so many gigabytes "
+          "of device memory; auto: most of what is free; default off"),
+     .offered = ENGINES,
+     .why = "its operators read all weights where they are loaded"},
+    {FLAG("sum-in-ranks", options.sum_in_ranks),
+     HELP("with --tp: reduce partial sums, which takes fewer bytes and rounds differently"),
      .offered = ENGINES, .why = "it runs one rank"},
     {INT("null-step-us", options.null_step_us, 0, 60000000),
      HELP("what a step of the null backend takes; default 0"), .offered = ENGINES,
@@ -117,6 +163,14 @@ static const engine_option rows[] = {
     {INT("snapshot-tokens", options.snapshot_tokens, 0, INT64_MAX),
      HELP("capacity of host memory for window snapshots; 0: as --kv-tokens"), .offered = ENGINES,
      .why = "it keeps no prefix cache"},
+    {GIGABYTES("kv-host", options.kv_host_gb),
+     HELP("host memory for KV pages that the device would drop, of each rank; 0: as "
+          "--snapshot-tokens says"),
+     .offered = ENGINES, .why = "it keeps no prefix cache"},
+    {TEXT("kv-disk", options.kv_disk, "DIR:GB"),
+     HELP("with --kv-host: keep KV pages in files of a folder, so many gigabytes of them, also "
+          "after a restart"),
+     .offered = ENGINES, .why = "it keeps no prefix cache"},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
      HELP("prompt tokens of a request per step; 0: 256"), .offered = ENGINES},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
@@ -128,18 +182,32 @@ static const engine_option rows[] = {
     {INT("queue", options.queue_limit, 0, 65536), HELP("choices that wait; 0: 1024"),
      .offered = ENGINE_SERVE | ENGINE_REPLAY,
      .why = "nothing waits but what it submits itself"},
-    {FLAG("no-drafts", options.no_drafts), HELP("do not run the MTP layer"), .offered = ENGINES,
-     .why = "it runs the MTP layer only where that is asked for"},
+    {WORD("drafter", options.drafter, drafters),
+     HELP("auto: the model's own; mtp, dspark: refuse a model with another; none: no drafts"),
+     .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
+    {FLAG("no-drafts", options.no_drafts), HELP("the same as --drafter none"),
+     .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
     {INT("draft-tokens", draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS),
      .option.min_word = "auto",
-     HELP("drafts per step by the MTP layer; auto or -1, the default: as many as pay"),
-     .offered = ENGINES, .why = "it runs the MTP layer only where that is asked for"},
+     HELP("drafts per step, at most a block of DSpark's; auto or -1, the default: as many as "
+          "pay"),
+     .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
+    {WORD("prompt-decoder", options.prompt_decoder, prompt_decoders),
+     HELP("V4.1's last layers compute of a prompt: tail: what later positions read, the default; "
+          "whole: every position, with the same result"),
+     .offered = ENGINES, .why = "its steps compute every position"},
     {FLAG("no-graphs", options.no_graphs),
      HELP("on a GPU: launch every operator by itself, without CUDA graphs"),
      .offered = ENGINES, .why = "its operators are queued one by one where that is measured"},
     {CHOICE("token-history", options.no_token_history, on_off),
      HELP("on: an earlier answer in a conversation keeps the tokens that were sampled"),
      .offered = CONVERSATIONS, .why = "none of its requests holds an earlier answer"},
+    {FLAG("routed-experts", options.replay[HD_REPLAY_EXPERTS]),
+     HELP("keep the experts of every token, for requests that ask for them"),
+     .offered = ENGINE_SERVE, .why = "only requests to a server ask for them"},
+    {FLAG("indexer-topk", options.replay[HD_REPLAY_KEYS]),
+     HELP("keep the keys that indexers select for every token, for requests that ask for them"),
+     .offered = ENGINE_SERVE, .why = "only requests to a server ask for them"},
     {REAL("forced-acceptance", options.forced_acceptance, 0, HD_MAX_DRAFTS),
      HELP("accept this many drafts per step on average; 0: what the model says"),
      .offered = BENCH, .why = "it would make the answers meaningless; benchmarks have it"},
@@ -158,7 +226,11 @@ engine_settings engine_settings_default(void) {
                     .precision = precisions[0],
                     .mla = mla_forms[0],
                     .tp = 1,
-                    .ep = 1},
+                    .dp = 1,
+                    .ep = 1,
+                    .dwdp = 1,
+                    .drafter = drafters[0],
+                    .prompt_decoder = prompt_decoders[0]},
         .draft_tokens = HD_DRAFTS_AUTO
     };
 }
@@ -209,9 +281,11 @@ bool engine_options_parse(const command_line *line, engine_command command, engi
     if (command != ENGINE_INSPECT) whole.n_absent = list_absent(absent);
     if (!options_parse(&whole, argc, argv, code)) return false;
     s->options.need_drafts = s->draft_tokens > 0;
-    if (!s->options.no_drafts || !s->options.need_drafts) return true;
+    const bool none = strcmp(s->options.drafter, "none") == 0;
+    if ((!s->options.no_drafts && !none) || !s->options.need_drafts) return true;
     hd_err err = {0};
-    HD_FAIL(&err, HD_EINVAL, "--draft-tokens asks for drafts, --no-drafts for none");
+    HD_FAIL(&err, HD_EINVAL, "--draft-tokens asks for drafts, --%s for none",
+            none ? "drafter" : "no-drafts");
     *code = report_error(&err);
     return false;
 }

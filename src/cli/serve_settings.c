@@ -15,6 +15,8 @@ enum { MOST_HTTP_THREADS = 8 };
 
 static const char *const compat_names[] = {"none", "sglang", "vllm", "both", NULL};
 
+static const char *const record_modes[] = {"stat", "per-pass", "per-token", NULL};
+
 static const serve_settings defaults = {
     .host = "127.0.0.1",
     .port = 30000,
@@ -112,9 +114,12 @@ static char *describe(const option_list *list) {
 
 static hd_status complete(serve_settings *set, const option_list *options, hd_err *err) {
     const char *model_dir = set->engine.options.model_dir;
+    HD_TRY(serve_ranks_complete(&set->ranks, &set->engine.options.world, err));
+    HD_TRY(serve_peers_complete(&set->peers, &set->pd, err));
     set->repo = hub_cache_repo_of(model_dir);
     if (!set->model_name) set->model_name = set->repo ? set->repo : last_name(model_dir);
     set->settings_json = describe(options);
+    set->engine.options.updatable = set->weights_dir != NULL;
     HD_TRY(split(&set->lists[0], "cors", set->cors, set->origins, &set->n_origins, err));
     return split(&set->lists[1], "public-name", set->public_name, set->names, &set->n_names,
                  err);
@@ -194,7 +199,15 @@ static void list_requests(serve_settings *set, option_list *to) {
                     "append prompts and outputs as JSON lines"),
         option_text("crash-dump", &set->crash_file, "FILE",
                     "living requests, written on a fatal signal"),
+        option_text("weights-dir", &set->weights_dir, "DIR",
+                    "take new weights while serving, from folders below DIR and from memory"),
+        option_text("weights-backup", &set->engine.options.weights_backup, "DIR",
+                    "keep released weights in a file without a name in DIR"),
         option_text("trace-dir", &set->trace_dir, "DIR", "where /start_profile may write"),
+        option_text("expert-record-dir", &set->record_dir, "DIR",
+                    "where expert records may be written"),
+        option_choice("expert-record", &set->record, record_modes,
+                      "what it records of the experts that rows choose"),
     };
     option_list_add(to, options, HD_LEN(options));
 }
@@ -202,6 +215,8 @@ static void list_requests(serve_settings *set, option_list *to) {
 void serve_settings_deinit(serve_settings *set) {
     free(set->settings_json);
     free(set->repo);
+    serve_ranks_deinit(&set->ranks);
+    serve_peers_deinit(&set->peers);
     free(set->lists[0]);
     free(set->lists[1]);
 }
@@ -210,9 +225,13 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
     option_list own = {.n = 0};
     *set = defaults;
     set->engine = engine_settings_default();
+    set->ranks = serve_ranks_default();
+    set->peers = serve_peers_default();
     set->start_ns = hd_now_ns();
     list_front(set, &own);
     list_requests(set, &own);
+    serve_ranks_list(&set->ranks, &own);
+    serve_peers_list(&set->peers, &own);
     const positional model = {"MODEL_DIR", &set->engine.options.model_dir, false,
                               POSITIONAL_MODEL};
     const command_line line = {.command = "serve",
@@ -274,12 +293,13 @@ server_options serve_settings_options(const serve_settings *set) {
     return (server_options){
         .http = http_options_of(set),
         .engine = set->engine.options,
+        .pd = set->pd,
         .api = {.max_choices = (int32_t)set->answers,
                 .max_top_logprobs = HD_MAX_ALTERNATIVES,
                 .max_messages = (int32_t)set->messages,
                 .max_batch_prompts = (int32_t)set->batch_prompts,
                 .stream_interval = (int32_t)set->stream_interval,
-                .draft_tokens = set->engine.options.no_drafts ? 0 : set->engine.draft_tokens,
+                .draft_tokens = set->engine.draft_tokens,
                 .queue_timeout_ns = set->queue_s * 1000000000},
         .key_sources = {.file = set->api_key_file,
                 .admin_file = set->admin_key_file,
@@ -290,6 +310,9 @@ server_options serve_settings_options(const serve_settings *set) {
         .request_log = set->request_log,
         .crash_file = set->crash_file,
         .trace_dir = set->trace_dir,
+        .weights_dir = set->weights_dir,
+        .record_dir = set->record_dir,
+        .record = (hd_record_mode)set->record,
         .settings_json = set->settings_json,
         .stall_s = (int32_t)set->health_s,
         .metrics_compat = set->compat, /* indices of choices */
@@ -298,6 +321,14 @@ server_options serve_settings_options(const serve_settings *set) {
         .sandbox = !set->no_sandbox,
         .open = set->open,
     };
+}
+
+http_options serve_settings_http(void) {
+    serve_settings set = defaults;
+    set.port = 0;
+    http_options options = http_options_of(&set);
+    options.origins = options.names = NULL;
+    return options;
 }
 
 server_options serve_settings_plain(const engine_settings *engine) {

@@ -6,21 +6,27 @@
 #include <stdint.h>
 
 #include "cli/engine_options.h"
+#include "cli/serve_peers.h"
+#include "cli/serve_ranks.h"
 #include "server/server.h"
 
 enum { SERVE_LIST_MAX = 16 }; /* origins, names */
 
 typedef struct serve_settings {
     engine_settings engine;
+    serve_ranks ranks;
+    serve_peers peers;
+    pd_options pd;
     const char *model_name, *host, *cors, *public_name;
     const char *certificate, *private_key, *api_key_file, *admin_key_file;
-    const char *access_log, *request_log, *crash_file, *trace_dir, *user, *group;
+    const char *access_log, *request_log, *crash_file, *trace_dir, *weights_dir, *record_dir;
+    const char *user, *group;
     int64_t port, http_threads, connections, per_address, body_mb, bodies_mb, header_kb,
         stream_kb;
     int64_t key_calls, key_tokens, failures;
     int64_t header_s, body_s, idle_s, stall_s, keep_alive_s, drain_s, health_s;
     int64_t answers, messages, batch_prompts, stream_interval, queue_s;
-    int compat;
+    int compat, record;
     bool half_close, no_sandbox, open;
 
     int64_t start_ns;
@@ -36,6 +42,9 @@ void serve_settings_deinit(serve_settings *set);
 
 /* Points into set. */
 server_options serve_settings_options(const serve_settings *set);
+
+/* The limits of the HTTP layer by default, on any free port of this machine. */
+http_options serve_settings_http(void);
 
 /* A server of this engine, else with all defaults, on any free port of this machine and without
  * a sandbox. Points into engine. */

@@ -1,5 +1,5 @@
 /* admin.c - admin endpoints: flush the prefix cache, abort requests, pause and continue,
- * start and stop a profile. */
+ * start and stop a profile, start, stop and dump an expert record. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,9 +9,7 @@
 static const int64_t SECOND_NS = 1000000000;
 enum { PAUSE_TIMEOUT_S = 600 }; /* how long a pause waits for the last step */
 
-/* Returns the body as an object, an empty one without a body. NULL: refused, and the refusal
- * was sent. */
-static json_t *take_body(http_call *c) {
+json_t *server_take_body(http_call *c) {
     size_t n;
     const char *text = http_body(c, &n);
     hd_err err = {0};
@@ -85,7 +83,7 @@ static void on_flush(http_call *c, void *user) {
 
 static void on_abort(http_call *c, void *user) {
     server *s = user;
-    json_t *body = take_body(c);
+    json_t *body = server_take_body(c);
     if (!body) return;
     json_t *rid = json_object_get(body, "rid"), *all = json_object_get(body, "abort_all");
     if (rid && !json_is_null(rid) && !json_is_string(rid)) {
@@ -122,7 +120,7 @@ static bool check_paused(server *s, waiting_call *w, bool late) {
 static void on_pause(http_call *c, void *user) {
     static const char *const names[] = {"abort", "retract", "in_place"};
     server *s = user;
-    json_t *body = take_body(c);
+    json_t *body = server_take_body(c);
     if (!body) return;
     json_t *mode = json_object_get(body, "mode");
     const char *name = mode && !json_is_null(mode) ? json_string_value(mode) : names[0];
@@ -142,7 +140,7 @@ static void on_pause(http_call *c, void *user) {
 
 static void on_continue(http_call *c, void *user) {
     server *s = user;
-    json_t *body = take_body(c);
+    json_t *body = server_take_body(c);
     if (!body) return;
     json_decref(body);
     hd_engine_resume(s->engine);
@@ -153,16 +151,16 @@ static void on_continue(http_call *c, void *user) {
 
 /* ---- profile ---- */
 
-static void profile_failed(http_call *c, const hd_err *err) {
+static void order_failed(http_call *c, const hd_err *err, const char *code) {
     const int status = err->status == HD_EINVAL ? 400 : err->status == HD_EAGAIN ? 409 : 500;
-    http_error(c, status, status == 500 ? "server_error" : "invalid_request_error",
-               "profile_failed", NULL, "%s", err->msg);
+    http_error(c, status, status == 500 ? "server_error" : "invalid_request_error", code, NULL,
+               "%s", err->msg);
 }
 
 static void on_start_profile(http_call *c, void *user) {
     server *s = user;
     hd_err err = {0};
-    json_t *body = take_body(c);
+    json_t *body = server_take_body(c);
     if (!body) return;
     json_t *steps = json_object_get(body, "num_steps");
     json_t *name = json_object_get(body, "profile_prefix");
@@ -173,7 +171,7 @@ static void on_start_profile(http_call *c, void *user) {
         bad_field(c, "profile_prefix", "a string");
     } else if (trace_start(s->trace, json_string_value(name), json_integer_value(steps),
                            &err) != HD_OK) {
-        profile_failed(c, &err);
+        order_failed(c, &err, "profile_failed");
     } else {
         trace_tick(s->trace, s->engine); /* steps are counted from here */
         server_reply_text(c, 200, "Start profiling.\n");
@@ -187,19 +185,91 @@ static void on_stop_profile(http_call *c, void *user) {
     hd_err err = {0};
     trace_tick(s->trace, s->engine); /* steps since the last tick */
     if (trace_stop(s->trace, path, sizeof path, &err) != HD_OK) {
-        profile_failed(c, &err);
+        order_failed(c, &err, "profile_failed");
         return;
     }
     snprintf(text, sizeof text, "Stop profiling. %s\n", path);
     server_reply_text(c, 200, text);
 }
 
+/* ---- expert records ---- */
+
+enum { DUMP_S = 60 };
+
+static void on_start_record(http_call *c, void *user) {
+    server *s = user;
+    hd_err err = {0};
+    if (expert_record_start(s->expert_record, s->engine, &err) != HD_OK) {
+        order_failed(c, &err, "record_failed");
+    } else {
+        server_reply_text(c, 200, "Start recording the expert distribution.\n");
+    }
+}
+
+static void on_stop_record(http_call *c, void *user) {
+    server *s = user;
+    hd_err err = {0};
+    if (expert_record_stop(s->expert_record, s->engine, &err) != HD_OK) {
+        order_failed(c, &err, "record_failed");
+    } else {
+        server_reply_text(c, 200, "Stop recording the expert distribution.\n");
+    }
+}
+
+static bool check_dumped(server *s, waiting_call *w, bool late) {
+    hd_err err = {0};
+    const bool done = expert_record_is_dumped(s->expert_record, &err);
+    if (!done && !late) return false;
+    if (!done) HD_FAIL(&err, HD_EIO, "the record is not written after %d seconds", DUMP_S);
+    if (err.status != HD_OK) {
+        order_failed(w->call, &err, "record_failed");
+    } else {
+        server_reply_text(w->call, 200, "Dump expert distribution record.\n");
+    }
+    return true;
+}
+
+static void on_dump_record(http_call *c, void *user) {
+    server *s = user;
+    hd_err err = {0};
+    if (expert_record_dump(s->expert_record, s->engine, &err) != HD_OK) {
+        order_failed(c, &err, "record_failed");
+    } else if (!server_wait_for(s, c, DUMP_S * SECOND_NS, 0, check_dumped)) {
+        http_error(c, 503, "overloaded_error", "too_many_wait", NULL, "too many wait already");
+    }
+}
+
+/* ---- experts ---- */
+
+static void on_rebalance(http_call *c, void *user) {
+    server *s = user;
+    hd_engine_stats e;
+    hd_err err = {0};
+    if (hd_engine_rebalance(s->engine, &err) != HD_OK) {
+        http_error(c, 400, "invalid_request_error", "not_rebalancing", NULL, "%s", err.msg);
+        return;
+    }
+    hd_engine_read_stats(s->engine, &e);
+    const hd_rebalance_figures *r = &e.rebalance;
+    server_reply_json(c, 200,
+                      json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:i}", "status", "ok",
+                                "state", r->state ? r->state : "watch", "plans",
+                                (json_int_t)r->plans, "moves", (json_int_t)r->moves,
+                                "interrupted", (json_int_t)r->interrupted, "balancedness",
+                                r->balancedness, "bound", r->bound, "single_copies",
+                                r->single_copies));
+}
+
 const http_route admin_routes[] = {
-    {"GET POST", "/flush_cache",         HTTP_ADMIN, HTTP_OPENAI, on_flush        },
-    {"POST",     "/abort_request",       HTTP_ADMIN, HTTP_OPENAI, on_abort        },
-    {"POST",     "/pause_generation",    HTTP_ADMIN, HTTP_OPENAI, on_pause        },
-    {"POST",     "/continue_generation", HTTP_ADMIN, HTTP_OPENAI, on_continue     },
-    {"GET POST", "/start_profile",       HTTP_ADMIN, HTTP_OPENAI, on_start_profile},
-    {"GET POST", "/stop_profile",        HTTP_ADMIN, HTTP_OPENAI, on_stop_profile },
+    {"GET POST", "/flush_cache",                      HTTP_ADMIN, HTTP_OPENAI, on_flush        },
+    {"POST",     "/abort_request",                    HTTP_ADMIN, HTTP_OPENAI, on_abort        },
+    {"POST",     "/pause_generation",                 HTTP_ADMIN, HTTP_OPENAI, on_pause        },
+    {"POST",     "/continue_generation",              HTTP_ADMIN, HTTP_OPENAI, on_continue     },
+    {"GET POST", "/start_profile",                    HTTP_ADMIN, HTTP_OPENAI, on_start_profile},
+    {"GET POST", "/stop_profile",                     HTTP_ADMIN, HTTP_OPENAI, on_stop_profile },
+    {"GET POST", "/start_expert_distribution_record", HTTP_ADMIN, HTTP_OPENAI, on_start_record },
+    {"GET POST", "/stop_expert_distribution_record",  HTTP_ADMIN, HTTP_OPENAI, on_stop_record  },
+    {"GET POST", "/dump_expert_distribution_record",  HTTP_ADMIN, HTTP_OPENAI, on_dump_record  },
+    {"POST",     "/rebalance",                        HTTP_ADMIN, HTTP_OPENAI, on_rebalance    },
 };
 const size_t admin_n_routes = HD_LEN(admin_routes);

@@ -4,13 +4,15 @@
 
 static const char *const flush_query[] = {"timeout", NULL};
 static const char *const requests_query[] = {"request_id", NULL};
+static const char *const name_query[] = {"name", NULL};
+static const char *const action_query[] = {"action", NULL};
 static const char *const loads_query[] = {"include", "dp_rank", "format", NULL};
 
 #define TEXT "text/plain"
 
 /* clang-format off */
 static const api_operation operations[] = {
-    {.path = "/health", .methods = "GET", .summary = "Whether it serves: ok, or 503 and why not",
+    {.path = "/health", .methods = "GET", .summary = "Whether it serves: ok, also while paused, or 503 and why not",
      .type = TEXT},
     {.path = "/ping", .methods = "GET", .summary = "As /health", .type = TEXT},
     {.path = "/health_generate", .methods = "GET", .summary = "The same, with one real token",
@@ -42,10 +44,51 @@ static const api_operation operations[] = {
      .free_body = "PauseBody", .reply = "Paused"},
     {.path = "/continue_generation", .methods = "POST", .summary = "Go on after a pause",
      .free_body = "NoBody", .reply = "Paused"},
+    {.path = "/update_weights_from_disk", .methods = "POST",
+     .summary = "Replace the weights by those of a folder", .free_body = "DiskBody",
+     .reply = "Updated"},
+    {.path = "/update_weights_from_tensor", .methods = "POST",
+     .summary = "Replace weights by tensors in memory", .free_body = "TensorBody",
+     .reply = "Updated"},
+    {.path = "/begin_weight_update", .methods = "POST",
+     .summary = "Begin an update in parts", .free_body = "BeginBody", .reply = "Updated"},
+    {.path = "/end_weight_update", .methods = "POST", .summary = "Apply all parts",
+     .free_body = "EndBody", .reply = "Updated"},
+    {.path = "/abort_weight_update", .methods = "POST", .summary = "Drop all parts",
+     .free_body = "AbortUpdateBody", .reply = "Updated"},
+    {.path = "/update_weight_version", .methods = "POST", .summary = "Name the weights anew",
+     .free_body = "VersionBody", .reply = "Updated"},
+    {.path = "/get_weight_version", .methods = "GET POST", .summary = "The weights' name",
+     .free_body = "NoBody", .reply = "WeightVersion"},
+    {.path = "/get_weights_by_name", .methods = "GET POST",
+     .summary = "The first rows of a tensor", .free_body = "WeightsByNameBody",
+     .reply = "Values", .query = name_query},
+    {.path = "/weights_checker", .methods = "GET POST",
+     .summary = "Checksums of all tensors, or random values", .free_body = "CheckerBody",
+     .reply = "Checked", .query = action_query},
+    {.path = "/release_memory_occupation", .methods = "GET POST",
+     .summary = "Give memory back to the system", .free_body = "MemoryBody",
+     .reply = "Updated"},
+    {.path = "/resume_memory_occupation", .methods = "GET POST",
+     .summary = "Take memory again", .free_body = "MemoryBody", .reply = "Updated"},
+    {.path = "/init_weights_update_group", .methods = "POST", .summary = "Refused: no NCCL",
+     .free_body = "NoBody", .reply = "Updated"},
+    {.path = "/destroy_weights_update_group", .methods = "POST", .summary = "Refused: no NCCL",
+     .free_body = "NoBody", .reply = "Updated"},
+    {.path = "/update_weights_from_distributed", .methods = "POST",
+     .summary = "Refused: no NCCL", .free_body = "NoBody", .reply = "Updated"},
     {.path = "/start_profile", .methods = "GET POST", .summary = "Record a trace",
      .free_body = "ProfileBody", .type = TEXT},
     {.path = "/stop_profile", .methods = "GET POST", .summary = "Write the trace",
      .free_body = "NoBody", .type = TEXT},
+    {.path = "/start_expert_distribution_record", .methods = "GET POST",
+     .summary = "Record which experts rows choose", .type = TEXT},
+    {.path = "/stop_expert_distribution_record", .methods = "GET POST",
+     .summary = "Record no more rows", .type = TEXT},
+    {.path = "/dump_expert_distribution_record", .methods = "GET POST",
+     .summary = "Write the expert record", .type = TEXT},
+    {.path = "/rebalance", .methods = "POST",
+     .summary = "Move experts between ranks to the best places"},
     {.path = "/", .methods = "GET", .summary = "The page", .type = "text/html"},
     {.path = "/page/{file}", .methods = "GET", .summary = "A file of the page",
      .type = "text/javascript"},
@@ -99,6 +142,51 @@ static const api_schema schemas[] = {
      "'abort_all':{'type':['boolean','null']}}}"},
     {"PauseBody",
      "{'type':'object','properties':{'mode':{'enum':['abort','retract','in_place',null]}}}"},
+    {"DiskBody",
+     "{'type':'object','required':['model_path'],'properties':{'model_path':@Text,"
+     "'load_format':{'enum':['auto','safetensors',null]},'weight_version':{'type':['string',"
+     "'null']},'abort_all_requests':{'type':['boolean','null']},'flush_cache':{'type':["
+     "'boolean','null']},'keep_pause':{'type':['boolean','null']},'selector':{'enum':['all',"
+     "'target','draft',null]}}}"},
+    {"TensorBody",
+     "{'type':'object','properties':{'sha256':{'type':['string','null']},"
+     "'update':{'type':['integer','null'],'minimum':0},'safetensors':{'type':['string','null']},'shared_memory':{"
+     "'type':['string','null']},'load_format':{'type':['string','null']},'weight_version':{"
+     "'type':['string','null']},'abort_all_requests':{'type':['boolean','null']},'flush_cache':{"
+     "'type':['boolean','null']},'disable_draft_model':{'type':['boolean','null']},"
+     "'selector':{'enum':['all','target','draft',null]}}}"},
+    {"BeginBody",
+     "{'type':'object','properties':{'selector':{'enum':['all','target','draft',null]}}}"},
+    {"AbortUpdateBody",
+     "{'type':'object','properties':{'update':{'type':['integer','null'],'minimum':0}}}"},
+    {"EndBody",
+     "{'type':'object','properties':{'weight_version':{'type':['string','null']},"
+     "'update':{'type':['integer','null'],'minimum':0},"
+     "'parts':{'type':['integer','null'],'minimum':0},"
+     "'abort_all_requests':{'type':['boolean','null']},'flush_cache':{'type':['boolean',"
+     "'null']}}}"},
+    {"MemoryBody",
+     "{'type':'object','properties':{'tags':{'type':['array','null'],'items':{'enum':["
+     "'weights','kv_cache','cuda_graph']}}}}"},
+    {"VersionBody",
+     "{'type':'object','required':['new_version'],'properties':{'new_version':@Text,"
+     "'abort_all_requests':{'type':['boolean','null']}}}"},
+    {"Updated",
+     "{'type':'object','required':['success','message'],'properties':{'success':{'type':"
+     "'boolean'},'message':@Text,'num_paused_requests':@Count,'update':@Count,'new_version':@Text}}"},
+    {"WeightVersion",
+     "{'type':'object','required':['weight_version'],'properties':{'weight_version':@Text}}"},
+    {"WeightsByNameBody",
+     "{'type':'object','properties':{'name':@Text,'truncate_size':{'type':['integer','null'],"
+     "'minimum':1}}}"},
+    {"Values", "{}"},
+    {"CheckerBody",
+     "{'type':'object','properties':{'action':{'enum':['checksum','snapshot','compare',"
+     "'reset_tensors']},'skip_tensor_list':{'type':['array','null'],'items':@Text}}}"},
+    {"Checked",
+     "{'type':'object','required':['success','message'],'properties':{'success':{'type':"
+     "'boolean'},'message':@Text,'ranks':{'type':'array'},'per_gpu_checksum':@Text,"
+     "'per_engine_checksum':@Text}}"},
     {"NoBody", "{'type':'object'}"},
     {"ProfileBody",
      "{'type':'object','properties':{'num_steps':{'type':['integer','null'],'minimum':1},"

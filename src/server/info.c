@@ -32,18 +32,38 @@ void server_reply_text(http_call *c, int status, const char *text) {
 
 /* ---- health ---- */
 
-/* Returns NULL if the server is healthy, else one word: starting, draining, stalled. */
-static const char *trouble_of(server *s) {
+/* Returns NULL if the server is healthy, else why: starting, draining, ranks lost, stalled; or which
+ * process was lost, w->lost. */
+static const char *trouble_of(server *s, hd_world_figures *w) {
+    hd_engine_stats stats;
+    *w = (hd_world_figures){0};
     if (atomic_load(&s->draining)) return "draining";
     if (!atomic_load(&s->ready)) return "starting";
+    if (hd_engine_read_world(s->engine, w) && !w->serves) return w->lost;
+    hd_engine_read_stats(s->engine, &stats);
+    if (stats.ranks_lost) return "ranks lost";
+    if (stats.hindrance && strcmp(stats.hindrance, "weights_incomplete") == 0) {
+        return "weights incomplete";
+    }
     const int64_t idle = hd_now_ns() - atomic_load(&s->progress_ns);
     return idle > s->options.stall_s * SECOND_NS ? "stalled" : NULL;
 }
 
+/* A pause is no trouble, but one that nobody ends shall be seen. */
 static void on_health(http_call *c, void *user) {
-    const char *trouble = trouble_of(user);
+    server *s = user;
+    hd_engine_stats stats;
+    hd_world_figures w;
+    char text[HD_MAX_WORLD_TEXT + 16] = "ok";
+    const char *trouble = trouble_of(s, &w);
+    hd_engine_read_stats(s->engine, &stats);
+    if (stats.paused) {
+        const int64_t ns = hd_now_ns() - stats.paused_ns;
+        snprintf(text, sizeof text, "ok, paused for %lld s", (long long)(ns / SECOND_NS));
+    }
+    if (w.lost[0]) snprintf(text, sizeof text, "degraded: %s", w.lost);
     if (trouble) http_reply_header(c, "Retry-After", "1");
-    server_reply_text(c, trouble ? 503 : 200, trouble ? trouble : "ok");
+    server_reply_text(c, trouble ? 503 : 200, trouble ? trouble : text);
 }
 
 static bool check_generated(server *s, waiting_call *w, bool late) {
@@ -73,7 +93,8 @@ static void on_health_event(void *user, const hd_event *event) {
 static void on_health_generate(http_call *c, void *user) {
     server *s = user;
     char why[600];
-    if (trouble_of(s)) {
+    hd_world_figures world;
+    if (trouble_of(s, &world)) {
         on_health(c, user);
         return;
     }
@@ -106,24 +127,42 @@ static void on_version(http_call *c, void *user) {
 
 static void on_model_info(http_call *c, void *user) {
     server *s = user;
-    const char *dir = s->options.engine.model_dir;
+    char dir[4096];
     hd_engine_stats e;
+    weight_updates_read_path(s->weights, dir, sizeof dir);
     hd_engine_read_stats(s->engine, &e);
     server_reply_json(
         c, 200,
         json_pack("{s:s, s:s, s:s, s:b, s:n, s:s, s:b, s:b, s:s, s:i}", "model_path", dir,
-                  "tokenizer_path", dir, "served_model_name", s->options.model_name,
-                  "is_generation", true, "preferred_sampling_params", "weight_version",
-                  "default", "has_image_understanding", false, "has_audio_understanding", false,
+                  "tokenizer_path", s->options.engine.model_dir, "served_model_name",
+                  s->options.model_name, "is_generation", true, "preferred_sampling_params",
+                  "weight_version", hd_engine_weight_version(s->engine),
+                  "has_image_understanding", false, "has_audio_understanding", false,
                   "model_type", hd_family_name(hd_engine_spec(s->engine)->family),
                   "max_context", e.max_context));
 }
 
-/* The layout that was chosen for --tp and --ep. */
-static json_t *describe_ranks(const hd_parallel_config *l) {
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "ranks", hd_parallel_world(l), "heads",
-                     hd_parallel_head_parts(l), "ep", l->ep, "etp", l->etp, "dense_tp",
-                     l->dense_tp, "head_tp", l->head_tp);
+/* The layout that was chosen for --tp, --dp and --ep, or why --layout chose these. */
+/* Servers that compute prompts for this one, and those that it computes them for. */
+static json_t *describe_peers(pd *p) {
+    json_t *all = json_array();
+    pd_peer_status q;
+    for (int32_t i = 0; pd_read_peer(p, i, &q); i++) {
+        if (!q.name[0]) continue;
+        json_array_append_new(all, json_pack("{s:s, s:s, s:b, s:s}", "name", q.name, "side",
+                                             q.fetches ? "fetches here" : "prefills", "up",
+                                             q.up, "why", q.why));
+    }
+    return all;
+}
+
+static json_t *describe_ranks(const hd_parallel_config *l, const char *reason) {
+    json_t *o = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:s*}", "ranks",
+                          hd_parallel_world(l), "dp", l->dp, "heads", hd_parallel_head_parts(l),
+                          "ep", l->ep, "etp", l->etp, "dense_tp", l->dense_tp, "head_tp",
+                          l->head_tp, "sum_in_ranks", l->sum_in_ranks, "reason", reason);
+    if (l->dwdp > 1) json_object_set_new(o, "dwdp", json_integer(l->dwdp));
+    return o;
 }
 
 static void on_server_info(http_call *c, void *user) {
@@ -154,7 +193,10 @@ static void on_server_info(http_call *c, void *user) {
         info = NULL;
     }
     json_decref(more);
-    json_object_set_new(info, "parallel", describe_ranks(hd_engine_parallel(s->engine)));
+    json_object_set_new(
+        info, "parallel",
+        describe_ranks(hd_engine_parallel(s->engine), hd_engine_layout_reason(s->engine)));
+    if (s->pd) json_object_set_new(info, "peers", describe_peers(s->pd));
     server_reply_json(c, 200, info);
 }
 
@@ -165,9 +207,11 @@ static void on_metrics(http_call *c, void *user) {
     const metrics_sources from = {.engine = s->engine,
                                   .living_requests = records_living(s->records),
                                   .http = s->http,
+                                  .pd = atomic_load(&s->ready) ? s->pd : NULL,
                                   .tokens_per_s = live_tokens_per_s(s->live),
                                   .load_seconds = s->load_seconds,
-                                  .compat = s->options.metrics_compat};
+                                  .compat = s->options.metrics_compat,
+                                  .update_begun = weight_updates_begun(s->weights)};
     char *text = metrics_render(s->metrics, &from);
     if (text) {
         http_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", text, strlen(text));

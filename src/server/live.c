@@ -97,25 +97,40 @@ static json_t *list64(const int64_t *v, size_t n) {
     return list;
 }
 
+/* Bytes are those of the slots, and those fetched so far. */
+static json_t *experts_elsewhere(const hd_expert_figures *x) {
+    const json_int_t slot = (json_int_t)x->slot_bytes;
+    return json_pack("{s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I}", "source", x->source,
+                     "elsewhere", x->elsewhere, "slots", x->slots, "slot_bytes",
+                     slot * x->slots, "fetch_bytes", (json_int_t)x->fetched_bytes, "used",
+                     (json_int_t)x->used, "staged", (json_int_t)x->staged, "failed",
+                     (json_int_t)x->failed);
+}
+
 static json_t *stats_object(const hd_engine_stats *e) {
-    json_t *o = json_pack(
-        "{s:i, s:i, s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:I, s:I, "
-        "s:I, s:I, s:I, s:I, s:i}",
-        "waiting", e->waiting, "running", e->running, "max_running", e->max_running, "paused",
-        e->paused, "draining", e->draining, "steps", (json_int_t)e->steps, "rows",
-        (json_int_t)e->rows, "finished", (json_int_t)e->finished, "retracted",
-        (json_int_t)e->retracted, "prompt_tokens", (json_int_t)e->prompt_tokens,
-        "cached_tokens", (json_int_t)e->cached_tokens, "output_tokens",
-        (json_int_t)e->output_tokens, "page_tokens", e->page_tokens, "snapshots", e->snapshots,
-        "snapshots_free", e->snapshots_free, "step_ns", (json_int_t)e->step_ns, "host_ns",
-        (json_int_t)e->host_ns, "last_step_ns", (json_int_t)e->last_step_ns, "weight_bytes",
-        (json_int_t)e->weight_bytes, "kv_bytes", (json_int_t)e->kv_bytes, "activation_bytes",
-        (json_int_t)e->activation_bytes, "max_context", e->max_context);
+    json_t *o =
+        json_pack("{s:i, s:i, s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:I, "
+                  "s:I, s:I, s:I, s:I, s:i}",
+                  "waiting", e->waiting, "running", e->running, "max_running", e->max_running,
+                  "paused", e->paused, "draining", e->draining, "steps", (json_int_t)e->steps,
+                  "rows", (json_int_t)e->rows, "finished", (json_int_t)e->finished, "retracted",
+                  (json_int_t)e->retracted, "prompt_tokens", (json_int_t)e->prompt_tokens,
+                  "cached_tokens", (json_int_t)e->cached_tokens, "output_tokens",
+                  (json_int_t)e->output_tokens, "page_tokens", e->page_tokens, "step_ns",
+                  (json_int_t)e->step_ns, "host_ns", (json_int_t)e->host_ns, "last_step_ns",
+                  (json_int_t)e->last_step_ns, "weight_bytes", (json_int_t)e->weight_bytes,
+                  "kv_bytes", (json_int_t)e->kv_bytes, "activation_bytes",
+                  (json_int_t)e->activation_bytes, "max_context", e->max_context);
     json_object_set_new(o, "drafted_at", list64(e->drafted_at, HD_MAX_DRAFTS));
     json_object_set_new(o, "accepted_at", list64(e->accepted_at, HD_MAX_DRAFTS));
     json_object_set_new(o, "pages", list32(e->pages, HD_N_KV_GROUPS));
     json_object_set_new(o, "pages_free", list32(e->pages_free, HD_N_KV_GROUPS));
     json_object_set_new(o, "pages_cached", list32(e->pages_cached, HD_N_KV_GROUPS));
+    json_object_set_new(o, "host_pages", list32(e->host_pages, HD_N_KV_GROUPS));
+    json_object_set_new(o, "host_free", list32(e->host_free, HD_N_KV_GROUPS));
+    if (e->experts.elsewhere) {
+        json_object_set_new(o, "experts_elsewhere", experts_elsewhere(&e->experts));
+    }
     return o;
 }
 
@@ -137,6 +152,23 @@ static json_t *requests_list(hd_engine *e) {
 }
 
 /* Returns null for an empty histogram. */
+/* Of each attention group; NULL if there is one. */
+static json_t *groups_list(hd_engine *e) {
+    hd_engine_stats g;
+    const int32_t n = hd_engine_read_group(e, -1, &g);
+    json_t *list = n > 1 ? json_array() : NULL;
+    for (int32_t i = 0; list && i < n; i++) {
+        hd_engine_read_group(e, i, &g);
+        json_array_append_new(list,
+                              json_pack("{s:i, s:i, s:i, s:i, s:i, s:I, s:I}", "running",
+                                        g.running, "max_running", g.max_running, "waiting",
+                                        g.waiting, "pages", g.pages[HD_KV_FULL], "pages_free",
+                                        g.pages_free[HD_KV_FULL], "steps", (json_int_t)g.steps,
+                                        "output_tokens", (json_int_t)g.output_tokens));
+    }
+    return list;
+}
+
 static json_t *quantiles(metrics_spread s) {
     return s.n ? json_pack("{s:f, s:f}", "p50", s.p50_ms, "p95", s.p95_ms) : json_object();
 }
@@ -185,6 +217,8 @@ static char *object_text(live_view *v, hd_engine *e, const hd_engine_stats *stat
                   "itl_ms", quantiles(now->itl), "requests", requests_list(e));
     json_t *experts = v->n_ticks % TICKS_PER_EXPERTS == 0 ? experts_object(v, e) : NULL;
     if (experts) json_object_set_new(o, "experts", experts);
+    json_t *groups = groups_list(e);
+    if (groups) json_object_set_new(o, "groups", groups);
     char *text = hd_json_write(o, JSON_COMPACT);
     json_decref(o);
     return text;

@@ -207,8 +207,84 @@ static double audits(const view *v) {
 static double audits_failed(const view *v) {
     return (double)v->e.audits_failed;
 }
+static double rank_failures(const view *v) {
+    return (double)v->e.rank_failures;
+}
+static double ranks_lost(const view *v) {
+    return v->e.ranks_lost;
+}
+static double rebalance_plans(const view *v) {
+    return (double)v->e.rebalance.plans;
+}
+static double rebalance_interrupted(const view *v) {
+    return (double)v->e.rebalance.interrupted;
+}
+static double expert_moves(const view *v) {
+    return (double)v->e.rebalance.moves;
+}
+static double expert_move_bytes(const view *v) {
+    return v->e.rebalance.bytes;
+}
+static double rank_balancedness(const view *v) {
+    return v->e.rebalance.on ? v->e.rebalance.balancedness : 1;
+}
+static double rank_balancedness_at_start(const view *v) {
+    return v->e.rebalance.on ? v->e.rebalance.at_start : 1;
+}
+static double rebalance_looks(const view *v) {
+    return (double)v->e.rebalance.looks;
+}
+static double rank_balancedness_bound(const view *v) {
+    return v->e.rebalance.on ? v->e.rebalance.bound : 1;
+}
+static double single_copies(const view *v) {
+    return v->e.rebalance.single_copies;
+}
+static double expert_slots(const view *v) {
+    return v->e.experts.slots;
+}
+static double experts_elsewhere(const view *v) {
+    return v->e.experts.elsewhere;
+}
+static double experts_used(const view *v) {
+    return (double)v->e.experts.used;
+}
+static double experts_staged(const view *v) {
+    return (double)v->e.experts.staged;
+}
+static double experts_fetched(const view *v) {
+    return (double)v->e.experts.fetched;
+}
+static double expert_fetch_bytes(const view *v) {
+    return (double)v->e.experts.fetched_bytes;
+}
+static double expert_moves_to_device(const view *v) {
+    return (double)v->e.experts.moved;
+}
+static double expert_fetches_failed(const view *v) {
+    return (double)v->e.experts.failed;
+}
+static double expert_wait_seconds(const view *v) {
+    return (double)v->e.experts.wait_ns * 1e-9;
+}
+static double engram_pieces(const view *v) {
+    return (double)v->e.engram.pieces;
+}
+static double engram_resident(const view *v) {
+    return (double)v->e.engram.resident;
+}
+static double engram_read_bytes(const view *v) {
+    return (double)v->e.engram.read_bytes;
+}
+static double engram_skipped(const view *v) {
+    return (double)v->e.engram.skipped;
+}
 static double paused(const view *v) {
     return v->e.paused;
+}
+
+static double paused_seconds(const view *v) {
+    return v->e.paused ? seconds(hd_now_ns() - v->e.paused_ns) : 0;
 }
 static double throughput(const view *v) {
     return v->from->tokens_per_s;
@@ -357,6 +433,41 @@ static double resident(const view *v) {
 static double files(const view *v) {
     return v->open_files;
 }
+static double weight_updates(const view *v) {
+    return (double)v->e.weight_updates;
+}
+
+static double released_bytes(const view *v) {
+    return (double)v->e.released_bytes;
+}
+
+static double weights_lost(const view *v) {
+    return v->e.weights_lost;
+}
+
+static double route_rows(const view *v) {
+    return (double)v->e.replay_rows[HD_REPLAY_EXPERTS];
+}
+
+static double route_bytes(const view *v) {
+    return (double)v->e.replay_bytes[HD_REPLAY_EXPERTS];
+}
+
+static double indexer_rows(const view *v) {
+    return (double)v->e.replay_rows[HD_REPLAY_KEYS];
+}
+
+static double indexer_bytes(const view *v) {
+    return (double)v->e.replay_bytes[HD_REPLAY_KEYS];
+}
+
+static double weight_update_begun(const view *v) {
+    return v->from->update_begun;
+}
+static double weight_update_seconds(const view *v) {
+    return seconds(v->e.weight_updates_ns);
+}
+
 static double started(const view *v) {
     return v->m->start_time;
 }
@@ -375,6 +486,16 @@ static const series all_series[] = {
     {"living_requests", NULL, NULL, "gauge", "requests with unfinished choices", living_requests},
     {"max_running_reqs", NULL, NULL, "gauge", "most choices computed at once", max_running},
     {"paused", NULL, "engine_sleep_state", "gauge", "1 while generation is paused", paused},
+    {"paused_seconds", NULL, NULL, "gauge", "how long the pause lasts that nobody has ended; 0: there is none", paused_seconds},
+    {"released_bytes", NULL, NULL, "gauge", "memory that was given back to the system", released_bytes},
+    {"weights_lost", NULL, NULL, "gauge", "tensors to be updated before any request can run", weights_lost},
+    {"route_rows_total", NULL, NULL, "counter", "positions whose experts were given to requests", route_rows},
+    {"route_bytes", NULL, NULL, "gauge", "host memory that keeps the experts of positions", route_bytes},
+    {"indexer_rows_total", NULL, NULL, "counter", "positions whose indexer choices were given to requests", indexer_rows},
+    {"indexer_bytes", NULL, NULL, "gauge", "host memory that keeps the indexer choices of positions", indexer_bytes},
+    {"weight_updates_total", NULL, NULL, "counter", "how often weights were replaced", weight_updates},
+    {"weight_update_begun", NULL, NULL, "gauge", "1 while an update in parts waits for its end", weight_update_begun},
+    {"weight_update_seconds_total", NULL, NULL, "counter", "time without steps in which weights were copied", weight_update_seconds},
     {"gen_throughput", "gen_throughput", NULL, "gauge", "output tokens per second, lately", throughput},
     {"prompt_tokens_total", "prompt_tokens_total", "prompt_tokens_total", "counter", "prompt tokens of admitted requests", prompt_tokens},
     {"generation_tokens_total", "generation_tokens_total", "generation_tokens_total", "counter", "tokens generated", output_tokens},
@@ -407,6 +528,30 @@ static const series all_series[] = {
     {NULL, "kv_cache_memory_usage_gb", NULL, "gauge", "10^9 bytes of KV pools", kv_gb},
     {"audits_total", NULL, NULL, "counter", "looks at an idle engine: is every page and slot back", audits},
     {"audits_failed_total", NULL, NULL, "counter", "audits that missed some, and took all back", audits_failed},
+    {"rank_failures_total", NULL, NULL, "counter", "steps given up because a rank failed", rank_failures},
+    {"ranks_lost", NULL, NULL, "gauge", "1 if restarts of failed ranks were of no use", ranks_lost},
+    {"rebalance_plans_total", NULL, NULL, "counter", "plans of experts' places that were carried out", rebalance_plans},
+    {"rebalance_interrupted_total", NULL, NULL, "counter", "plans given up; the places before stayed in force", rebalance_interrupted},
+    {"expert_moves_total", NULL, NULL, "counter", "experts copied to another rank", expert_moves},
+    {"expert_move_bytes_total", NULL, NULL, "counter", "bytes of them", expert_move_bytes},
+    {"rank_balancedness", NULL, NULL, "gauge", "mean rows of ranks over the most, averaged over MoE layers; 1: not watched", rank_balancedness},
+    {"rank_balancedness_bound", NULL, NULL, "gauge", "no places of experts give more", rank_balancedness_bound},
+    {"rank_balancedness_at_start", NULL, NULL, "gauge", "the places of experts at the start would have given this for the same rows", rank_balancedness_at_start},
+    {"rebalance_looks_total", NULL, NULL, "counter", "looks at the ranks' rows", rebalance_looks},
+    {"experts_with_one_copy", NULL, NULL, "gauge", "experts of all layers that one slot holds; 0: not watched", single_copies},
+    {"experts_elsewhere", NULL, NULL, "gauge", "experts that ranks do not hold: they are in files or other ranks", experts_elsewhere},
+    {"expert_slots", NULL, NULL, "gauge", "how many of them can be staged at once", expert_slots},
+    {"experts_used_total", NULL, NULL, "counter", "such experts that layers computed with", experts_used},
+    {"experts_staged_total", NULL, NULL, "counter", "those of them that were staged, or on their way, already", experts_staged},
+    {"experts_fetched_total", NULL, NULL, "counter", "experts read from files or copied from other ranks", experts_fetched},
+    {"expert_fetch_bytes_total", NULL, NULL, "counter", "bytes of them", expert_fetch_bytes},
+    {"expert_fetches_failed_total", NULL, NULL, "counter", "experts that could not be fetched", expert_fetches_failed},
+    {"experts_moved_to_device_total", NULL, NULL, "counter", "experts that became resident because they were used most", expert_moves_to_device},
+    {"expert_wait_seconds_total", NULL, NULL, "counter", "time in steps that waited for experts", expert_wait_seconds},
+    {"engram_pieces_total", NULL, NULL, "counter", "rows of Engram tables, and rows of their scales, that steps asked for", engram_pieces},
+    {"engram_resident_total", NULL, NULL, "counter", "those of them that were in memory", engram_resident},
+    {"engram_read_bytes_total", NULL, NULL, "counter", "bytes of pages that were read for the others", engram_read_bytes},
+    {"engram_skipped_total", NULL, NULL, "counter", "rows that steps did not ask for ahead, because earlier ones were not done", engram_skipped},
     {"load_seconds", "weight_load_duration_seconds", NULL, "gauge", "time to load the model", load_seconds},
     {"http_connections", NULL, NULL, "gauge", "open connections", connections},
     {"http_calls", NULL, NULL, "gauge", "requests being handled or answered", calls},
@@ -530,8 +675,9 @@ static void put_histogram(FILE *out, const view *v, const dialect *d, const shap
 
 /* ---- series with another label ---- */
 
+static const char *const pools[HD_N_KV_GROUPS] = {"entries", "window"};
+
 static void put_pools(FILE *out, const view *v) {
-    static const char *const pools[HD_N_KV_GROUPS] = {"entries", "window"};
     put_head(out, "hadal_", "kv_pages", "gauge", "pages by pool and state");
     for (int p = 0; p < HD_N_KV_GROUPS; p++) {
         const char *label = v->m->label, *pool = pools[p];
@@ -541,6 +687,153 @@ static void put_pools(FILE *out, const view *v) {
                 v->e.pages_cached[p]);
         fprintf(out, "hadal_kv_pages{%s,pool=\"%s\",state=\"used\"} %lld\n", label, pool,
                 (long long)used_pages(v, p));
+    }
+}
+
+typedef struct tier { /* where pages lie */
+    const char *name;
+    int64_t pages[HD_N_KV_GROUPS]; /* that hold KV */
+    int64_t tokens;                /* of prompts, whose entries were found there */
+} tier;
+
+/* of_page: what a page counts; NULL: 1. */
+static void put_tier(FILE *out, const view *v, const char *at, const char *name,
+                     const int64_t pages[HD_N_KV_GROUPS],
+                     const size_t of_page[HD_N_KV_GROUPS]) {
+    for (int p = 0; p < HD_N_KV_GROUPS; p++) {
+        fprintf(out, "hadal_%s{%s,tier=\"%s\",pool=\"%s\"} %lld\n", name, v->m->label, at,
+                pools[p], (long long)pages[p] * (long long)(of_page ? of_page[p] : 1));
+    }
+}
+
+static void put_copies(FILE *out, const view *v, const char *name, const char *help,
+                       const int64_t host[HD_N_KV_GROUPS], const int64_t disk[HD_N_KV_GROUPS]) {
+    put_head(out, "hadal_", name, "counter", help);
+    put_tier(out, v, "host", name, host, NULL);
+    put_tier(out, v, "disk", name, disk, NULL);
+}
+
+static void put_failures(FILE *out, const view *v) {
+    const hd_kv_disk_figures *d = &v->e.kv_disk;
+    const struct {
+        const char *why;
+        int64_t n;
+    } rows[] = {
+        {"write", d->write_failed},
+        {"read",  d->read_failed },
+        {"late",  d->late        }
+    };
+    put_head(
+        out, "hadal_", "kv_disk_failures_total", "counter",
+        "transfers that failed, and reads of prefixes that took longer than computing them");
+    for (size_t i = 0; i < HD_LEN(rows); i++) {
+        fprintf(out, "hadal_kv_disk_failures_total{%s,reason=\"%s\"} %lld\n", v->m->label,
+                rows[i].why, (long long)rows[i].n);
+    }
+}
+
+static void put_disk_figure(FILE *out, const view *v, const char *name, const char *type,
+                            const char *help, double value) {
+    put_head(out, "hadal_", name, type, help);
+    fprintf(out, "hadal_%s{%s} %.17g\n", name, v->m->label, value);
+}
+
+static void put_disk(FILE *out, const view *v) {
+    const hd_kv_disk_figures *d = &v->e.kv_disk;
+    put_failures(out, v);
+    put_disk_figure(out, v, "kv_disk_declined_total", "counter",
+                    "prefixes that were not read because computing was predicted to be sooner",
+                    (double)d->declined);
+    put_disk_figure(out, v, "kv_disk_read_bytes_total", "counter", "bytes of prefixes read",
+                    (double)d->read_bytes);
+    put_disk_figure(out, v, "kv_disk_read_seconds_total", "counter",
+                    "from asking for these prefixes until they were in host memory",
+                    (double)d->read_ns / 1e9);
+    put_disk_figure(out, v, "kv_disk_limit_bytes", "gauge", "bytes that the files may have",
+                    (double)d->bytes);
+}
+
+static void put_tiers(FILE *out, const view *v) {
+    const hd_engine_stats *e = &v->e;
+    const hd_kv_disk_figures *d = &e->kv_disk;
+    tier tiers[] = {
+        {.name = "device", .tokens = e->cached_tokens - e->host_cached_tokens},
+        {.name = "host",   .tokens = e->host_cached_tokens - d->tokens       },
+        {.name = "disk",   .tokens = d->tokens                               }
+    };
+    for (int p = 0; p < HD_N_KV_GROUPS; p++) {
+        tiers[0].pages[p] = e->pages[p] - e->pages_free[p];
+        tiers[1].pages[p] = e->host_pages[p] - e->host_free[p];
+        tiers[2].pages[p] = d->pages[p];
+    }
+    put_head(out, "hadal_", "kv_tier_pages", "gauge", "pages that hold KV, by tier and pool");
+    for (size_t i = 0; i < HD_LEN(tiers); i++) {
+        put_tier(out, v, tiers[i].name, "kv_tier_pages", tiers[i].pages, NULL);
+    }
+    put_head(out, "hadal_", "kv_tier_bytes", "gauge", "bytes of them in all layers of a rank");
+    for (size_t i = 0; i < HD_LEN(tiers); i++) {
+        put_tier(out, v, tiers[i].name, "kv_tier_bytes", tiers[i].pages, e->page_bytes);
+    }
+    put_copies(out, v, "kv_tier_saved_pages_total", "pages copied there from the tier above",
+               e->host_saved, d->written);
+    put_copies(out, v, "kv_tier_loaded_pages_total",
+               "pages copied from there to the tier above", e->host_loaded, d->read);
+    put_head(out, "hadal_", "kv_tier_cached_tokens_total", "counter",
+             "prompt tokens found in the prefix cache, by where their entries lay");
+    for (size_t i = 0; i < HD_LEN(tiers); i++) {
+        fprintf(out, "hadal_kv_tier_cached_tokens_total{%s,tier=\"%s\"} %lld\n", v->m->label,
+                tiers[i].name, (long long)tiers[i].tokens);
+    }
+    put_head(out, "hadal_", "kv_tier_hit_rate", "gauge",
+             "their share of all prompt tokens so far");
+    for (size_t i = 0; i < HD_LEN(tiers); i++) {
+        const double share =
+            e->prompt_tokens ? (double)tiers[i].tokens / (double)e->prompt_tokens : 0;
+        fprintf(out, "hadal_kv_tier_hit_rate{%s,tier=\"%s\"} %.17g\n", v->m->label,
+                tiers[i].name, share);
+    }
+    put_disk(out, v);
+}
+
+/* Of each attention group, if there are several. */
+static void put_groups(FILE *out, const view *v) {
+    static const struct {
+        const char *name, *type, *help;
+        size_t at; /* of an int64_t or, of a gauge, an int32_t in hd_engine_stats */
+    } of_group[] = {
+        {"group_running_reqs",             "gauge",   "choices that a group computes",
+         offsetof(hd_engine_stats, running)      },
+        {"group_queue_reqs",               "gauge",   "choices that wait in a group",
+         offsetof(hd_engine_stats, waiting)      },
+        {"group_free_pages",               "gauge",   "free pages of entries in a group",
+         offsetof(hd_engine_stats, pages_free)   },
+        {"group_steps_total",              "counter", "steps of a group that had rows",
+         offsetof(hd_engine_stats, steps)        },
+        {"group_step_rows_total",          "counter", "rows that a group computed",
+         offsetof(hd_engine_stats, rows)         },
+        {"group_prompt_tokens_total",      "counter", "prompt tokens of a group",
+         offsetof(hd_engine_stats, prompt_tokens)},
+        {"group_cached_tokens_total",      "counter", "of them found in its prefix cache",
+         offsetof(hd_engine_stats, cached_tokens)},
+        {"group_generation_tokens_total",  "counter", "tokens that a group generated",
+         offsetof(hd_engine_stats, output_tokens)},
+        {"group_retracted_requests_total", "counter", "choices that a group preempted",
+         offsetof(hd_engine_stats, retracted)    },
+    };
+    hd_engine_stats e;
+    const int32_t n = v->from->engine ? hd_engine_read_group(v->from->engine, -1, &e) : 0;
+    for (size_t i = 0; n > 1 && i < HD_LEN(of_group); i++) {
+        put_head(out, "hadal_", of_group[i].name, of_group[i].type, of_group[i].help);
+        for (int32_t g = 0; g < n; g++) {
+            hd_engine_read_group(v->from->engine, g, &e);
+            const char *at = (const char *)&e + of_group[i].at;
+            int64_t value;
+            int32_t small;
+            memcpy(&value, at, sizeof value);
+            memcpy(&small, at, sizeof small);
+            fprintf(out, "hadal_%s{%s,group=\"%d\"} %lld\n", of_group[i].name, v->m->label, g,
+                    (long long)(of_group[i].type[0] == 'g' ? small : value));
+        }
     }
 }
 
@@ -638,9 +931,12 @@ static void put_all(FILE *out, view *v) {
         put_names(out, v, d);
     }
     put_pools(out, v);
+    put_tiers(out, v);
+    put_groups(out, v);
     put_step_time(out, v);
     if (v->e.graph_steps) put_graphs(out, v);
     put_layers(out, v);
+    if (v->from->pd) pd_put_metrics(out, v->m->label, v->from->pd);
     put_statuses(out, v);
     for (size_t i = 0; i < HD_LEN(process_series); i++) {
         const series *s = &process_series[i];

@@ -5,6 +5,7 @@
 
 #include "api/api.h"
 #include "http/listen.h"
+#include "pd/pd.h"
 
 typedef struct metrics metrics;
 
@@ -20,9 +21,11 @@ void metrics_unknown_field(metrics *m, const char *endpoint);
 typedef struct metrics_sources { /* values that are read when the metrics are rendered */
     hd_engine *engine;           /* NULL: the model is still loading */
     http_server *http;
+    pd *pd; /* NULL: without a role */
     int32_t living_requests;
     double tokens_per_s, load_seconds;
     int compat; /* server_compat bits */
+    bool update_begun;
 } metrics_sources;
 
 /* Returns text that the caller frees, or NULL without memory. */

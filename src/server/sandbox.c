@@ -27,12 +27,13 @@
 
 /* Newer than the oldest kernel headers we support; the numbers are the same on all
  * architectures. */
-#define FS_REFER    (1ull << 13)
-#define FS_TRUNCATE (1ull << 14)
-#define FS_IOCTL    (1ull << 15)
-#define NET_BIND    (1ull << 0)
-#define NET_CONNECT (1ull << 1)
-#define SCOPE_ALL   3ull /* abstract sockets of others, and signals to others */
+#define FS_REFER      (1ull << 13)
+#define FS_TRUNCATE   (1ull << 14)
+#define FS_IOCTL      (1ull << 15)
+#define NET_BIND      (1ull << 0)
+#define NET_CONNECT   (1ull << 1)
+#define SCOPE_SOCKETS (1ull << 0) /* abstract sockets of others */
+#define SCOPE_SIGNALS (1ull << 1) /* signals to others */
 
 #define FS_READ (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR)
 #define FS_WRITE \
@@ -47,13 +48,14 @@ static int landlock_version(void) {
     return (int)syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
 }
 
-static ruleset rules_of(int version) {
+static ruleset rules_of(int version, bool ranks, bool connects) {
     ruleset r = {.fs = FS_FIRST};
     if (version >= 2) r.fs |= FS_REFER;
     if (version >= 3) r.fs |= FS_TRUNCATE;
-    if (version >= 4) r.net = NET_BIND | NET_CONNECT;
+    if (version >= 4 && !ranks && !connects) r.net = NET_BIND | NET_CONNECT;
     if (version >= 5) r.fs |= FS_IOCTL;
-    if (version >= 6) r.scope = SCOPE_ALL;
+    /* ranks that share memory wake each other by abstract sockets */
+    if (version >= 6) r.scope = ranks ? SCOPE_SIGNALS : SCOPE_SOCKETS | SCOPE_SIGNALS;
     return r;
 }
 
@@ -96,7 +98,7 @@ static void allow_links_in(int rules, const ruleset *handled, const char *folder
 static bool enter_landlock(const sandbox_paths *paths, int version) {
     static const char *const system_read[] = {"/etc",  "/usr", "/lib", "/lib64",
                                               "/proc", "/sys", "/opt"};
-    const ruleset handled = rules_of(version);
+    const ruleset handled = rules_of(version, paths->ranks, paths->connects);
     const size_t size = version >= 6   ? sizeof handled
                         : version >= 4 ? offsetof(ruleset, scope)
                                        : offsetof(ruleset, net);
@@ -113,7 +115,9 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
         allow(rules, &handled, paths->read[i], FS_READ);
         allow_links_in(rules, &handled, paths->read[i]);
     }
-    allow(rules, &handled, paths->write, FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE);
+    for (size_t i = 0; i < HD_LEN(paths->write); i++) {
+        allow(rules, &handled, paths->write[i], FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE);
+    }
     for (size_t i = 0; i < HD_LEN(paths->reread); i++) {
         allow_folder_of(rules, &handled, paths->reread[i]);
     }

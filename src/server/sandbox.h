@@ -9,11 +9,13 @@
 #include "base/status.h"
 
 typedef struct sandbox_paths { /* NULL paths are skipped */
-    const char *read[2];       /* directories or files */
-    const char *write;         /* a directory */
+    const char *read[3];       /* directories or files */
+    const char *write[4];      /* directories */
     /* Files that are read again later. A replaced file is a new one, so access is granted to
      * their folders. */
     const char *reread[4];
+    bool ranks;    /* TCP and abstract sockets, by which ranks reach each other, stay allowed */
+    bool connects; /* TCP stays allowed: to other servers */
 } sandbox_paths;
 
 /* Restricts this thread and all threads that it starts later. Forbidden are new privileges,

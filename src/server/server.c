@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,6 +15,7 @@
 #include "base/progress.h"
 #include "api/background.h"
 #include "api/store.h"
+#include "engine/kv_disk.h"
 #include "server/access_log.h"
 #include "server/dump.h"
 #include "server/identity.h"
@@ -53,19 +55,33 @@ static void *poll_events(void *user) {
 /* ---- the ticker thread ---- */
 
 typedef struct progress {
-    int64_t steps, audits_failed;
+    int64_t steps, audits_failed, rank_failures, interrupted, plans;
 } progress;
 
 static void watch_progress(server *s, progress *seen) {
     hd_engine_stats stats;
     hd_engine_read_stats(s->engine, &stats);
-    const bool due = stats.living > 0 && !stats.paused;
+    const bool due = stats.living > stats.fetching && !stats.paused && !stats.hindrance;
     if (!due || stats.steps != seen->steps) atomic_store(&s->progress_ns, hd_now_ns());
     if (stats.audits_failed != seen->audits_failed) {
         HD_LOG(HD_LOG_ERROR, "audit_failed", hd_log_text("why", stats.audit_missed),
                hd_log_text("done", "all pages are free again, no prefix is cached"));
     }
-    *seen = (progress){stats.steps, stats.audits_failed};
+    if (stats.rank_failures != seen->rank_failures) {
+        HD_LOG(HD_LOG_ERROR, "rank_failed", hd_log_text("why", stats.rank_failure),
+               hd_log_text("done", stats.ranks_lost ? "restarts were of no use"
+                                                    : "restarted, its requests run again"));
+    }
+    if (stats.rebalance.interrupted != seen->interrupted) {
+        HD_LOG(HD_LOG_WARN, "rebalance_given_up", hd_log_text("why", stats.rebalance.why),
+               hd_log_int("times", stats.rebalance.interrupted));
+    }
+    if (stats.rebalance.plans != seen->plans) {
+        HD_LOG(HD_LOG_INFO, "rebalance", hd_log_int("plans", stats.rebalance.plans),
+               hd_log_int("experts_moved", stats.rebalance.moves));
+    }
+    *seen = (progress){stats.steps, stats.audits_failed, stats.rank_failures,
+                       stats.rebalance.interrupted, stats.rebalance.plans};
 }
 
 waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns, uint64_t number,
@@ -131,6 +147,7 @@ static void *tick(void *user) {
         watch_progress(s, &seen);
         tend_waiting(s);
         trace_tick(s->trace, s->engine);
+        expert_record_tick(s->expert_record, s->engine);
         if (n % TICKS_PER_VIEW == 0) live_tick(s->live, s->engine);
         if (hd_now_ns() < marked_ns + METRICS_MARK_S * SECOND_NS) continue;
         marked_ns += METRICS_MARK_S * SECOND_NS;
@@ -221,9 +238,27 @@ static hd_status open_access_log(server *s, hd_err *err) {
     return HD_OK;
 }
 
+const http_route *server_route(size_t i) {
+    const struct {
+        const http_route *routes;
+        size_t n;
+    } tables[] = {
+        {info_routes,    info_n_routes   },
+        {admin_routes,   admin_n_routes  },
+        {weights_routes, weights_n_routes},
+        {page_routes,    page_n_routes   },
+        {api_routes,     api_n_routes    }
+    };
+    for (size_t t = 0; t < HD_LEN(tables); i -= tables[t++].n) {
+        if (i < tables[t].n) return &tables[t].routes[i];
+    }
+    return NULL;
+}
+
 static hd_status mount_all(server *s, hd_err *err) {
     HD_TRY(http_mount(s->http, info_routes, info_n_routes, s, err));
     HD_TRY(http_mount(s->http, admin_routes, admin_n_routes, s, err));
+    HD_TRY(http_mount(s->http, weights_routes, weights_n_routes, s, err));
     HD_TRY(http_mount(s->http, page_routes, page_n_routes, NULL, err));
     return http_mount(s->http, api_routes, api_n_routes, &s->api, err);
 }
@@ -244,14 +279,14 @@ static hd_status become_user(const server_options *o, hd_err *err) {
     return HD_OK;
 }
 
-/* Checked at the start, so that the first profile does not fail. */
-static hd_status check_trace_dir(const char *dir, hd_err *err) {
+/* Checked at the start, so that the first file in it does not fail. */
+static hd_status check_dir(const char *flag, const char *dir, hd_err *err) {
     struct stat s;
     if (!dir) return HD_OK;
     int why = stat(dir, &s) == 0 ? 0 : errno;
     if (!why && !S_ISDIR(s.st_mode)) why = ENOTDIR;
     if (!why && access(dir, W_OK | X_OK) != 0) why = errno;
-    return why ? HD_FAIL(err, HD_EIO, "--trace-dir %s: %s", dir, strerror(why)) : HD_OK;
+    return why ? HD_FAIL(err, HD_EIO, "--%s %s: %s", flag, dir, strerror(why)) : HD_OK;
 }
 
 static bool has_quotas(const http_quota_limits *q) {
@@ -275,14 +310,22 @@ static hd_status prepare(server *s, hd_err *err) {
                        "--insecure-no-auth",
                        o->http.host);
     }
+    HD_TRY(pd_bind(&s->pd_listener, &o->pd, err));
     HD_TRY(open_records(s, err));
     s->metrics = metrics_new(o->model_name);
     s->live = s->metrics ? live_new(s->metrics) : NULL;
     s->trace = trace_new(o->trace_dir);
-    if (!s->live || !s->trace) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
+    s->weights = weight_updates_new(o->engine.model_dir, o->weights_dir);
+    s->expert_record = expert_record_new(o->record_dir, o->record);
+    if (!s->live || !s->trace || !s->weights || !s->expert_record)
+        return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     HD_TRY(mount_all(s, err));
     HD_TRY(become_user(o, err));
-    HD_TRY(check_trace_dir(o->trace_dir, err));
+    HD_TRY(check_dir("trace-dir", o->trace_dir, err));
+    HD_TRY(check_dir("expert-record-dir", o->record_dir, err));
+    HD_TRY(check_dir("weights-backup", o->engine.weights_backup, err));
+    if (o->engine.kv_disk) HD_TRY(hd_kv_disk_split(&s->kv_dir, NULL, o->engine.kv_disk, err));
+    HD_TRY(check_dir("kv-disk", s->kv_dir, err));
     if (!o->sandbox) {
         memcpy(s->sandbox, "off", 4);
         return HD_OK;
@@ -290,8 +333,10 @@ static hd_status prepare(server *s, hd_err *err) {
     const char *const reread[] = {o->key_sources.file, o->key_sources.admin_file,
                                   o->http.certificate, o->http.private_key};
     sandbox_paths paths = {
-        .read = {o->engine.model_dir, o->engine.manifest},
-          .write = o->trace_dir
+        .read = {o->engine.model_dir, o->engine.manifest,       o->weights_dir},
+        .write = { o->trace_dir,      o->record_dir, o->engine.weights_backup,      s->kv_dir},
+        .ranks = o->engine.world.size > 1,
+        .connects = o->pd.role != PD_ROLE_NONE
     };
     memcpy(paths.reread, reread, sizeof reread);
     return sandbox_enter(&paths, s->sandbox, sizeof s->sandbox, err);
@@ -313,6 +358,7 @@ hd_status server_open(server **out, const server_options *options, hd_err *err) 
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     s->options = *options;
     s->start_ns = hd_now_ns();
+    s->pd_listener = -1;
     s->access_log =
         (line_file){.fd = -1, .failed = "access_log_failed", .resumed = "access_log_goes_on"};
     open_locks(s);
@@ -333,6 +379,26 @@ static void log_notices(const server *s) {
     }
 }
 
+static void poll_again(void *ctx) {
+    server_submitted(ctx);
+}
+
+/* Servers on one host have different ports. */
+static hd_status start_transfers(server *s, hd_err *err) {
+    pd_options o = s->options.pd;
+    char host[256] = "";
+    if (o.role == PD_ROLE_NONE) return HD_OK;
+    gethostname(host, sizeof host - 1);
+    snprintf(s->pd_name, sizeof s->pd_name, "%.255s:%d", host, http_port(s->http));
+    o.name = s->pd_name;
+    o.model_dir = s->options.engine.model_dir;
+    o.submitted = poll_again;
+    o.ctx = s;
+    const int listener = s->pd_listener;
+    s->pd_listener = -1;
+    return pd_open(&s->pd, s->engine, &o, listener, err);
+}
+
 hd_status server_start(server *s, hd_err *err) {
     char why[600];
     HD_TRY(http_start(s->http, err));
@@ -341,6 +407,8 @@ hd_status server_start(server *s, hd_err *err) {
     if (opened != 0) return HD_FAIL(err, (hd_status)opened, "%s", why);
     s->load_seconds = (double)(hd_now_ns() - before) * 1e-9;
     log_notices(s);
+    const char *layout = hd_engine_layout_reason(s->engine);
+    if (layout) HD_LOG(HD_LOG_INFO, "layout", hd_log_text("chosen", layout));
     s->api = (api_context){.engine = s->engine,
                            .model_name = s->options.model_name,
                            .created = (int64_t)time(NULL),
@@ -359,6 +427,7 @@ hd_status server_start(server *s, hd_err *err) {
     if (pthread_create(&s->poller, NULL, poll_events, s) == 0) s->polling = true;
     if (s->polling && pthread_create(&s->ticker, NULL, tick, s) == 0) s->ticking = true;
     if (!s->ticking) return HD_FAIL(err, HD_EIO, "cannot start the server's threads");
+    HD_TRY(start_transfers(s, err));
     records_watch_crashes(s->records);
     atomic_store(&s->ready, true);
     http_set_gate(s->http, HTTP_OPEN);
@@ -366,11 +435,15 @@ hd_status server_start(server *s, hd_err *err) {
 }
 
 void server_drain(server *s) {
+    hd_engine_stats stats;
     if (atomic_exchange(&s->draining, true)) return;
     http_set_gate(s->http, HTTP_DRAINING);
     if (s->engine) {
         hd_engine_drain(s->engine);
         hd_engine_resume(s->engine); /* paused requests would never finish */
+        hd_engine_read_stats(s->engine, &stats);
+        /* nor would those that wait for memory or weights */
+        if (stats.hindrance) records_abort(s->records, s->engine, NULL);
     }
     live_end(s->live);
 }
@@ -444,6 +517,8 @@ void server_close(server *s) {
         atomic_store(&s->stopping, false);
     }
     wait_for_calls(s);
+    pd_close(s->pd);
+    if (s->pd_listener >= 0) close(s->pd_listener);
     atomic_store(&s->stopping, true);
     if (s->polling) {
         hd_engine_wake(s->engine);
@@ -456,9 +531,12 @@ void server_close(server *s) {
     api_store_close(s->api.store);
     hd_keys_close(s->keys);
     live_free(s->live);
+    weight_updates_free(s->weights);
     trace_free(s->trace);
+    expert_record_free(s->expert_record);
     records_free(s->records);
     line_file_close(&s->access_log);
+    free(s->kv_dir);
     metrics_free(s->metrics);
     pthread_cond_destroy(&s->mail);
     pthread_cond_destroy(&s->kept);

@@ -6,8 +6,10 @@
 #include "base/status.h"
 #include "hadal.h"
 #include "api/api.h"
+#include "moe/record.h"
 #include "http/listen.h"
 #include "http/keys.h"
+#include "pd/pd.h"
 
 typedef enum server_compat { /* further naming schemes of /metrics, as bits */
                              SERVER_COMPAT_SGLANG = 1,
@@ -17,6 +19,7 @@ typedef enum server_compat { /* further naming schemes of /metrics, as bits */
 typedef struct server_options {
     http_options http; /* the server sets its keys, from key_sources */
     hd_engine_options engine;
+    pd_options pd; /* the server sets its name, its model and what it calls */
     api_limits api;
     hd_key_sources key_sources;
     const char *model_name; /* as served */
@@ -25,7 +28,11 @@ typedef struct server_options {
     const char *request_log; /* file that JSON lines are appended to; NULL: none */
     /* file for living requests when a fatal signal arrives; NULL: none */
     const char *crash_file;
-    const char *trace_dir;     /* folder for profiles; NULL: profiles are refused */
+    /* folder of checkpoints to update from; NULL: updates are refused */
+    const char *weights_dir;
+    const char *trace_dir;  /* folder for profiles; NULL: profiles are refused */
+    const char *record_dir; /* folder for expert records; NULL: they are refused */
+    hd_record_mode record;
     const char *settings_json; /* a JSON object, shown by /server_info */
     int32_t stall_s;           /* unhealthy if requests run and no step ends for this long */
     int metrics_compat;        /* server_compat bits */
@@ -43,6 +50,9 @@ hd_status server_open(server **out, const server_options *options, hd_err *err);
 
 /* Starts the HTTP threads (/health replies "starting") and loads the model. */
 hd_status server_start(server *s, hd_err *err);
+
+/* Returns the i-th route of all that a server has, or NULL behind the last one. */
+const http_route *server_route(size_t i);
 
 /* Refuses new requests from now on; running ones finish. Any thread may call. */
 void server_drain(server *s);

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "server/expert_record.h"
 #include "server/line_file.h"
 #include "server/live.h"
 #include "server/metrics.h"
@@ -16,6 +17,8 @@
 #include "server/trace.h"
 
 enum { SERVER_WAITING_CALLS = 64 };
+
+typedef struct weight_updates weight_updates; /* weight_updates.c */
 
 /* A call that the ticker replies to when a condition holds or time is up. */
 typedef struct waiting_call {
@@ -33,15 +36,21 @@ struct server {
     hd_keys *keys;
     http_server *http;
     hd_engine *engine;
+    pd *pd; /* NULL: without a role */
+    int pd_listener;
+    char pd_name[300];
     api_context api;
     metrics *metrics;
     live_view *live;
     line_file access_log;
     request_records *records;
     trace *trace;
+    weight_updates *weights;
+    expert_record *expert_record;
     int64_t start_ns;
     double load_seconds;
     char sandbox[160];
+    char *kv_dir; /* of engine.kv_disk, or NULL */
 
     atomic_bool ready, draining, stopping;
     atomic_int_fast64_t progress_ns; /* when a step last ended, or no request was running */
@@ -57,8 +66,8 @@ struct server {
 };
 
 /* Routes of src/server besides those of api.h and page.h; their handlers expect a server *. */
-extern const http_route info_routes[], admin_routes[];
-extern const size_t info_n_routes, admin_n_routes;
+extern const http_route info_routes[], admin_routes[], weights_routes[];
+extern const size_t info_n_routes, admin_n_routes, weights_n_routes;
 
 extern const struct api_description server_description; /* of all routes but those of api.h */
 
@@ -75,5 +84,17 @@ waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns, uint6
 /* takes the reference of object */
 void server_reply_json(http_call *c, int status, json_t *object);
 void server_reply_text(http_call *c, int status, const char *text);
+
+/* admin.c. Returns the body as an object, an empty one without a body. NULL: refused, and the
+ * refusal was sent. */
+json_t *server_take_body(http_call *c);
+
+/* weight_updates.c */
+weight_updates *weight_updates_new(const char *model_dir, const char *weights_dir);
+void weight_updates_free(weight_updates *w); /* NULL is fine */
+/* Whether an update in parts waits for its end. Any thread may call it. */
+bool weight_updates_begun(weight_updates *w);
+/* Writes the folder of the weights in use to out. */
+void weight_updates_read_path(weight_updates *w, char *out, size_t size);
 
 #endif

@@ -154,7 +154,7 @@ static const char *dtype_of(const op_case *c) {
 }
 
 static void shape_of(const op_case *c, char *to, size_t size) {
-    if (strcmp(c->op, "linear") == 0) {
+    if (c->format != HD_FORMAT_NONE && c->n == 0) {
         snprintf(to, size, "%d x %d %s", c->outs, c->cols, dtype_of(c));
     } else if (c->format != HD_FORMAT_NONE) {
         snprintf(to, size, "%d of %d x %d %s", c->n, c->outs, c->cols, dtype_of(c));

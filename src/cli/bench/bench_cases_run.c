@@ -52,13 +52,16 @@ static hd_weight matrix(op_bench *b, const op_case *c) {
     return w;
 }
 
-static hd_paged pages(op_bench *b, int32_t entries, int32_t width) {
-    const size_t bytes = (size_t)entries * (size_t)width * (size_t)hd_act_bytes(&b->ops);
-    return (hd_paged){.rows = hd_f32(operand(b, bytes + PAGE_ENTRIES * 4096)),
-                      .table = b->ints + CASE_INTS,
-                      .table_stride = entries / PAGE_ENTRIES + 1,
-                      .page_entries = PAGE_ENTRIES,
-                      .width = width};
+static hd_paged pages(op_bench *b, int32_t entries, int32_t width, hd_dtype type) {
+    const size_t bytes = hd_dtype_bytes(type, (int64_t)entries * width);
+    void *data = (void *)(uintptr_t)operand(b, bytes + PAGE_ENTRIES * 4096);
+    return (hd_paged){
+        .rows = {.data = data, .type = type},
+        .table = b->ints + CASE_INTS,
+        .table_stride = entries / PAGE_ENTRIES + 1,
+        .page_entries = PAGE_ENTRIES,
+        .width = width
+    };
 }
 
 /* ---- products ---- */
@@ -119,16 +122,64 @@ static op_operands grouped_operands(const op_bench *b, const op_case *c) {
     return (op_operands){used * matrix_bytes(c) + acts, 2.0 * places * c->outs * c->cols};
 }
 
+static void run_gated(op_bench *b, const op_case *c) {
+    const hd_weight gate = matrix(b, c), up = matrix(b, c);
+    b->ops.linear_swiglu(b->stream,
+                         &(hd_linear_swiglu_args){.out = hd_f32(b->out),
+                                                  .gate = hd_f32(b->out),
+                                                  .up = hd_f32(b->out + CASE_FLOATS / 2),
+                                                  .x = hd_f32(b->in),
+                                                  .gate_w = &gate,
+                                                  .up_w = &up,
+                                                  .rows = c->rows,
+                                                  .limit = 10.0f});
+}
+
+static op_operands gated_operands(const op_bench *b, const op_case *c) {
+    const double acts = (double)c->rows * ((double)c->outs + c->cols) * hd_act_bytes(&b->ops);
+    return (op_operands){2 * matrix_bytes(c) + acts, 4.0 * c->rows * c->outs * c->cols};
+}
+
+static void run_gated_experts(op_bench *b, const op_case *c) {
+    int32_t *offset = scratch_ints(b), *assignment = offset + MAX_CASE_EXPERTS + 1;
+    const hd_expert_table *gate = &b->tables[b->next_table];
+    b->next_table = (b->next_table + 1) % CASE_TABLES;
+    b->ops.grouped_swiglu(b->stream,
+                          &(hd_grouped_swiglu_args){.out = hd_f32(b->out),
+                                                    .gate = hd_f32(b->out),
+                                                    .up = hd_f32(b->out + CASE_FLOATS / 2),
+                                                    .x = hd_f32(b->in),
+                                                    .gate_w = gate,
+                                                    .up_w = &b->tables[b->next_table],
+                                                    .offset = offset,
+                                                    .assignment = assignment,
+                                                    .top_k = c->top_k,
+                                                    .n_places = c->rows * c->top_k,
+                                                    .limit = 10.0f});
+    b->next_table = (b->next_table + 1) % CASE_TABLES;
+}
+
+static op_operands gated_experts_operands(const op_bench *b, const op_case *c) {
+    const double places = (double)c->rows * c->top_k, used = places < c->n ? places : c->n;
+    const double acts = (c->rows * (double)c->cols + places * c->outs) * hd_act_bytes(&b->ops);
+    return (op_operands){2 * used * matrix_bytes(c) + acts, 4.0 * places * c->outs * c->cols};
+}
+
 /* ---- attention and its keys ---- */
+
+static hd_dtype kv_type(const op_bench *b) {
+    return b->ops.kv_type ? b->ops.kv_type : HD_F32;
+}
 
 /* Rows at the last of n positions. top_k 0: V3, all keys; else V4 with a window and that many
  * entries, one in four of n. cols: the width of a key. */
 static void run_attention(op_bench *b, const op_case *c) {
     const bool windowed = c->cols == 512;
+    const hd_dtype type = kv_type(b);
     b->ops.attention(b->stream, &(hd_attention_args){.out = hd_f32(b->out),
                                                      .q = hd_f32(b->in),
-                                                     .recent = pages(b, c->n, 512),
-                                                     .entries = pages(b, c->n, c->cols),
+                                                     .recent = pages(b, c->n, 512, type),
+                                                     .entries = pages(b, c->n, c->cols, type),
                                                      .selected = c->top_k ? experts(b) : NULL,
                                                      .seq = b->ints,
                                                      .pos = positions(b),
@@ -146,22 +197,23 @@ static op_operands attention_operands(const op_bench *b, const op_case *c) {
     const double keys = c->top_k ? c->top_k + (c->cols == 512 ? WINDOW : 0) : c->n;
     const double q_and_out =
         (double)c->rows * c->outs * (c->cols + 512) * hd_act_bytes(&b->ops);
-    return (op_operands){keys * c->cols * hd_act_bytes(&b->ops) + q_and_out,
+    return (op_operands){keys * c->cols * hd_dtype_bits(kv_type(b)) / 8 + q_and_out,
                          2.0 * c->rows * c->outs * keys * (c->cols + 512)};
 }
 
 static void run_index(op_bench *b, const op_case *c) {
-    b->ops.indexer_topk(b->stream, &(hd_indexer_topk_args){.out = (int32_t *)(void *)b->out,
-                                                           .q = hd_f32(b->in),
-                                                           .weight = b->in,
-                                                           .keys = pages(b, c->n, c->cols),
-                                                           .seq = b->ints,
-                                                           .pos = positions(b),
-                                                           .rows = c->rows,
-                                                           .heads = c->outs,
-                                                           .ratio = 1,
-                                                           .top_k = c->top_k,
-                                                           .scale = 0.1f});
+    b->ops.indexer_topk(b->stream,
+                        &(hd_indexer_topk_args){.out = (int32_t *)(void *)b->out,
+                                                .q = hd_f32(b->in),
+                                                .weight = b->in,
+                                                .keys = pages(b, c->n, c->cols, HD_F32),
+                                                .seq = b->ints,
+                                                .pos = positions(b),
+                                                .rows = c->rows,
+                                                .heads = c->outs,
+                                                .ratio = 1,
+                                                .top_k = c->top_k,
+                                                .scale = 0.1f});
 }
 
 static op_operands index_operands(const op_bench *b, const op_case *c) {
@@ -213,6 +265,34 @@ static op_operands hc_post_operands(const op_bench *b, const op_case *c) {
                          2.0 * c->rows * all * (c->n + 1)};
 }
 
+static void run_hc_next(op_bench *b, const op_case *c) {
+    const size_t mixes = (size_t)(2 * c->n + c->n * c->n);
+    const size_t fn = mixes * (size_t)(c->n * c->cols) * sizeof(float);
+    float *small = b->out + CASE_FLOATS / 2;
+    b->ops.hc_next(b->stream, &(hd_hc_next_args){.out = hd_f32(b->out),
+                                                 .x = hd_f32(small + (2 << 20)),
+                                                 .y = hd_f32(b->in),
+                                                 .post = small,
+                                                 .comb = small + (1 << 20),
+                                                 .fn = operand(b, fn),
+                                                 .scale = b->in,
+                                                 .base = b->in,
+                                                 .weight = b->in,
+                                                 .rows = c->rows,
+                                                 .cols = c->cols,
+                                                 .hc = c->n,
+                                                 .iters = 20,
+                                                 .norm_eps = 1e-6f,
+                                                 .eps = 1e-6f});
+}
+
+static op_operands hc_next_operands(const op_bench *b, const op_case *c) {
+    const double mixes = 2.0 * c->n + (double)c->n * c->n, all = (double)c->n * c->cols;
+    const double acts = c->rows * (2 * all + 2.0 * c->cols) * hd_act_bytes(&b->ops);
+    return (op_operands){acts + mixes * all * sizeof(float),
+                         2 * (mixes + c->n + 1) * c->rows * all};
+}
+
 /* ---- rows ---- */
 
 static op_operands rows_operands(const op_bench *b, const op_case *c) {
@@ -226,6 +306,20 @@ static void run_norm(op_bench *b, const op_case *c) {
                                                    .rows = c->rows,
                                                    .cols = c->cols,
                                                    .eps = 1e-6f});
+}
+
+static void run_add_norm(op_bench *b, const op_case *c) {
+    b->ops.add_norm(b->stream, &(hd_add_norm_args){.out = hd_f32(b->out),
+                                                   .x = hd_f32(b->out + CASE_FLOATS / 2),
+                                                   .y = hd_f32(b->in),
+                                                   .weight = b->in,
+                                                   .rows = c->rows,
+                                                   .cols = c->cols,
+                                                   .eps = 1e-6f});
+}
+
+static op_operands add_norm_operands(const op_bench *b, const op_case *c) {
+    return (op_operands){4.0 * c->rows * c->cols * hd_act_bytes(&b->ops), 0};
 }
 
 static void run_swiglu(op_bench *b, const op_case *c) {
@@ -332,20 +426,24 @@ static const struct {
     op_case_fn *run;
     op_operands (*operands)(const op_bench *b, const op_case *c);
 } kinds[] = {
-    {"linear",       run_linear,    linear_operands   },
-    {"linear_heads", run_heads,     heads_operands    },
-    {"grouped_gemm", run_grouped,   grouped_operands  },
-    {"attention",    run_attention, attention_operands},
-    {"indexer_topk", run_index,     index_operands    },
-    {"hc_pre",       run_hc_pre,    hc_pre_operands   },
-    {"hc_post",      run_hc_post,   hc_post_operands  },
-    {"rms_norm",     run_norm,      rows_operands     },
-    {"swiglu",       run_swiglu,    swiglu_operands   },
-    {"moe_topk",     run_route,     route_operands    },
-    {"moe_permute",  run_permute,   permute_operands  },
-    {"moe_combine",  run_combine,   combine_operands  },
-    {"argmax",       run_argmax,    logits_operands   },
-    {"sample",       run_sample,    logits_operands   },
+    {"linear",         run_linear,        linear_operands       },
+    {"linear_heads",   run_heads,         heads_operands        },
+    {"grouped_gemm",   run_grouped,       grouped_operands      },
+    {"linear_swiglu",  run_gated,         gated_operands        },
+    {"grouped_swiglu", run_gated_experts, gated_experts_operands},
+    {"hc_next",        run_hc_next,       hc_next_operands      },
+    {"add_norm",       run_add_norm,      add_norm_operands     },
+    {"attention",      run_attention,     attention_operands    },
+    {"indexer_topk",   run_index,         index_operands        },
+    {"hc_pre",         run_hc_pre,        hc_pre_operands       },
+    {"hc_post",        run_hc_post,       hc_post_operands      },
+    {"rms_norm",       run_norm,          rows_operands         },
+    {"swiglu",         run_swiglu,        swiglu_operands       },
+    {"moe_topk",       run_route,         route_operands        },
+    {"moe_permute",    run_permute,       permute_operands      },
+    {"moe_combine",    run_combine,       combine_operands      },
+    {"argmax",         run_argmax,        logits_operands       },
+    {"sample",         run_sample,        logits_operands       },
 };
 
 op_case op_case_of(const op_shape *shape, int32_t rows) {
@@ -392,7 +490,7 @@ static void upload_tables(op_bench *b, const op_case *c) {
 void op_case_prepare(op_bench *b, const op_case *c) {
     static const hd_sampling nucleus = {.temperature = 1.0f, .top_p = 0.95f, .top_k = 50};
     upload_ints(b, c);
-    if (c->run == run_grouped) {
+    if (c->run == run_grouped || c->run == run_gated_experts) {
         run_permute(b, c);
         upload_tables(b, c);
     }

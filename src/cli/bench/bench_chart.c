@@ -6,6 +6,12 @@
 
 #include "base/status.h"
 
+const char chart_style[] =
+    "svg{width:100%;height:auto;break-inside:avoid;font:13px system-ui,sans-serif}"
+    "svg text{fill:#111}.grid{stroke:#ddd;stroke-width:1}.axis{stroke:#111;stroke-width:1.4;"
+    "fill:none}.title{font-size:15px;font-weight:600}.name{font-size:13px}"
+    ".label{font-size:11.5px}";
+
 enum {
     WIDTH = 720,
     HEIGHT = 380,
@@ -169,7 +175,7 @@ static void draw_mark(const chart_series *s, double x, double y, FILE *to) {
     }
 }
 
-static void draw_series(const chart_series *s, const axis *x, const axis *y, FILE *to) {
+static void draw_line(const chart_series *s, const axis *x, const axis *y, FILE *to) {
     char move = 'M';
     fprintf(to,
             "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\" stroke-dasharray=\"%s\" "
@@ -181,6 +187,10 @@ static void draw_series(const chart_series *s, const axis *x, const axis *y, FIL
         move = 'L';
     }
     fputs("\"/>\n", to);
+}
+
+static void draw_series(const chart_series *s, const axis *x, const axis *y, FILE *to) {
+    if (!s->apart) draw_line(s, x, y, to);
     for (int i = 0; s->points && i < s->n; i++) {
         if (!is_drawn(s, i)) continue;
         const double px = place(x, s->x[i]), py = place(y, s->y[i]);
@@ -199,10 +209,12 @@ static void draw_legend(const chart *c, FILE *to) {
     for (int i = 0; i < c->n; i++) {
         const chart_series *s = &c->series[i];
         const int y = TOP + 12 + 19 * i, x = WIDTH - RIGHT + 16;
-        fprintf(to,
-                "<line x1=\"%d\" y1=\"%d\" x2=\"%d\" y2=\"%d\" stroke=\"%s\" "
-                "stroke-width=\"2\" stroke-dasharray=\"%s\"/>",
-                x, y, x + 26, y, colour_of(s), dash_of(s));
+        if (!s->apart) {
+            fprintf(to,
+                    "<line x1=\"%d\" y1=\"%d\" x2=\"%d\" y2=\"%d\" stroke=\"%s\" "
+                    "stroke-width=\"2\" stroke-dasharray=\"%s\"/>",
+                    x, y, x + 26, y, colour_of(s), dash_of(s));
+        }
         if (s->points) draw_mark(s, x + 13, y, to);
         fprintf(to, "<text x=\"%d\" y=\"%d\">", x + 33, y + 4);
         html_text(s->name, to);

@@ -12,6 +12,7 @@ typedef struct chart_series {
     int n;
     int colour;         /* any number; equal numbers look equal */
     bool dashed;        /* of a second set */
+    bool apart;         /* no line between the points */
     bool points;        /* a mark at every point, with the text of labels beside it */
     char (*labels)[64]; /* [n] or NULL */
 } chart_series;
@@ -23,6 +24,8 @@ typedef struct chart {
     const chart_series *series;
     int n;
 } chart;
+
+extern const char chart_style[]; /* of the page that has charts */
 
 void chart_write(const chart *c, FILE *to);
 

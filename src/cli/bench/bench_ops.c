@@ -121,7 +121,8 @@ static hd_status open_pages(rig *r, hd_err *err) {
         r->tokens[i] = (int32_t)((int64_t)i * 7919 % r->spec->vocab);
     }
     const hd_kv_options kv = {
-        .n_pages = {(int32_t)n, shape.lookback ? (int32_t)n : 0}
+        .n_pages = {(int32_t)n, shape.lookback ? (int32_t)n : 0},
+          .entry_type = r->ops.kv_type
     };
     HD_TRY(hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err));
     hd_kv_random_fill(

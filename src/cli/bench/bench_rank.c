@@ -47,7 +47,7 @@ typedef struct rig {
     hd_acceptance forced;
     hd_model_spec *spec;
     hd_device *device;
-    hd_stream *stream;
+    hd_stream *stream, *beside_stream;
     hd_mla_form mla;
     hd_ops inner, ops; /* ops: the model's table, profiled or not */
     hd_ops profiled;
@@ -100,6 +100,7 @@ static hd_status parse_parallel(rig *r, hd_err *err) {
     if (rest && !redundant)
         redundant = ep - rest; /* the smallest number that makes slots equal */
     r->parallel = tp ? hd_parallel_tensor(tp) : hd_parallel_expert(ep, redundant);
+    r->parallel.sum_in_ranks = tp > 0; /* as the published figures */
     HD_TRY(hd_parallel_check(&r->parallel, err));
     if (r->rank < hd_parallel_world(&r->parallel)) return HD_OK;
     return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': there is no rank %d", r->set.parallel,
@@ -128,7 +129,24 @@ static hd_status parse_acceptance(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-/* Keeps the first layers, and the MTP layers after them. */
+/* A block has so many drafts, and taps lie in the layers that are kept. */
+static hd_status fit_dspark(rig *r, hd_err *err) {
+    hd_dspark_spec *d = &r->spec->dspark;
+    const int32_t n = r->spec->n_layers;
+    if (r->spec->drafter != HD_DRAFTER_DSPARK || r->set.drafts == 0) return HD_OK;
+    if (r->set.drafts > d->block || n < d->n_taps) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "--drafts %lld with %d layers: this model drafts up to %d tokens, from "
+                       "%d layers",
+                       (long long)r->set.drafts, n, d->block, d->n_taps);
+    }
+    for (int32_t i = 0; i < d->n_taps; i++) {
+        d->taps[i] = hd_min_i32(d->taps[i], n - d->n_taps + i);
+    }
+    return HD_OK;
+}
+
+/* Keeps the first layers, and those of the drafter after them. */
 static hd_status open_spec(rig *r, hd_err *err) {
     HD_TRY(hd_model_spec_open(&r->spec, r->set.config, err));
     hd_model_spec *c = r->spec;
@@ -140,9 +158,10 @@ static hd_status open_spec(rig *r, hd_err *err) {
     }
     if (r->set.drafts == 0) c->n_mtp = 0;
     if (r->set.drafts > 0 && c->n_mtp == 0) {
-        return HD_FAIL(err, HD_EINVAL, "--drafts %lld: this model has no MTP layer",
+        return HD_FAIL(err, HD_EINVAL, "--drafts %lld: this model has no drafter",
                        (long long)r->set.drafts);
     }
+    HD_TRY(fit_dspark(r, err));
     r->drafts = (int32_t)r->set.drafts;
     r->report.layers = c->n_layers;
     r->report.of_layers = all;
@@ -171,11 +190,20 @@ static hd_status open_device(rig *r, hd_err *err) {
     HD_TRY(engine_settings_ops(&r->set.engine, &ops, &r->mla, err));
     HD_TRY(hd_ops_open(&r->inner, &r->device, r->set.engine.options.backend, &ops, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
+    if (!hd_device_is_host(r->device)) {
+        HD_TRY(hd_stream_open(&r->beside_stream, r->device, err));
+    }
     r->ops = r->inner;
     r->report.table = r->inner.name;
     name_device(r);
     return hd_op_profiler_open(&r->report.profiler, &r->profiled, &r->inner, r->device,
                                r->stream, err);
+}
+
+/* Rows with which the drafter makes further drafts, of all sequences. */
+static int32_t draft_rows(const rig *r) {
+    const int32_t block = r->drafts ? r->spec->dspark.block : 0;
+    return (int32_t)r->set.batch * hd_max_i32(block, 1);
 }
 
 static hd_status open_shard(rig *r, hd_err *err) {
@@ -189,7 +217,7 @@ static hd_status open_shard(rig *r, hd_err *err) {
         .spec = r->spec,
         .shard = hd_weights_shard(r->weights),
         .routing = (hd_routing)r->set.routing,
-        .rows = {r->report.rows, r->set.prompt ? r->report.rows : (int32_t)r->set.batch},
+        .rows = {r->report.rows, r->set.prompt ? r->report.rows : draft_rows(r)},
         .copies = r->set.exchange == 1,
         .ops = &r->ops,
         .device = r->device,
@@ -204,8 +232,9 @@ static hd_status open_shard(rig *r, hd_err *err) {
 static int64_t positions(const rig *r) {
     if (r->set.prompt) return r->set.context + r->set.prompt;
     const int64_t steps = 2 * (r->set.steps + WARM_UP);
-    return r->set.context +
-           (steps + 4) * r->rows_each; /* one step ahead, and drafts after it */
+    return r->set.context + (steps + 4) * r->rows_each +
+           r->spec->dspark.block; /* one step ahead, and drafts
+                                                                 * after it */
 }
 
 /* Pages in random order, as in a cache in use. WINDOW pages are few, used in turn. */
@@ -259,7 +288,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
     }
     r->n_pages = (int32_t)pages;
     HD_TRY(open_sequences(r, err));
-    const int64_t near = (int64_t)shape.lookback + r->rows_each;
+    const int64_t near = (int64_t)shape.lookback + r->rows_each + r->spec->dspark.block;
     const int32_t window =
         shape.lookback
             ? hd_min_i32(r->n_pages, (int32_t)hd_ceil_div(near, shape.page_tokens) + 1)
@@ -271,12 +300,13 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
                               .ops = &r->ops,
                               .device = r->device,
                               .stream = r->stream,
+                              .beside_stream = r->beside_stream,
                               .mla = r->mla,
                               .comm = hd_comm_emulated_interface(r->emulated),
                               .probe = &r->probe};
     const hd_model_runner_options o = {
         .n_slots = (int32_t)r->set.batch,
-        .step_rows = r->report.rows,
+        .step_rows = hd_max_i32(r->report.rows, draft_rows(r)),
         .positions = (int32_t)positions(r),
         .seq_pages = r->n_pages,
         .n_pages = {r->n_pages * (int32_t)r->set.batch,
@@ -290,9 +320,9 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
     HD_TRY(hd_model_runner_open(&r->model_runner, &env, &o, err));
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         r->report.memory.kv[l] =
-            (double)o.n_pages[l] * (double)hd_kv_page_bytes(r->spec,
-                                                            r->spec->n_layers + r->spec->n_mtp,
-                                                            (hd_kv_group)l, r->drafts);
+            (double)o.n_pages[l] *
+            (double)hd_kv_page_bytes(r->spec, r->spec->n_layers + r->spec->n_mtp,
+                                     (hd_kv_group)l, r->ops.kv_type, r->drafts);
     }
     r->report.memory.weights = (double)hd_weights_bytes(r->weights);
     r->report.memory.activations = (double)hd_model_runner_bytes(r->model_runner);
@@ -351,6 +381,7 @@ static void close_rig(rig *r) {
     hd_model_runner_close(r->model_runner);
     hd_comm_emulated_close(r->emulated);
     hd_op_profiler_close(&r->report.profiler);
+    hd_stream_close(r->beside_stream);
     hd_stream_close(r->stream);
     hd_device_close(r->device);
     hd_weights_close(r->weights);
@@ -443,6 +474,7 @@ static hd_status time_device(rig *r, hd_err *err) {
     r->report.steps = (int32_t)r->set.steps;
     r->report.device_step = n ? 1e-9 * (double)(b.step_ns - a.step_ns) / (double)n : 0;
     r->report.graphs = b.graphs > 0;
+    r->report.launches = b.graph_launches;
     return HD_OK;
 }
 

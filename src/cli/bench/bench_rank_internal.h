@@ -28,6 +28,7 @@ typedef struct rank_report {
     int32_t steps;         /* timed steps; the figures below are medians or means */
     double accepted;       /* tokens of a sequence per step, on average */
     bool graphs;           /* steps were captured and launched as a graph */
+    int32_t launches;      /* kernels and copies of that graph */
     double step;           /* seconds of a step as an engine runs it; of prompts, alone */
     double device_step;    /* device time of a step alone; 0: not known */
     double ahead_step;     /* device time in steps of an engine, */

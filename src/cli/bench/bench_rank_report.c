@@ -189,6 +189,7 @@ static void print_sums(const rank_report *r, screen *to) {
         screen_print(to, "step on the device, %s: %.3f ms (%.1f%%)\n",
                      r->graphs ? "one graph" : "op by op", 1e3 * r->device_step,
                      100 * limit / r->device_step);
+        if (r->graphs) screen_print(to, "launches in a step: %d\n", r->launches);
     }
     if (r->ahead_step > 0) {
         screen_print(
@@ -243,7 +244,8 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
         r->drafts, "expert_rows", r->expert_rows, "tokens_per_step", r->accepted, "router",
         r->routing, "communication", r->exchange);
     json_t *more = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}",
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, "
+        "s:o}",
         "distinct_experts", r->distinct, "weight_bytes", r->memory.weights, "activation_bytes",
         r->memory.activations, "entry_page_bytes", r->memory.kv[0], "window_page_bytes",
         r->memory.kv[1], "limit_bytes_per_second", r->limits.bytes, "limit_flops_per_second",
@@ -251,7 +253,7 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
         r->step, "device_step_seconds", r->device_step, "engine_device_step_seconds",
         r->ahead_step, "engine_distinct_experts", r->ahead_distinct, "gap_seconds", r->gap,
         "host_seconds", r->host, "operator_seconds", r->kernels, "limit_seconds", limit_sum(r),
-        "ops", lines);
+        "launches", r->launches, "ops", lines);
     json_object_update(j, more);
     json_dumpf(j, to, JSON_INDENT(1));
     fputc('\n', to);

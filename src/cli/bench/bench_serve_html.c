@@ -20,10 +20,7 @@ static const char style[] =
     "th{border-bottom:2px solid #333;font-weight:600}th small{font-weight:400;display:block}"
     "th:first-child,td:first-child,td.text{text-align:left}td:first-child{white-space:nowrap}"
     ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(520px,1fr));gap:1em}"
-    "svg{width:100%;height:auto;break-inside:avoid;font:13px system-ui,sans-serif}"
-    "svg text{fill:#111}.grid{stroke:#ddd;stroke-width:1}.axis{stroke:#111;stroke-width:1.4;"
-    "fill:none}.title{font-size:15px;font-weight:600}.name{font-size:13px}.label{font-size:"
-    "11.5px}.wide{overflow-x:auto}"
+    ".wide{overflow-x:auto}"
     "@media print{body{margin:0;max-width:none}.charts{grid-template-columns:1fr 1fr}}";
 
 /* ---- tables ---- */
@@ -282,7 +279,8 @@ static void write_page(curve_set *c, const json_t *a, const json_t *b, FILE *to)
           "<title>Serving benchmark: ",
           to);
     html_text(result_text(a, "model"), to);
-    fprintf(to, "</title><style>%s</style></head>\n<body><h1>Serving benchmark</h1>\n", style);
+    fprintf(to, "</title><style>%s%s</style></head>\n<body><h1>Serving benchmark</h1>\n", style,
+            chart_style);
     write_facts(a, b ? "A" : "", to);
     if (b) write_facts(b, "B", to);
     write_charts(c, a, b, to);

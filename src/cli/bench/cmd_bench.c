@@ -1,13 +1,15 @@
 /* cmd_bench.c - `hadal bench`: measures an engine under a synthetic load; bench_ops.c measures
- * operators, bench_serve.c any server. `throughput` sends all requests at once, `latency` one
+ * operators, bench_comm.c communication, bench_serve.c any server, bench_update.c new weights. `throughput` sends all requests at once, `latency` one
  * after the other. */
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/bench/bench_comm.h"
 #include "cli/bench/bench_ops.h"
 #include "cli/bench/bench_rank.h"
 #include "cli/bench/bench_report.h"
 #include "cli/bench/bench_serve.h"
+#include "cli/bench/bench_update.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/request_options.h"
@@ -163,18 +165,20 @@ static int latency(int argc, char **argv) {
     return run_load(argc, argv, &line, &b);
 }
 
-const char *const bench_forms[] = {"throughput", "latency", "latency --emulate-rank",
-                                   "ops",        "serve",   NULL};
+const char *const bench_forms[] = {
+    "throughput", "latency", "latency --emulate-rank", "ops", "comm", "serve", "update", NULL};
 
 int cmd_bench(int argc, char **argv) {
     static const struct {
         const char *name;
         command_fn *run;
     } kinds[] = {
-        {"throughput", throughput },
-        {"latency",    latency    },
-        {"ops",        bench_ops  },
-        {"serve",      bench_serve}
+        {"throughput", throughput  },
+        {"latency",    latency     },
+        {"ops",        bench_ops   },
+        {"comm",       bench_comm  },
+        {"serve",      bench_serve },
+        {"update",     bench_update}
     };
     const char *const wanted = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < HD_LEN(kinds); i++) {
@@ -184,12 +188,15 @@ int cmd_bench(int argc, char **argv) {
         puts(
             "usage: hadal bench throughput|latency MODEL_DIR|--dummy-weights CONFIG [options]\n"
             "       hadal bench ops CONFIG [options]\n"
-            "       hadal bench serve URL [options]\n\n"
+            "       hadal bench comm [options]\n"
+            "       hadal bench serve URL [options]\n"
+            "       hadal bench update MODEL_DIR [options]\n\n"
             "hadal bench KIND --help explains one; each takes --config FILE too.");
         return 0;
     }
     hd_err err = {0};
-    HD_FAIL(&err, HD_EINVAL, "hadal bench needs throughput, latency, ops or serve, not '%s'",
+    HD_FAIL(&err, HD_EINVAL,
+            "hadal bench needs throughput, latency, ops, comm, serve or update, not '%s'",
             wanted);
     return report_error(&err);
 }

@@ -40,7 +40,7 @@ static json_t *attention_json(writer *w, const hd_model_spec *s) {
     set_int(w, o, "query_rank", s->q_rank);
     set_int(w, o, "rope_dim", s->rope_dim);
     set(w, o, "rope", rope_json(w, &s->rope));
-    if (s->family == HD_FAMILY_V4) {
+    if (hd_is_hybrid(s)) {
         set(w, o, "rope_compress", rope_json(w, &s->rope_compress));
         set_int(w, o, "head_dim", s->head_dim);
         set_int(w, o, "window", s->window);
@@ -93,6 +93,7 @@ static json_t *model_json(writer *w, const inspection *in) {
     }
     set_int(w, o, "layers", s->n_layers);
     set(w, o, "mlp_layers", mlp);
+    set(w, o, "drafter", json_string(hd_drafter_name(s->drafter)));
     set_int(w, o, "mtp_declared", s->n_mtp);
     set_int(w, o, "mtp_layers", in->n_mtp);
     set_int(w, o, "vocab", s->vocab);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "kv/kv.h"
 #include "model/model.h"
 
@@ -136,21 +137,28 @@ static void at_stage(void *ctx, const char *part, const char *stage) {
     if (!r->failed) add_op(r, stage);
 }
 
-static const char *role_of(const rig *r, const hd_weight *w) {
-    const int32_t layer = r->n_layer_blocks > 0 ? (r->n_layer_blocks - 1) / 2 : 0;
-    const int32_t layers[] = {layer, HD_GLOBAL, r->spec->n_layers};
-    for (size_t i = 0; i < HD_LEN(layers); i++) {
-        if (layers[i] >= r->spec->n_layers + r->spec->n_mtp) continue;
-        for (int k = 0; k < HD_N_ROLES; k++) {
-            const hd_role role = (hd_role)k;
-            const hd_expert_table *experts = hd_weights_experts(r->weights, layers[i], role);
-            if (w == hd_weights_matrix(r->weights, layers[i], role) ||
-                (experts && w == &experts->shape)) {
-                return hd_role_name(role);
-            }
+static const char *role_in(const rig *r, int32_t layer, const hd_weight *w) {
+    for (int k = 0; k < HD_N_ROLES; k++) {
+        const hd_role role = (hd_role)k;
+        const hd_expert_table *experts = hd_weights_experts(r->weights, layer, role);
+        if (w == hd_weights_matrix(r->weights, layer, role) ||
+            (experts && w == &experts->shape)) {
+            return hd_role_name(role);
         }
     }
-    return "";
+    return NULL;
+}
+
+static const char *role_of(const rig *r, const hd_weight *w) {
+    const int32_t layer = r->n_layer_blocks > 0 ? (r->n_layer_blocks - 1) / 2 : 0;
+    const char *name = role_in(r, layer, w);
+    if (!name) name = role_in(r, HD_GLOBAL, w);
+    for (int32_t i = 0; !name && i < r->spec->n_mtp; i++) {
+        name = role_in(r, r->spec->n_layers + i, w);
+    }
+    if (name) return name;
+    /* the row of the confidence head is multiplied in two parts */
+    return w->rows == 1 ? hd_role_name(HD_DSPARK_CONFIDENCE) : "";
 }
 
 /* The operators of a stage: the first one takes the place that the stage has. */
@@ -178,8 +186,9 @@ static hd_status open_rig(rig *r, hd_err *err) {
         .n_pages = {1, 1}
     };
     const hd_kv_shape pages = hd_kv_shape_of(r->spec);
-    const hd_model_limits limits = {
-        .rows = STAGE_ROWS, .logits = STAGE_LOGITS, .positions = pages.page_tokens};
+    const hd_model_limits limits = {.rows = STAGE_ROWS,
+                                    .logits = hd_max_i32(STAGE_LOGITS, r->spec->dspark.block),
+                                    .positions = pages.page_tokens};
     const hd_batch_limits batch = {STAGE_ROWS, 1, 1};
     HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, &shapes, err));
     HD_TRY(hd_ops_open(&r->host, &r->device, "ref", &one_thread, err));
@@ -207,6 +216,23 @@ static void close_rig(rig *r) {
     hd_weights_close(r->weights);
 }
 
+static void draft_block(rig *r) {
+    static const int32_t tokens[HD_MAX_DRAFTS] = {0}, pages[1] = {0};
+    const int32_t block = r->spec->dspark.block;
+    hd_batch *batches[] = {&r->batch};
+    hd_model_absorb(r->model, r->kv, batches, 1);
+    hd_batch_reset(&r->batch);
+    hd_batch_add(&r->batch,
+                 &(hd_batch_seq){
+                     .tokens = tokens, .n = block, .pages = {pages, pages},
+                             .n_pages = 1
+    });
+    hd_batch_make_block(&r->batch, block);
+    hd_batch_upload(&r->batch, r->stream);
+    hd_model_draft_block(r->model, r->kv, batches, 1);
+    hd_model_draft_place(r->model, 0, 0, r->batch.device.tokens, 1, 1);
+}
+
 static hd_status run_pass(rig *r, hd_err *err) {
     static const int32_t tokens[STAGE_ROWS] = {0}, pages[1] = {0};
     hd_batch *batches[] = {&r->batch};
@@ -219,7 +245,8 @@ static hd_status run_pass(rig *r, hd_err *err) {
     });
     hd_batch_upload(&r->batch, r->stream);
     hd_model_step(r->model, r->kv, batches, 1);
-    if (r->spec->n_mtp > 0) hd_model_draft(r->model, r->kv, batches, 1, false);
+    if (r->spec->drafter == HD_DRAFTER_MTP) hd_model_draft(r->model, r->kv, batches, 1, false);
+    if (r->spec->drafter == HD_DRAFTER_DSPARK) draft_block(r);
     end_block(r);
     return r->failed ? HD_FAIL(err, HD_ENOMEM, "no memory for a list of operators")
                      : hd_stream_sync(r->stream, err);

@@ -34,10 +34,11 @@ typedef struct stage_list {
 } stage_list;
 
 /* Rows of the traced step and those that need logits; dim[0] of a tensor by row is a multiple
- * of the former, or the latter. */
-enum { STAGE_ROWS = 2, STAGE_LOGITS = 1 };
+ * of the former, or the latter. The rows of a draft block count as the latter, so they must not
+ * be a multiple of the former. */
+enum { STAGE_ROWS = 11, STAGE_LOGITS = 1 };
 
-/* Runs one step, and one draft if the model has an MTP layer, on operators that compute
+/* Runs one step, and one draft if the model has a drafter, on operators that compute
  * nothing. Reads no weights. Release out with stages_close, also after a failure. */
 hd_status stages_open(stage_list *out, const hd_model_spec *spec, hd_err *err);
 void stages_close(stage_list *l); /* an all-zero list is fine */

@@ -5,7 +5,7 @@
 
 #include "cli/inspect/inspect_stages.h"
 
-enum { STAGE = 10, OP = 13, MARGIN = 2 + STAGE + 1 + OP + 1, WIDTH = 98 };
+enum { STAGE = 10, OP = 14, MARGIN = 2 + STAGE + 1 + OP + 1, WIDTH = 98 };
 
 typedef struct text {
     char s[160];
@@ -70,9 +70,10 @@ static int32_t range_of(const stage_block *b, int32_t i, int32_t n_layers) {
 /* ": layers 0, 3-26, MTP 27"; ": layers 2-42 by 2" */
 static void print_layers(const stage_block *b, const hd_model_spec *spec) {
     const char *before = b->n_layers > 1 ? ": layers " : ": layer ";
+    const char *drafter = spec->drafter == HD_DRAFTER_DSPARK ? "DSpark " : "MTP ";
     for (int32_t i = 0; i < b->n_layers;) {
         const int32_t n = range_of(b, i, spec->n_layers), first = b->layers[i];
-        printf("%s%s%d", before, first < spec->n_layers ? "" : "MTP ", first);
+        printf("%s%s%d", before, first < spec->n_layers ? "" : drafter, first);
         if (n > 1) {
             const int32_t by = b->layers[i + 1] - first;
             printf("-%d", b->layers[i + n - 1]);

@@ -83,8 +83,13 @@ static void print_layers(screen *out, const inspection *in) {
         screen_print(out, "%s%d %s", separator, n, names[k]);
         separator = ", ";
     }
-    if (s->n_mtp > 0 && in->n_mtp == s->n_mtp) screen_print(out, "; %d MTP", s->n_mtp);
-    if (s->n_mtp > in->n_mtp) screen_print(out, "; %d of %d MTP", in->n_mtp, s->n_mtp);
+    const char *drafter = s->drafter == HD_DRAFTER_DSPARK ? "DSpark" : "MTP";
+    if (s->n_mtp > 0 && in->n_mtp == s->n_mtp) {
+        screen_print(out, "; %d %s", s->n_mtp, drafter);
+    }
+    if (s->n_mtp > in->n_mtp) {
+        screen_print(out, "; %d of %d %s", in->n_mtp, s->n_mtp, drafter);
+    }
     screen_print(out, "\n");
 }
 
@@ -99,7 +104,7 @@ static void print_attention(screen *out, const hd_model_spec *s) {
     }
     screen_print(out, "\n");
     label(out, "heads");
-    if (s->family == HD_FAMILY_V4) {
+    if (hd_is_hybrid(s)) {
         screen_print(out, "%d of %d (%d rotary); query rank %s; output %d groups of rank %s\n",
                      s->n_heads, s->head_dim, s->rope_dim, grouped(s->q_rank).s, s->o_groups,
                      grouped(s->o_rank).s);
@@ -214,7 +219,8 @@ static void print_weights(screen *out, const inspection *in) {
     print_sum(out, "total", &main);
     const hd_param_group_sum mtp = hd_summary_mtp(&in->summary);
     if (mtp.bytes == 0) return;
-    screen_print(out, "\n%s\n", "MTP layers");
+    screen_print(out, "\n%s\n",
+                 in->spec->drafter == HD_DRAFTER_DSPARK ? "DSpark stages" : "MTP layers");
     print_parts(out, in->summary.mtp);
     print_sum(out, "total", &mtp);
 }
@@ -262,7 +268,7 @@ static void print_notices(screen *out, const inspection *in) {
         screen_print(out, "  %s\n", hd_checkpoint_notice(c, i));
     }
     if (left_out) {
-        screen_print(out, "  the config declares %d MTP layer%s, the files hold %d\n",
+        screen_print(out, "  the config declares %d drafter layer%s, the files hold %d\n",
                      in->spec->n_mtp, in->spec->n_mtp == 1 ? "" : "s", in->n_mtp);
     }
     if (in->n_ignored > 0) {

@@ -45,6 +45,16 @@ const at = (list, index) => (Array.isArray(list) ? list[index] : undefined);
 const share = (part, whole) => (whole > 0 ? part / whole : undefined);
 const percent = (value) => (value === undefined ? "–" : `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`);
 
+/** Experts in the model's files or in other ranks: how many can be staged, and how often that was enough. */
+function expertRow(experts) {
+  const verbs = { file: "read", host: "copied", peer: "copied" };
+  return experts && {
+    name: `Experts, ${figure(experts.slots)} of ${figure(experts.elsewhere)} fit into ${bytes(experts.slot_bytes)}`,
+    note: `${percent(share(experts.staged, experts.used))} were in memory, ${bytes(experts.fetch_bytes)} ${verbs[experts.source]}`,
+    segments: [["cached", experts.slots / experts.elsewhere]],
+  };
+}
+
 function drawPools(stats) {
   const rows = POOLS.map((name, pool) => {
     const all = at(stats.pages, pool);
@@ -57,14 +67,16 @@ function drawPools(stats) {
       segments: [["used", used / all], ["cached", cached / all]],
     };
   });
-  const { snapshots, snapshots_free: left } = stats;
-  rows.push(
-    snapshots > 0 && {
-      name: `Host memory, ${figure(snapshots)} snapshots`,
-      note: `${figure(snapshots - left)} cached, ${figure(left)} free`,
-      segments: [["cached", (snapshots - left) / snapshots]],
-    },
-  );
+  const hosts = ["entries", "windows"].map((name, group) => {
+    const all = at(stats.host_pages, group);
+    const free = at(stats.host_free, group) ?? 0;
+    return all > 0 && {
+      name: `Host memory, ${figure(all)} pages of ${name}`,
+      note: `${figure(all - free)} cached, ${figure(free)} free`,
+      segments: [["cached", (all - free) / all]],
+    };
+  });
+  rows.push(...hosts, expertRow(stats.experts_elsewhere));
   const size = stats.page_tokens ? ` A page holds ${stats.page_tokens} tokens.` : "";
   parts.pools.draw(rows.filter(Boolean), `In use: held by requests. Cached: kept for later ones.${size}`);
 }
@@ -119,6 +131,18 @@ function drawFacts(stats) {
   FACTS.forEach(([, value], n) => put(box.children[n].lastChild, value(stats)));
 }
 
+/** Attention groups, of which there may be several, come behind the facts. */
+function drawGroups(groups) {
+  const box = $("facts");
+  while (box.childElementCount > FACTS.length + groups.length) box.lastChild.remove();
+  groups.forEach((g, n) => {
+    const at = FACTS.length + n;
+    if (!box.children[at]) box.append(el("div", null, el("dt", null, `Group ${n}`), el("dd", null, "–")));
+    const said = `${figure(g.running)} run, ${figure(g.waiting)} wait, ${percent(share(g.pages - g.pages_free, g.pages))} of the pages`;
+    put(box.children[at].lastChild, said);
+  });
+}
+
 /** One moment of the charts, from a message or from the server's history. */
 function addSample({ t, rates = {}, ttft_ms: ttft = {}, itl_ms: itl = {}, stats = {} }) {
   lastAt = t;
@@ -162,7 +186,7 @@ function drawLatest() {
 }
 
 function draw(message) {
-  const { stats = {}, requests, experts } = message;
+  const { stats = {}, requests, experts, groups } = message;
   for (const tile of [parts.tokens, parts.prompt, parts.ttft, parts.itl]) tile.draw();
   put($("rest"), requests?.length === 0 ? "Nothing runs or waits." : "");
   parts.lanes.draw(Array.isArray(requests) ? requests : []);
@@ -170,6 +194,7 @@ function draw(message) {
   drawPrefix(stats);
   drawDrafts(stats);
   drawFacts(stats);
+  drawGroups(Array.isArray(groups) ? groups : []);
   if (experts) parts.heat.draw();
   if (stats.draining) state("warn", "Draining: finishing what runs");
   else if (stats.paused) state("warn", "The engine is paused");

@@ -1,0 +1,281 @@
+/* bench_comm.c - time of collectives between ranks: threads of this process, and processes over
+ * shared memory and TCP; beside them a copy of memory and a plain socket, in the same run. */
+#include "cli/bench/bench_comm.h"
+
+#include <arpa/inet.h>
+#include <jansson.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "cli/bench/bench_comm_internal.h"
+#include "cli/options.h"
+#include "comm/local.h"
+#include "comm/ucx.h"
+
+enum { MAX_RANKS = 16 };
+
+typedef enum operation { ALL_REDUCE, ALL_GATHER, BROADCAST, N_OPERATIONS } operation;
+typedef enum transport { LOCAL, SHARED_MEMORY, TCP, N_TRANSPORTS } transport;
+
+static const char *const operations[] = {"all_reduce", "all_gather", "broadcast"};
+static const char *const transports[] = {"threads", "shared memory", "tcp"};
+static const char *const ucx_transports[] = {NULL, "sysv,self", "tcp,self"};
+
+typedef struct comm_settings {
+    int64_t ranks, rounds;
+    bool json;
+} comm_settings;
+
+/* A rank, in memory that processes share. */
+typedef struct rank {
+    const comm_settings *set;
+    int32_t number;
+    transport transport;
+    char at[32];
+    double us[N_OPERATIONS][COMM_SIZES];
+    hd_err err;
+} rank;
+
+/* ---- one rank ---- */
+
+typedef struct caller {
+    const hd_comm *comm;
+    hd_stream *stream;
+    float *x;
+    operation op;
+} caller;
+
+/* The bytes of a gather are those of all ranks together. */
+static void call_once(void *ctx, size_t bytes) {
+    const caller *c = ctx;
+    const hd_rank_group *g = &c->comm->groups[HD_GROUP_TP];
+    const int32_t n = (int32_t)(bytes / sizeof(float));
+    const int32_t first = n / g->n * g->index;
+    switch (c->op) {
+    case ALL_REDUCE:
+        hd_comm_all_reduce(c->comm, c->stream,
+                           &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(c->x), n});
+        break;
+    case ALL_GATHER:
+        hd_comm_all_gather(c->comm, c->stream,
+                           &(hd_all_gather_args){HD_GROUP_TP, c->x, 1, n, first,
+                                                 g->index == g->n - 1 ? n - first : n / g->n});
+        break;
+    case BROADCAST:
+    case N_OPERATIONS:
+        hd_comm_broadcast(c->comm, c->stream, &(hd_broadcast_args){HD_GROUP_TP, c->x, bytes});
+    }
+}
+
+static hd_status measure(rank *r, const hd_comm *comm, hd_stream *stream, hd_err *err) {
+    caller c = {comm, stream, calloc(1, comm_sizes[COMM_SIZES - 1]), ALL_REDUCE};
+    if (!c.x) return HD_FAIL(err, HD_ENOMEM, "no memory for rank %d", r->number);
+    for (; c.op < N_OPERATIONS; c.op++) {
+        for (int i = 0; i < COMM_SIZES; i++) {
+            r->us[c.op][i] = comm_median_us(call_once, &c, comm_sizes[i], (int)r->set->rounds);
+        }
+    }
+    free(c.x);
+    return hd_stream_sync(stream, err);
+}
+
+static hd_status run_local(rank *r, hd_comm_local *world, const hd_device *device,
+                           hd_stream *stream, const hd_ops *ops) {
+    const hd_comm *comm;
+    HD_TRY(hd_comm_local_join(world, r->number, device, ops, &comm, &r->err));
+    return measure(r, comm, stream, &r->err);
+}
+
+static hd_status run_ucx(rank *r, const hd_device *device, hd_stream *stream,
+                         const hd_ops *ops) {
+    const int32_t n = (int32_t)r->set->ranks;
+    hd_comm_ucx *u;
+    const hd_comm_ucx_options o = {
+        .rendezvous = {.rank = r->number, .world = n, .at = r->at},
+        .parallel = hd_parallel_tensor(n),
+        .transports = ucx_transports[r->transport]
+    };
+    HD_TRY(hd_comm_ucx_open(&u, &o, device, ops, &r->err));
+    const hd_status st = measure(r, hd_comm_ucx_interface(u), stream, &r->err);
+    hd_comm_ucx_close(u);
+    return st;
+}
+
+/* world: of threads; NULL: a process. */
+static void run_rank(rank *r, hd_comm_local *world) {
+    const hd_cpu_options one = {.n_threads = 1};
+    hd_device *device = NULL;
+    hd_stream *stream = NULL;
+    hd_ops ops;
+    hd_ops_init_ref(&ops);
+    if (hd_device_open_cpu(&device, &one, &r->err) == HD_OK &&
+        hd_stream_open(&stream, device, &r->err) == HD_OK) {
+        if (world)
+            run_local(r, world, device, stream, &ops);
+        else
+            run_ucx(r, device, stream, &ops);
+    }
+    hd_stream_close(stream);
+    hd_device_close(device);
+}
+
+/* ---- all ranks ---- */
+
+typedef struct thread_rank {
+    rank *rank;
+    hd_comm_local *world;
+} thread_rank;
+
+static void *run_thread(void *arg) {
+    const thread_rank *t = arg;
+    run_rank(t->rank, t->world);
+    return NULL;
+}
+
+static hd_status run_threads(rank *ranks, int32_t n, hd_err *err) {
+    const hd_parallel_config parallel = hd_parallel_tensor(n);
+    pthread_t threads[MAX_RANKS];
+    thread_rank args[MAX_RANKS];
+    hd_comm_local *world;
+    int32_t started = 0;
+    HD_TRY(hd_comm_local_open(&world, &parallel, err));
+    for (; started < n; started++) {
+        args[started] = (thread_rank){&ranks[started], world};
+        if (pthread_create(&threads[started], NULL, run_thread, &args[started]) != 0) break;
+    }
+    if (started < n) hd_comm_local_abort(world, "a thread could not start");
+    for (int32_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    hd_comm_local_close(world);
+    return started == n ? HD_OK : HD_FAIL(err, HD_EIO, "cannot start a thread");
+}
+
+static hd_status run_processes(rank *ranks, int32_t n, hd_err *err) {
+    pid_t pids[MAX_RANKS];
+    int32_t started = 0;
+    for (; started < n; started++) {
+        pids[started] = fork();
+        if (pids[started] < 0) break;
+        if (pids[started]) continue;
+        run_rank(&ranks[started], NULL);
+        _exit(0);
+    }
+    int32_t crashed = -1;
+    for (int32_t i = 0; i < started; i++) {
+        int status = 0;
+        if (waitpid(pids[i], &status, 0) != pids[i] || status) crashed = i;
+    }
+    if (started < n) return HD_FAIL(err, HD_EIO, "cannot start a process");
+    return crashed < 0 ? HD_OK : HD_FAIL(err, HD_EPEER, "rank %d crashed", crashed);
+}
+
+static hd_status find_port(char at[32], hd_err *err) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof a;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    const bool ok = fd >= 0 && bind(fd, (struct sockaddr *)&a, n) == 0 &&
+                    getsockname(fd, (struct sockaddr *)&a, &n) == 0;
+    if (fd >= 0) close(fd);
+    snprintf(at, 32, "127.0.0.1:%d", ntohs(a.sin_port));
+    return ok ? HD_OK : HD_FAIL(err, HD_EIO, "no free port");
+}
+
+static hd_status run_world(rank *ranks, const comm_settings *set, transport t, hd_err *err) {
+    const int32_t n = (int32_t)set->ranks;
+    char at[32];
+    HD_TRY(find_port(at, err));
+    for (int32_t i = 0; i < n; i++) {
+        ranks[i] = (rank){.set = set, .number = i, .transport = t};
+        memcpy(ranks[i].at, at, sizeof at);
+    }
+    HD_TRY(t == LOCAL ? run_threads(ranks, n, err) : run_processes(ranks, n, err));
+    for (int32_t i = 0; i < n; i++) {
+        if (ranks[i].err.status == HD_OK) continue;
+        *err = ranks[i].err;
+        return err->status;
+    }
+    return HD_OK;
+}
+
+/* ---- the report ---- */
+
+typedef struct report {
+    json_t *rows; /* NULL: lines */
+} report;
+
+static void put(const report *to, const char *over, const char *what, const double *us) {
+    for (int i = 0; i < COMM_SIZES; i++) {
+        const double mb_s = (double)comm_sizes[i] / us[i];
+        if (!to->rows) {
+            printf("%-14s %-11s %8zu %10.2f %9.0f\n", over, what, comm_sizes[i], us[i], mb_s);
+            continue;
+        }
+        json_array_append_new(to->rows,
+                              json_pack("{s:s, s:s, s:I, s:f, s:f}", "transport", over,
+                                        "operation", what, "bytes", (json_int_t)comm_sizes[i],
+                                        "us", us[i], "mb_s", mb_s));
+    }
+}
+
+static hd_status put_peers(const report *to, int rounds, hd_err *err) {
+    double us[COMM_SIZES];
+    HD_TRY(comm_time_memcpy(us, rounds, err));
+    put(to, "one thread", "memcpy", us);
+    HD_TRY(comm_time_socket(us, rounds, err));
+    put(to, "tcp", "socket", us);
+    return HD_OK;
+}
+
+static hd_status bench(const comm_settings *set, const report *to, rank *ranks, hd_err *err) {
+    const transport end = hd_comm_ucx_is_built() ? N_TRANSPORTS : SHARED_MEMORY;
+    if (!to->rows) {
+        printf("%-14s %-11s %8s %10s %9s\n", "transport", "operation", "bytes", "us", "MB/s");
+    }
+    HD_TRY(put_peers(to, (int)set->rounds, err));
+    for (transport t = LOCAL; t < end; t++) {
+        fflush(stdout); /* before processes copy it */
+        HD_TRY(run_world(ranks, set, t, err));
+        for (int op = 0; op < N_OPERATIONS; op++) {
+            put(to, transports[t], operations[op], ranks[0].us[op]);
+        }
+    }
+    return HD_OK;
+}
+
+int bench_comm(int argc, char **argv) {
+    comm_settings set = {.ranks = 2, .rounds = 2000};
+    const option options[] = {
+        option_int("ranks", &set.ranks, 2, MAX_RANKS, "threads or processes; default 2"),
+        option_int("rounds", &set.rounds, 1, COMM_MAX_ROUNDS,
+                   "calls up to 16 KiB, fewer above; default 2000"),
+        option_flag("json", &set.json, "print one JSON array"),
+    };
+    const command_line line = {.command = "bench comm",
+                               .summary = "Times collectives between ranks.",
+                               .options = options,
+                               .n_options = (int)HD_LEN(options)};
+    int code;
+    hd_err err = {0};
+    if (!options_parse(&line, argc, argv, &code)) return code;
+    rank *ranks = mmap(NULL, MAX_RANKS * sizeof *ranks, PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (ranks == MAP_FAILED) {
+        HD_FAIL(&err, HD_ENOMEM, "no memory for %d ranks", MAX_RANKS);
+        return report_error(&err);
+    }
+    const report to = {set.json ? json_array() : NULL};
+    const hd_status st = bench(&set, &to, ranks, &err);
+    char *text = st == HD_OK && to.rows ? hd_json_write(to.rows, JSON_COMPACT) : NULL;
+    if (text) puts(text);
+    free(text);
+    json_decref(to.rows);
+    munmap(ranks, MAX_RANKS * sizeof *ranks);
+    return st == HD_OK ? 0 : report_error(&err);
+}

@@ -1,0 +1,28 @@
+/* bench_comm_internal.h - what bench_comm.c and bench_comm_peer.c share. */
+#ifndef HD_CLI_BENCH_BENCH_COMM_INTERNAL_H
+#define HD_CLI_BENCH_BENCH_COMM_INTERNAL_H
+
+#include <stddef.h>
+
+#include "base/status.h"
+
+enum { COMM_SIZES = 4, COMM_MAX_ROUNDS = 10000 };
+
+extern const size_t comm_sizes[COMM_SIZES]; /* bytes */
+
+/* Times of rounds; `us` has COMM_MAX_ROUNDS places. */
+typedef void comm_round_fn(void *ctx, size_t bytes);
+
+/* Median time of a call in microseconds, after as many calls to warm up as a tenth. */
+double comm_median_us(comm_round_fn *fn, void *ctx, size_t bytes, int rounds);
+
+/* Fewer rounds for more bytes. */
+int comm_rounds(int rounds, size_t bytes);
+
+/* One copy of memory by one thread; us[COMM_SIZES]. */
+hd_status comm_time_memcpy(double *us, int rounds, hd_err *err);
+
+/* Half a round trip of a message over a plain TCP socket between two processes of this host. */
+hd_status comm_time_socket(double *us, int rounds, hd_err *err);
+
+#endif

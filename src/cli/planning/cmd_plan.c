@@ -1,0 +1,234 @@
+/* cmd_plan.c - `hadal plan`: predicts what a number of GPUs can serve, by layout. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/planning/plan_internal.h"
+
+enum { MAX_GPUS = 1024, MAX_TOKENS = 1 << 22 };
+
+static const char details[] =
+    "CONFIG is a model's directory or its config.json; no weights are read. Everything that "
+    "is\n"
+    "printed is predicted: bytes by the plans with which hadal opens a rank, times by the "
+    "bytes\n"
+    "and operations of its own steps and the table of GPUs in docs/plan.md.\n"
+    "\n"
+    "--gpu FILE.json has numbers of another GPU, and \"like\" a known one for the others.\n"
+    "--layout tp=2,dp=4,ep=8 predicts one layout; auto all that serve knows, and marks those "
+    "that\n"
+    "no other exceeds both in tokens/s of a user and of all GPUs. --balancedness is what "
+    "hadal\n"
+    "simulate or record says of your traffic.\n"
+    "\n"
+    "--prefill N --decode N plans two pools: prompts are computed on N GPUs, their KV pages "
+    "travel,\n"
+    "and answers are decoded on the other N. Each pool is divided into equal servers of all "
+    "layouts.";
+
+const char *plan_layout_text(const hd_capacity *c, char out[64]) {
+    const hd_parallel_config *l = &c->parallel;
+    if (c->dwdp > 1) {
+        snprintf(out, 64, "dwdp=%d", c->dwdp);
+        return out;
+    }
+    const int n = snprintf(out, 64, "tp=%d,dp=%d,ep=%d", l->tp, l->dp, l->ep);
+    if (l->redundant) snprintf(out + n, 64 - (size_t)n, ",redundant=%d", l->redundant);
+    return out;
+}
+
+double plan_price(const plan_settings *s, const hd_capacity *c) {
+    return s->price * (double)s->gpus / 3600 / c->output_tokens_s * 1e6;
+}
+
+/* ---- layouts ---- */
+
+static hd_status parse_layout(int32_t sizes[4], const char *text, hd_err *err) {
+    static const char *const names[] = {"tp=", "dp=", "ep=", "dwdp="};
+    for (const char *at = text; *at;) {
+        size_t i = 0;
+        while (i < HD_LEN(names) && strncmp(at, names[i], strlen(names[i])) != 0) i++;
+        char *end = NULL;
+        const long n = i < HD_LEN(names) ? strtol(at + strlen(names[i]), &end, 10) : 0;
+        if (n < 1 || n > MAX_GPUS || (*end && *end != ',')) {
+            return HD_FAIL(
+                err, HD_EINVAL,
+                "--layout '%s': neither auto nor tp=N, dp=N and ep=N with commas, nor "
+                "dwdp=N",
+                text);
+        }
+        sizes[i] = (int32_t)n;
+        at = *end ? end + 1 : end;
+    }
+    return HD_OK;
+}
+
+static hd_status one_layout(plan_settings *s, hd_parallel_config *out, hd_err *err) {
+    int32_t sizes[] = {1, 1, 1, 1};
+    HD_TRY(parse_layout(sizes, s->layout, err));
+    s->args.dwdp = sizes[3];
+    if (sizes[3] > 1 && sizes[0] * sizes[1] * sizes[2] == 1 && sizes[3] == s->gpus) {
+        *out = hd_parallel_single();
+        return HD_OK;
+    }
+    if (sizes[3] > 1) {
+        return HD_FAIL(err, HD_EINVAL, "--layout %s: dwdp is alone, and as many as --gpus",
+                       s->layout);
+    }
+    const int32_t tp = sizes[0], dp = sizes[1], ep = sizes[2], all = tp * dp;
+    const int32_t most = all > ep ? all : ep, least = all > ep ? ep : all;
+    if (most != s->gpus || most % least || most % dp) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "--layout %s is not for %lld GPUs: tp x dp or ep is their number, and "
+                       "the other divides it",
+                       s->layout, (long long)s->gpus);
+    }
+    *out = hd_parallel_common(tp, dp, ep, s->spec);
+    return HD_OK;
+}
+
+/* Spare slots on top of those that make the number of slots even. */
+hd_status plan_complete_layout(const plan_settings *s, hd_parallel_config *l, hd_err *err) {
+    const int64_t slots = s->spec->route.n_experts + s->redundant;
+    l->sum_in_ranks = s->sum_in_ranks;
+    if (s->sum_in_ranks && l->ep > 1) l->dense_tp = 1; /* as serve does */
+    if (!s->redundant) return HD_OK;
+    if (l->ep == 1 || slots % l->ep || slots / l->ep > s->spec->route.n_experts) {
+        return HD_FAIL(err, HD_EINVAL, "--redundant %lld: %lld slots do not divide by ep %d",
+                       (long long)s->redundant, (long long)slots, l->ep);
+    }
+    l->redundant = (int32_t)s->redundant;
+    return HD_OK;
+}
+
+/* Layouts that cannot be are left out, unless there is only one. */
+static hd_status predict_all(const plan_settings *s, plan_result *r,
+                             hd_parallel_config *layouts, int32_t n, hd_err *err) {
+    for (int32_t i = 0; i < n; i++) {
+        r->refused = (hd_err){0};
+        hd_status st = plan_complete_layout(s, &layouts[i], &r->refused);
+        if (st == HD_OK) {
+            st = hd_capacity_predict(&r->all[r->n], &s->args, &layouts[i], &r->refused);
+        }
+        r->n += st == HD_OK;
+        r->n_refused += st != HD_OK;
+        if (st != HD_OK && st != HD_EUNSUPPORTED && st != HD_EINVAL) break;
+    }
+    if (r->n > 0) return HD_OK;
+    *err = r->refused;
+    return err->status;
+}
+
+static void choose_first(plan_result *r) {
+    r->n_best = hd_capacity_front(r->all, r->n, r->best);
+    for (int32_t i = 0; i < r->n; i++) {
+        const bool better = r->all[i].output_tokens_s > r->all[r->first].output_tokens_s;
+        if (r->n_best ? r->best[i] && (!r->best[r->first] || better) : better) r->first = i;
+    }
+}
+
+/* ---- the command ---- */
+
+static hd_status print(const plan_settings *s, plan_result *r, hd_err *err) {
+    choose_first(r);
+    if (s->chart) HD_TRY(plan_write_chart(s, r, err));
+    if (s->json) return plan_print_json(s, r, err);
+    plan_print_text(s, r);
+    return HD_OK;
+}
+
+static hd_status check_pools(const plan_settings *s, hd_err *err) {
+    if (!s->prefill || !s->decode) {
+        return HD_FAIL(err, HD_EINVAL, "--prefill N and --decode N belong together");
+    }
+    if (s->gpus != 1 && s->gpus != s->prefill + s->decode) {
+        return HD_FAIL(err, HD_EINVAL, "--gpus %lld is not --prefill %lld and --decode %lld",
+                       (long long)s->gpus, (long long)s->prefill, (long long)s->decode);
+    }
+    if (strcmp(s->layout, "auto") == 0 && !s->chart) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "--layout and --chart are for one pool of GPUs");
+}
+
+static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
+    hd_parallel_config layouts[PLAN_MAX_LAYOUTS];
+    int32_t n = 1;
+    HD_TRY(hd_gpu_find(&s->gpu, s->gpu_name, err));
+    HD_TRY(hd_model_spec_open(&s->spec, s->config, err));
+    s->args.spec = s->spec;
+    s->args.gpu = &s->gpu;
+    s->args.precision = (hd_precision)s->precision;
+    if (s->prefill || s->decode) {
+        HD_TRY(check_pools(s, err));
+        s->gpus = s->prefill + s->decode;
+        return plan_pools(s, err);
+    }
+    if (strcmp(s->layout, "auto") == 0) {
+        n = hd_capacity_layouts(layouts, PLAN_MAX_LAYOUTS, (int32_t)s->gpus, s->spec);
+        if (n > PLAN_MAX_LAYOUTS) n = PLAN_MAX_LAYOUTS;
+    } else {
+        HD_TRY(one_layout(s, layouts, err));
+    }
+    HD_TRY(predict_all(s, r, layouts, n, err));
+    return print(s, r, err);
+}
+
+int cmd_plan(int argc, char **argv) {
+    static const char *const precisions[] = {"exact", "fast", "official", NULL};
+    int64_t users = 16, prompt = 4096, output = 1024, chunk = 2048, drafts = 0;
+    double balancedness = 1, accepted = 0;
+    plan_settings s = {
+        .config = "", .gpu_name = "h200", .layout = "auto", .gpus = 1, .precision = 2};
+    const positional where[] = {
+        {.name = "CONFIG", .value = &s.config, .kind = POSITIONAL_CONFIG}
+    };
+    const option options[] = {
+        option_int("gpus", &s.gpus, 1, MAX_GPUS, "how many; default 1"),
+        option_text("gpu", &s.gpu_name, "NAME", "h100, h200 (default), b200, or a FILE.json"),
+        option_int("prefill", &s.prefill, 1, MAX_GPUS, "GPUs that compute prompts only"),
+        option_int("decode", &s.decode, 1, MAX_GPUS, "GPUs that compute answers only"),
+        option_text("layout", &s.layout, "LIST", "tp=N,dp=N,ep=N or dwdp=N; default: auto"),
+        option_int("redundant", &s.redundant, 0, 4096, "spare slots of experts"),
+        option_int("users", &users, 1, 1 << 20, "requests at a time; default 16"),
+        option_int("prompt", &prompt, 1, MAX_TOKENS, "tokens of a prompt; default 4096"),
+        option_int("output", &output, 1, MAX_TOKENS, "tokens of an answer; default 1024"),
+        option_int("chunk", &chunk, 1, 1 << 17, "rows of a prefill step; default 2048"),
+        option_int("drafts", &drafts, 0, HD_MAX_DRAFTS, "drafts of a sequence and step"),
+        option_real("accepted", &accepted, 0, HD_MAX_DRAFTS, "of these, the mean of a step"),
+        option_real("balancedness", &balancedness, 0.01, 1,
+                    "of experts over ranks, mean / busiest; default 1"),
+        option_flag("overlap", &s.args.load.overlap,
+                    "two micro-batches hide exchanges behind kernels"),
+        option_flag("sum-in-ranks", &s.sum_in_ranks, "as serve's --sum-in-ranks"),
+        option_choice("precision", &s.precision, precisions, "as serve's --precision"),
+        option_real("price", &s.price, 0, 1e6, "of a GPU and hour, for that of tokens"),
+        option_flag("explain", &s.explain, "print where the best layout's bytes and time go"),
+        option_text("chart", &s.chart, "FILE", "write the layouts as SVG in an HTML page"),
+        option_flag("json", &s.json, "print all as JSON"),
+    };
+    const command_line line = {.command = "plan",
+                               .summary = "Predicts what a number of GPUs can serve.",
+                               .details = details,
+                               .positionals = where,
+                               .n_positionals = (int)HD_LEN(where),
+                               .options = options,
+                               .n_options = (int)HD_LEN(options)};
+    int code;
+    if (!options_parse(&line, argc, argv, &code)) return code;
+    s.args.load.users = (int32_t)users;
+    s.args.load.prompt = (int32_t)prompt;
+    s.args.load.output = (int32_t)output;
+    s.args.load.chunk = (int32_t)chunk;
+    s.args.load.drafts = (int32_t)drafts;
+    s.args.load.accepted = accepted;
+    s.args.load.balancedness = balancedness;
+    hd_err err = {0};
+    plan_result *r = calloc(1, sizeof *r);
+    const hd_status st =
+        r ? run(&s, r, &err) : HD_FAIL(&err, HD_ENOMEM, "no memory for a plan");
+    for (int32_t i = 0; r && i < r->n; i++) hd_capacity_close(&r->all[i]);
+    free(r);
+    hd_model_spec_close(s.spec);
+    return st == HD_OK ? 0 : report_error(&err);
+}
