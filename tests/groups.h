@@ -9,6 +9,7 @@
     X(dtype) \
     X(log) \
     X(cores) \
+    X(prefetch) \
     X(device) \
     X(options) \
     X(engine_options) \
@@ -20,37 +21,75 @@
     X(ops) \
     X(backward) \
     X(model_backward) \
+    X(gradients) \
+    X(optimizer) \
+    X(policy) \
+    X(reward) \
+    X(samples) \
+    X(init) \
+    X(examples) \
     X(op_profiler) \
     X(sample) \
     X(config) \
     X(schema) \
+    X(engram) \
     X(placement) \
     X(safetensors) \
     X(grammar) \
     X(weights) \
     X(dummy) \
     X(shard) \
+    X(update) \
     X(expert_slots) \
+    X(expert_cache) \
+    X(fetch_order) \
+    X(residency) \
+    X(dwdp_sim) \
+    X(expert_files) \
+    X(expert_fetch) \
+    X(staged_experts) \
+    X(fetched_experts) \
     X(eplb) \
+    X(record) \
+    X(rebalance) \
+    X(simulate) \
     X(cache) \
+    X(lease) \
+    X(lease_world) \
+    X(handover) \
+    X(disk) \
+    X(disk_tier) \
     X(comm) \
+    X(comm_ucx) \
     X(model) \
     X(lanes) \
     X(ranks) \
     X(sched) \
     X(draft_depth) \
+    X(load_costs) \
     X(engine) \
     X(engine_ranks) \
+    X(capacity) \
+    X(engine_updates) \
+    X(wire) \
     X(answers) \
     X(constraint) \
+    X(tiers) \
+    X(pages) \
+    X(pd) \
+    X(pd_faults) \
     X(calls) \
     X(token_history) \
     X(simulation) \
     X(drafts) \
     X(model_runner) \
+    X(draft_dspark) \
+    X(tails) \
+    X(prompt_decoder) \
     X(decode_graph) \
     X(stream) \
     X(server) \
+    X(router) \
     X(tokenizer_pattern)
 /* clang-format on */
 

@@ -8,7 +8,9 @@
 
 #include "fakes/api_rig.h"
 
-int test_kept(void); /* test_kept.c; returns its number of failures */
+/* test_kept.c, test_resume.c; they return their number of failures */
+int test_kept(void);
+int test_resume(void);
 
 static rig r;
 
@@ -332,7 +334,10 @@ static void test_chat_stream(void **state) {
         "\"delta\":{\"reasoning_content\":\"hm\"},\"logprobs\":{\"content\":[{",
         "\"token_ids\":[116],\"finish_reason\":null}],\"prompt_token_ids\":[",
         "\"delta\":{\"content\":\"a\\\"b\"}",
-        "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\",\"matched_stop\":\"END\"}]}",
+        "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\",\"matched_stop\":\"END\","
+        "\"weight_versions\":"
+        "[{\"version\":null,\"start\":0,\"end\":2}]}],\"metadata\":{\"weight_version\":"
+        "\"default\"}}",
         "\"choices\":[],\"usage\":{",
         "data: [DONE]\n\n"};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
@@ -766,5 +771,5 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_texts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_openapi, setup, teardown),
     };
-    return cmocka_run_group_tests_name("api", tests, NULL, NULL) + test_kept();
+    return cmocka_run_group_tests_name("api", tests, NULL, NULL) + test_kept() + test_resume();
 }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base64.h"
+#include "base/checksum.h"
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/memory.h"
@@ -283,6 +285,48 @@ static void late_workers_disturb_no_job(void **state) {
     hd_thread_pool_close(pool);
 }
 
+static void base64_is_decoded_strictly(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *bytes;
+    } good[] = {
+        {"",         ""            },
+        {"Zg==",     "f"           },
+        {"Zm8=",     "fo"          },
+        {"Zm9v",     "foo"         },
+        {"Zm9vYmE=", "fooba"       },
+        {"+/+/",     "\xfb\xff\xbf"}
+    };
+    static const char *const bad[] = {"Z",    "Zg",   "Zg=",    "Zh==", "Zm9=", "Zg==Zg==",
+                                      "Z=g=", "====", "Zm9v\n", "Zm-v", "Zm9v="};
+    uint8_t out[16];
+    size_t n;
+    for (size_t i = 0; i < HD_LEN(good); i++) {
+        assert_true(hd_base64_decode(out, &n, good[i].text, strlen(good[i].text)));
+        assert_int_equal(n, strlen(good[i].bytes));
+        assert_memory_equal(out, good[i].bytes, n);
+    }
+    for (size_t i = 0; i < HD_LEN(bad); i++) {
+        assert_false(hd_base64_decode(out, &n, bad[i], strlen(bad[i])));
+    }
+}
+
+/* One changed bit, a moved byte or another length is seen, at every place. */
+static void checksums_see_every_byte(void **state) {
+    (void)state;
+    uint8_t bytes[100] = {0};
+    for (size_t n = 0; n < sizeof bytes; n++) {
+        const uint64_t zeros = hd_checksum(0, bytes, n);
+        assert_true(zeros != hd_checksum(0, bytes, n + 1));
+        assert_true(zeros != hd_checksum(1, bytes, n));
+        for (size_t i = 0; i < n; i++) {
+            bytes[i] = 128;
+            assert_true(zeros != hd_checksum(0, bytes, n));
+            bytes[i] = 0;
+        }
+    }
+}
+
 int test_base(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_error_wins),
@@ -296,6 +340,8 @@ int test_base(void) {
         cmocka_unit_test(parts_are_not_taken_for_others),
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(late_workers_disturb_no_job),
+        cmocka_unit_test(base64_is_decoded_strictly),
+        cmocka_unit_test(checksums_see_every_byte),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

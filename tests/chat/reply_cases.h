@@ -14,6 +14,15 @@
 #define VAL(k, v) "<" D "parameter name=\"" k "\" string=\"false\">" v "</" D "parameter>\n"
 #define CALLS(x)  "\n\n" OPEN x CLOSE
 
+#define OPEN41         "<" D " calls>\n"
+#define CLOSE41        "</" D " calls>"
+#define INV41(n)       "<" D " invoke name=\"" n "\">\n"
+#define END41          "</" D " invoke>\n"
+#define PARAM41(k, is) "<" D " parameter name=\"" k "\" string=\"" is "\">"
+#define STR41(k, v)    PARAM41(k, "true") v "</" D " parameter>\n"
+#define VAL41(k, v)    PARAM41(k, "false") v "</" D " parameter>\n"
+#define CALLS41(x)     "\n\n" OPEN41 x CLOSE41
+
 #define CB       "<｜tool▁calls▁begin｜>"
 #define CE       "<｜tool▁calls▁end｜>"
 #define C1       "<｜tool▁call▁begin｜>"
@@ -35,6 +44,7 @@ static const hd_reply_tool offered[] = {
 #define TOOLS           .parse_tools = true, .tools = offered, .n_tools = 3
 #define IN_V4           .format = HD_REPLY_V4, TOOLS
 #define IN_V32          .format = HD_REPLY_V32, TOOLS
+#define IN_V41          .format = HD_REPLY_V41, TOOLS
 #define IN_V3           .format = HD_REPLY_V3, TOOLS
 #define IN_V31          .format = HD_REPLY_V31, TOOLS
 #define PARIS           INV("get_weather") STR("location", "Paris") END
@@ -73,6 +83,15 @@ typedef struct reply_case {
 /* Replies as the model was taught to write them. */
 static const reply_case proper_cases[] = {
     PROPER(IN_V4, "", ""),
+    PROPER(IN_V41, CALLS41(INV41("run") STR41("s", "</" D "parameter>") END41),
+           "[B0]run[A0]{\"s\": \"</" D "parameter>\"}[E0 complete]"),
+    PROPER(IN_V41, "x" CALLS41(INV41("get_weather") STR41("location", "Paris") END41),
+           "[C]x" PARIS_EVENTS("0")),
+    PROPER(IN_V41,
+           CALLS41(INV41("run") VAL41("n", "4.50") VAL41("o", "{\"k\":1}")
+                       END41 INV41("now") "\n" END41),
+           "[B0]run[A0]{\"n\": 4.50, \"o\": {\"k\":1}}[E0 complete]"
+           "[B1]now[A1]{}[E1 complete]"),
     PROPER(IN_V4, "Hello, world \n" EOS, "[C]Hello, world \n"),
     PROPER(V4_THINKS, "why\n</think>\n\nbecause" EOS, "[R]why\n[C]\n\nbecause"),
     PROPER(V4_THINKS, "</think>x", "[C]x"),

@@ -380,25 +380,33 @@ static void put(rendering *t, const char *s) {
     t->n += n;
 }
 
-/* One call as V3.2 and V4 have it, from its arguments in JSON. */
-static void render_dsml(rendering *out, const char *name, const char *args) {
+/* One call in DSML, from its arguments in JSON. gap: before the words of tags. */
+static void render_dsml(rendering *out, const char *gap, const char *name, const char *args) {
     json_t *object = json_loads(args, 0, NULL), *value;
     const char *key;
     assert_true(json_is_object(object));
-    put(out, "<" D "invoke name=\"");
+    put(out, "<" D);
+    put(out, gap);
+    put(out, "invoke name=\"");
     put(out, name);
     put(out, "\">\n");
     json_object_foreach(object, key, value) {
         char *dumped = json_dumps(value, JSON_ENCODE_ANY);
-        put(out, "<" D "parameter name=\"");
+        put(out, "<" D);
+        put(out, gap);
+        put(out, "parameter name=\"");
         put(out, key);
         put(out, json_is_string(value) ? "\" string=\"true\">" : "\" string=\"false\">");
         put(out, json_is_string(value) ? json_string_value(value) : dumped);
-        put(out, "</" D "parameter>\n");
+        put(out, "</" D);
+        put(out, gap);
+        put(out, "parameter>\n");
         free(dumped);
     }
     if (json_object_size(object) == 0) put(out, "\n");
-    put(out, "</" D "invoke>\n");
+    put(out, "</" D);
+    put(out, gap);
+    put(out, "invoke>\n");
     json_decref(object);
 }
 
@@ -417,7 +425,7 @@ static void render_call(rendering *out, hd_reply_format format, bool first, cons
         put(out, args);
         put(out, C2);
     } else {
-        render_dsml(out, name, args);
+        render_dsml(out, format == HD_REPLY_V41 ? " " : "", name, args);
     }
 }
 
@@ -426,11 +434,13 @@ static void render(rendering *out, hd_reply_format format, const char *reasoning
     static const char *const opens[] = {[HD_REPLY_V3] = CB,
                                         [HD_REPLY_V31] = CB,
                                         [HD_REPLY_V32] = "\n\n<" D "function_calls>\n",
-                                        [HD_REPLY_V4] = "\n\n" OPEN};
+                                        [HD_REPLY_V4] = "\n\n" OPEN,
+                                        [HD_REPLY_V41] = "\n\n<" D " calls>\n"};
     static const char *const closes[] = {[HD_REPLY_V3] = CE,
                                          [HD_REPLY_V31] = CE,
                                          [HD_REPLY_V32] = "</" D "function_calls>",
-                                         [HD_REPLY_V4] = CLOSE};
+                                         [HD_REPLY_V4] = CLOSE,
+                                         [HD_REPLY_V41] = "</" D " calls>"};
     out->n = 0;
     put(out, reasoning);
     put(out, "</think>");
@@ -476,7 +486,7 @@ static void history_is_rendered_as_it_was_written(void **state) {
     for (uint64_t seed = 0; seed < 2000; seed++) {
         hd_philox dice = hd_philox_at(seed, 1, 0), more = hd_philox_at(seed, 2, 0);
         hd_reply_options o = {IN_V4, .starts_in_reasoning = true};
-        o.format = (hd_reply_format)(HD_REPLY_V3 + dice.v[0] % 4);
+        o.format = (hd_reply_format)(HD_REPLY_V3 + dice.v[0] % 5);
         int n_calls = (int)(dice.v[1] % 4);
         for (int i = 0; i < n_calls; i++) {
             snprintf(calls[i][0], sizeof calls[i][0], "tool_%d", i);
@@ -520,9 +530,9 @@ static json_t *as_messages(const heard *h) {
  * the whole of it is found in a prefix cache. */
 static void the_next_prompt_holds_the_reply(void **state) {
     (void)state;
-    static const hd_chat_encoding encodings[] = {HD_CHAT_V3_0324,      HD_CHAT_V31,
-                                                 HD_CHAT_V31_TERMINUS, HD_CHAT_V32,
-                                                 HD_CHAT_V4,           HD_CHAT_V4_0731};
+    static const hd_chat_encoding encodings[] = {
+        HD_CHAT_V3_0324, HD_CHAT_V31,     HD_CHAT_V31_TERMINUS, HD_CHAT_V32,
+        HD_CHAT_V4,      HD_CHAT_V4_0731, HD_CHAT_V41};
     static rendering wrote;
     static heard h;
     static char calls[8][2][1024];

@@ -107,7 +107,7 @@ static const char *a_value(const option *o, char *out, size_t size) {
         return out;
     case OPTION_CHOICE:
     case OPTION_WORD:
-        return o->choices[1];
+        return o->choices[o->choices[1] ? 1 : 0];
     }
     return NULL;
 }

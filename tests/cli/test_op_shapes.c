@@ -84,7 +84,7 @@ static void check_indexer(const op_shape *s, const hd_model_spec *spec) {
 static void check_moe(const op_shape *s, const hd_model_spec *spec) {
     const hd_router_rule *r = &spec->route;
     CHECK(s, s->top_k == r->top_k);
-    if (is(s, "grouped_gemm")) CHECK(s, r->n_experts % s->n == 0);
+    if (is(s, "grouped_gemm") || is(s, "grouped_swiglu")) CHECK(s, r->n_experts % s->n == 0);
     if (is(s, "moe_permute")) CHECK(s, s->n == r->n_experts);
     if (is(s, "moe_combine")) CHECK(s, s->cols == spec->hidden);
     if (!is(s, "moe_topk")) return;
@@ -100,15 +100,15 @@ static void check_shape(const op_shape *s, const hd_model_spec *spec, const hd_s
         check_keys(s, spec);
     } else if (is(s, "indexer_topk")) {
         check_indexer(s, spec);
-    } else if (is(s, "hc_pre") || is(s, "hc_post")) {
+    } else if (is(s, "hc_pre") || is(s, "hc_post") || is(s, "hc_next")) {
         CHECK(s, s->n == spec->hc_mult && s->cols == spec->hidden);
-    } else if (is(s, "rms_norm")) {
+    } else if (is(s, "rms_norm") || is(s, "add_norm")) {
         CHECK(s, s->cols == spec->hidden);
     } else if (is(s, "swiglu")) {
         CHECK(s, s->cols == spec->moe_inter);
     } else if (is(s, "argmax") || is(s, "sample")) {
         CHECK(s, s->cols == spec->vocab);
-    } else if (!is(s, "linear")) {
+    } else if (!is(s, "linear") && !is(s, "linear_swiglu")) {
         check_moe(s, spec);
     }
 }

@@ -5,6 +5,7 @@ does not say (default cpu; tests/gpu.sh sets cuda), HADAL_SHARED the folder of s
 (default ../shared beside the repository); tests that need it skip where it is absent.
 """
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -35,6 +36,22 @@ def run_hadal(*args, text=True, **options):
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
     return subprocess.run([HADAL, *map(str, args)], text=text, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of one file of tests, for --weights-dir."""
+    return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="module")
+def other(folder):
+    """tiny-v4 with other weights, in that folder."""
+    from make_model import io
+    from serving import TINY
+    from test_weight_updates import copy_model, perturbed
+
+    return copy_model(TINY, folder / "other", perturbed(io.read_checkpoint(TINY), 1))
 
 
 @pytest.fixture
@@ -71,6 +88,21 @@ def serve():
     yield start
     for server in started:
         server.close()
+
+
+@pytest.fixture
+def world():
+    """world(n, flags...): a server whose ranks are n processes, killed at the end of the test."""
+    from worlds import World
+
+    with contextlib.ExitStack() as stack:
+
+        def start(*args, **options):
+            made = World(*args, **options)
+            stack.callback(made.kill)
+            return made
+
+        yield start
 
 
 @pytest.fixture

@@ -61,6 +61,18 @@ V4 = {"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4",
       "torch_dtype": "bfloat16"}
 
 
+# As the dated releases: num_nextn_predict_layers still counts an MTP layer that is not there.
+V4_DSPARK = dict(V4, compress_ratios=[0, 128, 4, 128, 4, 0, 0], dspark_block_size=5,
+                 dspark_markov_rank=12, dspark_noise_token_id=90,
+                 dspark_target_layer_ids=[1, 3, 4])  # fmt: skip
+
+
+def drafter_layers(config):
+    if "dspark_block_size" in config:
+        return len(config["compress_ratios"]) - config["num_hidden_layers"]
+    return config.get("num_nextn_predict_layers", 0)
+
+
 def nested(config):
     """The spelling of the Hugging Face library, 5.x."""
     config = dict(config)
@@ -95,7 +107,7 @@ CONFIGS = {
     "v2": V2, "v2_low_rank_query": dict(V2, q_lora_rank=28), "v3": V3, "v32": V32, "v4": V4,
     "v2_nested": nested(V2), "v3_nested": nested(V3), "v32_nested": nested(V32),
     "v4_nested": nested(V4), "v2_tied": dict(V2, tie_word_embeddings=True),
-    "v3_no_mtp": dict(V3, num_nextn_predict_layers=0),
+    "v3_no_mtp": dict(V3, num_nextn_predict_layers=0), "v4_dspark": V4_DSPARK,
 }
 
 # ---- the schema, in Python ----------------------------------------------------------------
@@ -221,6 +233,20 @@ def v4_layer(c, prefix, ratio, hashed):
     return {prefix + name: what for name, what in t.items()}
 
 
+def dspark_stages(c):
+    h, rank, stages = c["hidden_size"], c["dspark_markov_rank"], drafter_layers(c)
+    t, last = {}, f"mtp.{stages - 1}."
+    for stage in range(stages):
+        t |= v4_layer(c, f"mtp.{stage}.", 0, False)
+    t["mtp.0.main_proj.weight"] = ((h, len(c["dspark_target_layer_ids"]) * h), "matrix")
+    t["mtp.0.main_norm.weight"] = t[last + "norm.weight"] = ((h,), "norm")
+    t |= hyper(last + "hc_head", c["hc_mult"], 1, c)
+    for name in ("markov_w1", "markov_w2"):
+        t[f"{last}markov_head.{name}.weight"] = ((c["vocab_size"], rank), "matrix")
+    t[last + "confidence_head.proj.weight"] = ((1, h + rank), "matrix")
+    return t
+
+
 def v4_model(c):
     h, mult = c["hidden_size"], c["hc_mult"]
     table = ((c["vocab_size"], h), "matrix")
@@ -228,7 +254,9 @@ def v4_model(c):
     t |= hyper("hc_head", mult, 1, c)
     for layer, ratio in enumerate(v4_ratios(c)):
         t |= v4_layer(c, f"layers.{layer}.", ratio, layer < v4_hashed(c))
-    for m in range(c.get("num_nextn_predict_layers", 0)):
+    if "dspark_block_size" in c:
+        return t | dspark_stages(c)
+    for m in range(drafter_layers(c)):
         t |= v4_layer(c, f"mtp.{m}.", 0, False)
         t |= hyper(f"mtp.{m}.hc_head", mult, 1, c)
         for name in ("enorm", "hnorm", "norm"):

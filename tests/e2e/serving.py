@@ -193,8 +193,8 @@ class Server(Listening):
             self.description.check(method, path, reply)
         return reply
 
-    def __init__(self, *flags, model=TINY, port=0, env=None, program=HADAL, **process):
-        words = [program, "serve", model, "--port", port, *flags]
+    def __init__(self, *flags, model=TINY, port=0, env=None, program=HADAL, launcher=(), **process):
+        words = [*launcher, program, "serve", model, "--port", port, *flags]
         self.log = b""
         process = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **process}
         self.process = subprocess.Popen([str(w) for w in words], stdout=subprocess.PIPE, env={**os.environ, **(env or {})}, **process)

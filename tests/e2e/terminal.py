@@ -11,6 +11,7 @@ import os
 import pty
 import secrets
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -25,6 +26,12 @@ def environment(**more):
     return {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"} | more
 
 
+def with_signals():
+    """What a shell in the background ignores, a program at a terminal does not."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Terminal:
     """Runs a program with a terminal as its output, and as its input unless stdin is given."""
 
@@ -33,7 +40,7 @@ class Terminal:
         fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.before = termios.tcgetattr(self.slave)
         self.process = subprocess.Popen([*map(str, command)], stdin=self.slave if stdin is None else stdin, stdout=self.slave,
-                                        stderr=self.slave, env=environment(**env or {}), start_new_session=True)
+                                        stderr=self.slave, env=environment(**env or {}), start_new_session=True, preexec_fn=with_signals)
         self.mark = secrets.token_hex(16)
         self.seen, self.at, self.decoder = "", 0, codecs.getincrementaldecoder("utf-8")("replace")
         self.marker = threading.Thread(target=self.mark_end, daemon=True)

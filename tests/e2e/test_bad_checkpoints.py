@@ -460,11 +460,11 @@ def test_C25_drafts_that_the_files_do_not_hold(serve, hadal, refused, tmp_path):
     directory = servable(tmp_path, "v3", drop=("layers.3.",))
     s = serve(model=directory)
     s.close()
-    assert b"the config declares 1 MTP layer, the files hold 0: nothing drafts" in s.log
+    assert b"the config declares 1 drafter layer, the files hold 0: nothing drafts" in s.log
     ask = ["generate", directory, "-p", "the", "--max-tokens", "2", "-q"]
     assert hadal(*ask, "--draft-tokens", "auto").returncode == 0
-    assert "has no MTP layer" in refused(*ask, "--draft-tokens", "2")
-    assert "has no MTP layer" in refused("serve", directory, "--port", "0", "--no-sandbox", "--draft-tokens", "2")
+    assert "has no drafter" in refused(*ask, "--draft-tokens", "2")
+    assert "has no drafter" in refused("serve", directory, "--port", "0", "--no-sandbox", "--draft-tokens", "2")
     whole = servable(tmp_path / "whole", "v3")
     assert hadal("generate", whole, "-p", "the", "--max-tokens", "2", "-q", "--draft-tokens", "2").returncode == 0
 

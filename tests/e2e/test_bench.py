@@ -1,9 +1,11 @@
 """hadal bench: a set depends on its options alone, and its figures add up."""
 
 import json
+import os
 
 import pytest
 from conftest import ROOT
+from toy_models import make_toy_model
 
 MODEL = ROOT / "models" / "tiny-v4"
 SET = ["--num-prompts", 12, "--input-len", 96, "--output-len", 10, "--range-ratio", 0.5, "--seed", 3]
@@ -82,8 +84,25 @@ def test_dummy_weights_need_no_checkpoint(hadal, config, backend):
     assert (r["completed"], r["failed"], r["total_output_tokens"]) == (3, 0, 12)
 
 
+def test_updates(hadal, tmp_path):
+    """Of the model's own values, and of others; a model of another shape is refused."""
+    result = hadal("bench", "update", MODEL, "--times", 3, "--json")
+    assert result.returncode == 0, result.stderr
+    r = json.loads(result.stdout)
+    weights = MODEL / "model.safetensors"
+    assert 0.9 * weights.stat().st_size < r["bytes"] < weights.stat().st_size and r["times"] == 3
+    for part in "read", "check", "still", "hash", "copy":
+        assert 0 < r[part]["seconds"] <= r[part]["p90"]
+        assert r[part]["of_copy"] == pytest.approx(r["copy"]["seconds"] / r[part]["seconds"])
+    lines = hadal("bench", "update", MODEL, "--from", MODEL, "--times", 1).stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["read", "check", "still", "hash", "copy"]
+    other = make_toy_model("v4", tmp_path / "other")
+    result = hadal("bench", "update", MODEL, "--from", other)
+    assert result.returncode == 2 and "embed" in result.stderr
+
+
 @pytest.mark.parametrize("args, words", [
-    (["bench"], "throughput, latency, ops or serve"),
+    (["bench"], "throughput, latency, ops, comm, serve or update"),
     (["bench", "speed"], "'speed'"),
     (["bench", "latency", MODEL, "--shared-prefix", 512], "shared prefix"),
     (["bench", "latency", MODEL, "--num-prompts", 0], "num-prompts"),
@@ -91,6 +110,10 @@ def test_dummy_weights_need_no_checkpoint(hadal, config, backend):
     (["bench", "latency"], "either MODEL_DIR or --dummy-weights"),
     (["bench", "latency", MODEL, "--dummy-weights", MODEL], "either MODEL_DIR or --dummy-weights"),
     (["bench", "latency", "--dummy-weights", "nowhere.json"], "nowhere.json"),
+    (["bench", "update"], "MODEL_DIR"),
+    (["bench", "update", "nowhere"], "nowhere"),
+    (["bench", "update", MODEL, "--from", "nowhere"], "nowhere"),
+    (["bench", "update", MODEL, "--times", 0], "times"),
     (["bench", "ops", "--isa", "avx2"], "--isa is for a CONFIG"),
     (["bench", "ops", MODEL, "--isa", "avx2", "--backend", "ref"], "--isa is for a CONFIG"),
 ])
@@ -181,9 +204,9 @@ def test_a_rank_reads_prompts(hadal):
     (["--emulate-rank", "pp=2"], "not tp=N or ep=N"),
     (["--emulate-rank", "tp=2,ep=2"], "either tp=N or ep=N"),
     (["--emulate-rank", "tp=2,rank=2"], "no rank 2"),
-    (["--emulate-rank", "tp=3"], "cannot be shared by tp 3"),
+    (["--emulate-rank", "tp=5"], "cannot be shared by tp 5"),
     (["--emulate-rank", "ep=17,redundant=2"], "cannot be shared by ep 17"),
-    (["--emulate-rank", "tp=2", "--drafts", 1], "no MTP layer"),
+    (["--emulate-rank", "tp=2", "--drafts", 1], "has no drafter"),
     (["--emulate-rank", "tp=2", "--drafts", 1, "--prompt", 8], "--drafts follow tokens"),
 ])
 def test_layouts_that_are_none(refused, args, words):
@@ -196,3 +219,14 @@ def test_acceptance_is_a_list(refused):
     args = ["--dummy-weights", config, "--emulate-rank", "tp=2", "--drafts", 2, "--acceptance"]
     for bad in "0.7;0.2", "1.2", "0.5,x":
         assert "--acceptance" in refused("bench", "latency", *args, bad)
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/class/net"), reason="UCX finds no network device without /sys/class/net")
+def test_comm_times_every_transport_beside_memcpy_and_a_socket(hadal):
+    rows = json.loads(hadal("bench", "comm", "--rounds", 5, "--json").stdout)
+    made = {(r["transport"], r["operation"]) for r in rows}
+    calls = {"all_reduce", "all_gather", "broadcast"}
+    assert {("one thread", "memcpy"), ("tcp", "socket"), *(("threads", c) for c in calls)} <= made
+    if any(t == "shared memory" for t, _ in made):
+        assert {(t, c) for t in ("shared memory", "tcp") for c in calls} <= made
+    assert len(rows) == 4 * len(made) and all(r["us"] > 0 and r["mb_s"] > 0 for r in rows)

@@ -272,7 +272,7 @@ LIES = {
     "another range": ({WEIGHTS: [None, hubs.cut(1000), None, hubs.with_other_range]}, {}, 2, [WEIGHTS, "1000", "bytes 1-"]),
     "for ever busy": ({WEIGHTS: [hubs.answer(503)] * 9}, {}, 4, [WEIGHTS, "503", "3 attempts"]),
     "for ever cut": ({WEIGHTS: [hubs.cut(0)] * 9}, {}, 4, [WEIGHTS, "3 attempts"]),
-    "come back tomorrow": ({WEIGHTS: [hubs.answer(429, Retry_After="86400")]}, {}, 4, ["429", "86400 s"]),
+    "come back tomorrow": ({WEIGHTS: [hubs.answer(429, Retry_After="20000")]}, {}, 4, ["429", "20000 s"]),
     "gone": ({WEIGHTS: [hubs.answer(404)]}, {}, 2, [WEIGHTS, "404"]),
     "redirects for ever": ({WEIGHTS: [hubs.redirect("/org/model/resolve/x/" + WEIGHTS)] * 99}, {}, 2, [WEIGHTS, "without end"]),
     "redirects to a file": ({WEIGHTS: [hubs.redirect("file:///etc/passwd")]}, {}, 2, [WEIGHTS, "no http address"]),

@@ -47,6 +47,7 @@ def run(tmp_path):
     [
         (["--kv-tokens", 102400000000], 4, "102400000000 tokens; "),
         (["--snapshot-tokens", 102400000000000], 4, "no memory for"),
+        (["--kv-host", 0.000001], 2, "kv_host_gb 1e-06 holds no page"),
         (["--step-tokens", 4], 2, "a step of 4 rows cannot hold"),
         (["--context", 8193], 2, "this model knows 8192 positions"),
         (["--null-step-us", 5], 2, "null_step_us is 5"),
@@ -55,6 +56,9 @@ def run(tmp_path):
         (["--precision", "exact", "--no-batch-invariance"], 2, "no-batch-invariance is for"),
         (["--manifest", "/nowhere"], 2, "/nowhere"),
         (["--no-drafts", "--draft-tokens", 2], 2, "asks for drafts"),
+        (["--drafter", "none", "--draft-tokens", 2], 2, "asks for drafts"),
+        (["--drafter", "dspark"], 2, "'mtp'"),
+        (["--drafter", "mtp", "--no-drafts"], 2, "both given"),
     ],
 )
 def test_every_option_reaches_the_engine(run, command, flags, code, said):

@@ -96,7 +96,7 @@ def test_answers_do_not_depend_on_how_they_are_computed_in_short(model, family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*FAMILIES, "tiny-v4", *(f"deepseek_{name}" for name in FAMILIES)])
+@pytest.mark.parametrize("family", [*FAMILIES, "tiny-v4", *(f"deepseek_{name}" for name in FAMILIES if "dspark" not in name)])
 def test_answers_do_not_depend_on_how_they_are_computed(hadal, request, model, family, tmp_path):
     """Side by side, chunks, threads, drafts, caches, pressure, several answers: one program does all."""
     if family in FAMILIES:
@@ -136,7 +136,26 @@ def test_forms_hold_on_any_model(generate, model, family, tmp_path):
         assert re.fullmatch("[a-c]{2,6}!", generate(model(family), "--regex", "[a-c]{2,6}!", *sampling)["text"])
 
 
-@pytest.mark.parametrize("family", ["v3", "v32", "v4"])
+@pytest.mark.parametrize(
+    ("family", "asked", "said"),
+    [("v4", "dspark", "is 'mtp'"), ("v4_dspark", "mtp", "is 'dspark'"), ("v2", "mtp", "is 'none'"),
+     ("v4", "eagle", "eagle")],
+)  # fmt: skip
+def test_another_drafter_is_refused(hadal, model, family, asked, said):
+    result = hadal("generate", model(family), "-p", "x", "--raw", "--drafter", asked)
+    assert result.returncode == 2 and asked in result.stderr and said in result.stderr
+
+
+@pytest.mark.parametrize(("family", "own"), [("v4", "mtp"), ("v4_dspark", "dspark"), ("v2", "none")])
+def test_the_drafter_changes_no_text(generate, model, family, own):
+    plain = generate(model(family), "--drafter", "none", "--temperature", "1")
+    assert plain["drafted"] == 0
+    for asked in ("auto", own):
+        same = generate(model(family), "--drafter", asked, "--temperature", "1")
+        assert same["text"] == plain["text"] and (same["drafted"] > 0) == (own != "none")
+
+
+@pytest.mark.parametrize("family", ["v3", "v32", "v4", "v4_dspark"])
 def test_drafts_are_proposed(generate, model, family):
     drafted = generate(model(family), "--draft-tokens", "3", tokens=30)
     assert drafted["drafted"] > 0 and 0 <= drafted["accepted"] <= drafted["drafted"]

@@ -49,7 +49,7 @@ REFUSED = {
     "L14 cache beyond numbers": ([*SERVE, "--kv-tokens", "9223372036854775807"], 4, "no memory for"),
     "L14 side by side beyond memory": ([*SERVE, "--max-running", "4096", "--step-tokens", "1048576", "--kv-tokens", "100000000000"], 4, "no memory for"),
     "L15 more ranks than heads": ([*LAYOUT, "tp=64"], 2, "cannot be shared by tp 64"),
-    "L15 heads that do not divide": ([*LAYOUT, "tp=3"], 2, "cannot be shared by tp 3"),
+    "L15 heads that do not divide": ([*LAYOUT, "tp=5"], 2, "cannot be shared by tp 5"),
     "L15 experts that do not divide": ([*LAYOUT, "ep=17,redundant=2"], 2, "cannot be shared by ep 17"),
     "L15 ranks without end": ([*LAYOUT, "ep=99999999"], 2, "not tp=N or ep=N"),
     "L15 no such rank": ([*LAYOUT, "ep=2,rank=2"], 2, "there is no rank 2"),
@@ -89,7 +89,7 @@ def test_drafts_without_a_layer_for_them(refused, tmp_path, row):
     tasks.write_text(json.dumps({"task": "a", "prompt": "the", "max_tokens": 2, "checker": {"type": "exact", "expect": "x"}}) + "\n")
     command, *flags = [str(tasks) if word == "TASKS" else word for word in DRAFTS[row]]
     line = refused(command, tmp_path / "model", *flags)
-    assert "MTP layer" in line
+    assert "has no drafter" in line
 
 
 KEYS = {
@@ -381,8 +381,9 @@ def test_L28_L29_nothing_is_left_anywhere(tmp_path):
     work.mkdir(mode=0o555)
     s = Server("--backend", "null", env={k: str(v) for k, v in places.items()}, cwd=work)
     assert s.post("/v1/chat/completions", HI).status == 200
-    links = {os.readlink(f"/proc/{s.process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{s.process.pid}/fd")}
-    assert not any(str(tmp_path) in link for link in links)
+    for fd in pathlib.Path(f"/proc/{s.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            assert str(tmp_path) not in os.readlink(fd)
     s.process.kill()
     s.wait()
     assert all(list(place.iterdir()) == [] for place in [*places.values(), work])
@@ -481,6 +482,7 @@ def test_model_files_that_are_none(hadal, tmp_path, name, kind):
 
 # ---- a peer that is not there any more ----
 
+GET = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())"
 CLIENT = """
 import socket, sys, time
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])))
@@ -530,7 +532,7 @@ def test_FT13_peer_behind_a_cut_cable(two_hosts, stream):
     port = int(server.stdout.readline().decode().rsplit(":", 1)[1].split()[0])
 
     def figure(name):
-        said = subprocess.run([*of_server, "curl", "-s", f"http://10.0.0.1:{port}/metrics"], capture_output=True, text=True).stdout
+        said = subprocess.run([*of_server, "python3", "-c", GET, f"http://10.0.0.1:{port}/metrics"], capture_output=True, text=True).stdout
         return sum(float(line.rsplit(" ", 1)[1]) for line in said.splitlines() if line.startswith(name))
 
     wait_until(lambda: figure("hadal_http_connections") > 0, "it listens")

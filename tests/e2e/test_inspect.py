@@ -1,6 +1,7 @@
 """hadal inspect: whole checkpoints, incomplete ones, configs alone, and the real sizes."""
 import json
 import math
+import pathlib
 import os
 import shutil
 import struct
@@ -38,7 +39,7 @@ def test_random_models_are_whole(hadal, tmp_path, name, shards):
     assert seen["problem"] is None and seen["notices"] == []
     assert seen["missing"] == seen["unknown"] == seen["ignored"] == []
     assert seen["tensors"] == len(made)
-    assert seen["model"]["mtp_layers"] == CONFIGS[name].get("num_nextn_predict_layers", 0)
+    assert seen["model"]["mtp_layers"] == make_model.drafter_layers(CONFIGS[name])
     total = seen["weights"]["main"]["total"], seen["weights"]["mtp"]["total"]
     assert sum(t["bytes"] for t in total) == sum(len(t.data) for t in made.values())
     assert sum(t["bytes"] for t in total) == seen["tensor_bytes"]
@@ -127,6 +128,26 @@ def test_many_missing_tensors_are_counted(hadal, tmp_path):
     assert f"missing: {gone} tensors" in result.stdout
     seen = inspect(hadal, tmp_path, code=2)
     assert len(seen["missing"]) == gone and "missing tensor" in seen["problem"]
+
+
+def test_dspark_stages_come_whole_or_not_at_all(hadal, tmp_path):
+    config = CONFIGS["v4_dspark"]
+    make_model.write_model(tmp_path / "none", config, without(config, "mtp."))
+    seen = inspect(hadal, tmp_path / "none")
+    assert seen["model"]["drafter"] == "dspark"
+    assert seen["model"]["mtp_declared"] == 2 and seen["model"]["mtp_layers"] == 0
+    for part in ("mtp.0.", "mtp.1.", "mtp.0.main_proj", "mtp.1.markov_head.markov_w2"):
+        make_model.write_model(tmp_path / part, config, without(config, part))
+        result = hadal("inspect", tmp_path / part)
+        assert result.returncode == 2 and part in result.stderr
+
+
+@pytest.mark.parametrize("name, size", [("v4_flash_0731", 166878536440), ("v4_pro_0813", 892727580904)])
+def test_dated_releases_have_their_published_totals(hadal, name, size):
+    seen = inspect(hadal, pathlib.Path(__file__).parents[1] / "configs" / f"{name}.json")
+    total = seen["weights"]["main"]["total"], seen["weights"]["mtp"]["total"]
+    assert sum(t["bytes"] for t in total) == size
+    assert seen["model"]["drafter"] == "dspark" and seen["model"]["mtp_layers"] == 3
 
 
 @pytest.mark.parametrize("family, layer", [("v3", "layers.3."), ("v32", "layers.3."),

@@ -17,7 +17,7 @@ ONE_PIECE = 1 << 20  # the largest --chunk
 
 golden = sorted(p for p in GOLDEN.glob("*") if (p / "expect.npy").exists())
 # Of the shared cases those whose family hadal has.
-FAMILIES = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"}
+FAMILIES = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41"}
 shared_cases = sorted(
     p for p in SHARED.glob("cases/*")
     if (p / "expect.npy").exists() and json.loads((p / "config.json").read_text())["model_type"] in FAMILIES

@@ -191,6 +191,32 @@ def test_the_history_goes_back_a_minute_and_continues_in_the_live_view(server):
     assert past["tokens_s"][at] == pytest.approx(now["rates"]["tokens_s"])
 
 
+def test_tiers_add_up():
+    """Texts that come back when others have taken their pages are found in host memory."""
+    server = Server("--context", 768, "--kv-tokens", 768, "--kv-host", 1, "--max-running", 1)
+    for _ in range(2):
+        for first in "abcdef":
+            server.post("/v1/completions", {"prompt": first + " word" * 500, "max_tokens": 2})
+    seen = {}
+    for (name, labels), value in samples(server).items():
+        labels = dict(labels)
+        seen[name, labels.get("tier"), labels.get("pool")] = value
+    server.close()
+
+    def of(name, tier="host", pool=None):
+        return seen[f"hadal_kv_tier_{name}", tier, pool]
+
+    for pool in ("entries", "window"):
+        assert of("pages", "host", pool) > 0
+        assert of("saved_pages_total", "host", pool) >= of("pages", "host", pool)
+        for tier in ("device", "host"):
+            assert (of("bytes", tier, pool) > 0) == (of("pages", tier, pool) > 0)
+    assert of("loaded_pages_total", "host", "entries") > 0
+    assert 0 < of("cached_tokens_total") == of("loaded_pages_total", "host", "entries") * seen["hadal_page_size", None, None]
+    assert of("cached_tokens_total") + of("cached_tokens_total", "device") == seen["hadal_cached_tokens_total", None, None]
+    assert of("hit_rate") == of("cached_tokens_total") / seen["hadal_prompt_tokens_total", None, None]
+
+
 # ---- /engine/requests ----
 
 

@@ -30,7 +30,7 @@ def make(*words):
 
 
 def options_of(*command):
-    return set(re.findall(r"^  (?:-\w, |    )--([a-z-]+)", run_hadal(*command, "--help").stdout, re.M))
+    return set(re.findall(r"^  (?:-\w, |    )--([a-z0-9-]+)", run_hadal(*command, "--help").stdout, re.M))
 
 
 # ---- completions ----
@@ -62,7 +62,7 @@ def test_bash_completes(tmp_path):
     assert bash_completes(tmp_path, "hadal", "serve", "--trace-dir", "") == {"folder"}
     assert bash_completes(tmp_path, "hadal", "serve", "--api-key-file", "fi") == {"file"}
     assert bash_completes(tmp_path, "hadal", "serve", "") == {"folder", "file", "script"}
-    assert bash_completes(tmp_path, "hadal", "bench", "") == {"throughput", "latency", "ops", "serve"}
+    assert bash_completes(tmp_path, "hadal", "bench", "") == {"throughput", "latency", "ops", "comm", "update", "serve"}
     for command in COMMANDS:
         if command != "bench":
             assert {w for w in bash_completes(tmp_path, "hadal", command, "--") if w != "-h"} == {f"--{o}" for o in options_of(command)}, command
@@ -82,7 +82,7 @@ def test_fish_completes(tmp_path):
 
     assert completes("hadal ") == set(COMMANDS)
     assert completes("hadal serve --backend ") == {"auto", "cpu", "cuda", "ref", "null"}
-    assert completes("hadal bench ") == {"throughput", "latency", "ops", "serve"}
+    assert completes("hadal bench ") == {"throughput", "latency", "ops", "comm", "update", "serve"}
     assert {f"--{o}" for o in options_of("serve")} <= completes("hadal serve --")
     assert "--emulate-rank" in completes("hadal bench latency --emu")
 
@@ -99,7 +99,7 @@ def test_zsh_reads_every_table(tmp_path):
         return run("zsh", "-f", "-c", f"{shim}; . {script}; words=({line}); CURRENT=${{#words}}; _hadal")
 
     assert {line.split(":")[0] for line in told("hadal", "").splitlines()} == set(COMMANDS)
-    assert told("hadal", "bench", "").split() == ["throughput", "latency", "ops", "serve"]
+    assert told("hadal", "bench", "").split() == ["throughput", "latency", "ops", "comm", "serve"]
     for command in (["serve"], ["bench", "throughput"], ["generate"]):
         said = told("hadal", *command, "--")
         assert set(re.findall(r"^(?:\(.*\))?(?:--)([a-z-]+)=?\[", said, re.M)) == options_of(*command), command

@@ -434,6 +434,7 @@ def test_the_engine_view(mock, visit):
     assert page.text("#rest") == ""
     assert re.search(r"Output\s*\d+ tokens/s", page.text("#tiles"))
     assert re.search(r"Entries, 512 pages\s*122 in use, 90 cached, 300 free", page.text("#pools"))
+    assert re.search(r"Experts, 384 of 1536 fit into .*\s*75 % were in memory, .* read", page.text("#pools"))
     assert re.search(r"\d+ % of [\d.]+K? prompt tokens", page.text("#prefix"))
     assert "Accept length 3.34 tokens a step" in page.text("#drafts")
     label = page.js("document.querySelector('canvas').getAttribute('aria-label')")
@@ -447,6 +448,13 @@ def test_the_engine_view(mock, visit):
     assert page.text("#facts") == steps
     page.click("#pause")
     page.until("document.getElementById('live').textContent === 'Live'")
+
+
+def test_attention_groups_are_among_the_facts(mock, visit):
+    groups = [{"running": n, "waiting": 2, "pages": 64, "pages_free": 48} for n in range(2)]
+    page = visit(mock(change=lambda message: message | {"groups": groups}).address + "#engine")
+    page.until("document.getElementById('facts').textContent.includes('Group 1')")
+    assert re.search(r"Group 0\s*0 run, 2 wait, 25 % of the pages\s*Group 1\s*1 run, 2 wait", page.text("#facts"))
 
 
 def test_the_own_request_is_in_sight_among_many(mock, visit):

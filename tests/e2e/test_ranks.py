@@ -1,14 +1,21 @@
 """One model on several ranks answers as on one."""
 
+import contextlib
+import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import ROOT, run_hadal
+from serving import wait_until
+from toy_models import make_toy_model
 
 CLIENTS = 16
 LAYOUTS = {
-    ("--ep", 2): {"ranks": 2, "heads": 1, "ep": 2, "etp": 1, "dense_tp": 1, "head_tp": 2},
-    ("--tp", 2): {"ranks": 2, "heads": 2, "ep": 2, "etp": 1, "dense_tp": 1, "head_tp": 2},
+    ("--ep", 2): {"ranks": 2, "dp": 1, "heads": 1, "ep": 2, "etp": 1, "dense_tp": 1, "head_tp": 2},
+    ("--tp", 4): {"ranks": 4, "dp": 1, "heads": 4, "ep": 1, "etp": 4, "dense_tp": 4, "head_tp": 4},
+    ("--tp", 2, "--ep", 2): {"ranks": 2, "dp": 1, "heads": 2, "ep": 2, "etp": 1, "dense_tp": 2, "head_tp": 2},
+    ("--dp", 2, "--ep", 2): {"ranks": 2, "dp": 2, "heads": 1, "ep": 2, "etp": 1, "dense_tp": 1, "head_tp": 1},
 }
 
 
@@ -41,10 +48,85 @@ def test_sixteen_clients_get_the_same_answers(serve):
     assert len(set(want)) > CLIENTS / 2
     for layout, parallel in LAYOUTS.items():
         server = serve(*flags, *layout)
-        assert server.get("/server_info").json["parallel"] == parallel
+        assert server.get("/server_info").json["parallel"] == {**parallel, "sum_in_ranks": False}
         assert answers(server) == want
 
 
+def group_metric(server, name):
+    text = server.get("/metrics").text
+    return [int(n) for n in re.findall(rf'^hadal_group_{name}{{.*group="\d+"}} (\d+)$', text, re.MULTILINE)]
+
+
+def test_requests_go_where_their_prefix_is(serve):
+    server = serve("--threads", 2, "--dp", 3, "--ep", 3)
+    prefix = "The cat sat on the mat and looked at the little girl. " * 12
+    for i in range(9):
+        reply = server.post("/v1/completions", {"prompt": f"{i % 3} {prefix} {i}", "max_tokens": 4})
+        assert reply.status == 200, reply.text
+    wait_until(lambda: sum(group_metric(server, "generation_tokens_total")) == 36, "all tokens")
+    # three prompts, each first in a group of its own and then twice where its pages are
+    assert group_metric(server, "generation_tokens_total") == [12, 12, 12]
+    assert all(n > 0 for n in group_metric(server, "cached_tokens_total"))
+    assert group_metric(server, "running_reqs") == [0, 0, 0]
+    with contextlib.closing(server.connection()) as c:
+        c.request("GET", "/engine/live")
+        shown = json.loads(next(line[5:] for line in c.getresponse() if line.startswith(b"data:")))
+    assert [g["output_tokens"] for g in shown["groups"]] == [12, 12, 12]
+
+
+def check_pause_and_abort(server):
+    """Of two groups."""
+    body = {"max_tokens": 400, "ignore_eos": True}
+    with ThreadPoolExecutor(6) as pool:
+        replies = [pool.submit(server.post, "/v1/completions", {**body, "prompt": f"Story {i}"}) for i in range(6)]
+        wait_until(lambda: min(group_metric(server, "running_reqs")) > 0, "both groups compute")
+        assert server.post("/pause_generation", {"mode": "in_place"}).status == 200
+        steps = group_metric(server, "steps_total")
+        assert server.post("/abort_request", {"abort_all": True}).status == 200
+        assert all(r.result().json["choices"][0]["finish_reason"] == "abort" for r in replies)
+        assert group_metric(server, "steps_total") == steps
+    assert server.post("/continue_generation", {}).status == 200
+    assert server.post("/flush_cache", {}).status == 200
+    reply = server.post("/v1/completions", {"prompt": "Story", "max_tokens": 3})
+    assert len(reply.json["choices"]) == 1
+
+
+def test_pause_and_abort_reach_all_groups(serve):
+    check_pause_and_abort(serve("--threads", 2, "--dp", 2, "--ep", 2, "--max-running", 2, "--context", 512))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_draft_blocks_on_several_ranks(layout, tmp_path):
+    model = make_toy_model("v4_dspark", tmp_path)
+
+    def said(*flags):
+        command = ["generate", model, "--raw", "-p", "the cat", "--max-tokens", 30, "--json", "--backend", "cpu"]
+        done = run_hadal(*command, "--threads", 2, "--temperature", 1, *flags)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    plain, drafted = said("--drafter", "none"), said("--draft-tokens", 5, *layout)
+    assert drafted["drafted"] > 0
+    assert drafted["text"] == plain["text"] == said("--draft-tokens", 5)["text"]
+
+
+def test_layout_auto_says_why(serve):
+    parallel = serve("--threads", 2, "--layout", "auto", "--ranks", 2).get("/server_info").json["parallel"]
+    assert (parallel["ranks"], parallel["dp"], parallel["ep"]) == (2, 2, 2)
+    assert parallel["reason"].startswith("2 ranks as tp 1, dp 2, ep 2: ")
+    flags = ("generate", ROOT / "models" / "tiny-v4", "-p", "the", "--backend", "cpu")
+    for more, why in {
+        ("--layout", "auto", "--ranks", 2, "--ep", 2): "chooses tp, dp and ep: give none of them",
+        ("--ranks", 2): "are for layout auto",
+        ("--layout", "auto", "--ranks", 2, "--rank-memory", 9999): "no layout of 2 ranks fits",
+    }.items():
+        said = run_hadal(*flags, *more)
+        assert said.returncode != 0 and why in said.stderr
+
+
 def test_what_cannot_be_divided_is_refused():
-    said = run_hadal("generate", ROOT / "models" / "tiny-v4", "-p", "the", "--backend", "cpu", "--ep", 3)
-    assert said.returncode != 0 and "16 experts cannot be shared by ep 3" in said.stderr
+    flags = ("generate", ROOT / "models" / "tiny-v4", "-p", "the", "--backend", "cpu", "--tp", 4)
+    said = run_hadal(*flags, "--ep", 6)
+    assert said.returncode != 0 and "one must be a multiple of the other" in said.stderr
+    said = run_hadal(*flags, "--sum-in-ranks")
+    assert said.returncode != 0 and "cuts through its quantization blocks" in said.stderr

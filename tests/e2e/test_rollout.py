@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import math
+import re
 import threading
 
 import pytest
@@ -84,6 +85,19 @@ def test_flush_during_a_pause_that_holds_no_pages(tiny, mode):
         if mode == "abort":
             ends = [a.result().json["meta_info"]["finish_reason"] for a in answers]
             assert [e["type"] for e in ends] == ["abort", "abort"]
+
+
+def test_a_pause_that_nobody_ends_is_seen(tiny):
+    """In /health and in a metric, growing; it never becomes "stalled", whoever waits."""
+    with asked(tiny, body(50), body(50)):
+        pause(tiny, "retract")
+        wait_until(lambda: tiny.stats()["hadal_paused_seconds"] > 1, "time passes")
+        reply = tiny.get("/health")
+        assert reply.status == 200 and re.fullmatch(r"ok, paused for [1-9]\d* s", reply.text)
+        pause(tiny, "retract")  # the same pause
+        assert tiny.stats()["hadal_paused_seconds"] > 1 and tiny.stats()["hadal_paused"] == 1
+        go_on(tiny)
+    assert tiny.get("/health").text == "ok" and tiny.stats()["hadal_paused_seconds"] == 0
 
 
 def test_flush_in_place_counts_who_holds_pages(tiny):
@@ -236,3 +250,48 @@ def test_the_default_is_after_temperature_and_only_here(tiny):
 def test_an_unknown_mode_is_refused(tiny, mode):
     reply = tiny.post("/generate", body(3, logprob_mode=mode))
     assert reply.status == 400 and "logprob_mode" in reply.text
+
+
+# ---- what could be drawn ----
+
+
+def mask_request(server, status=200, sampling=None, **more):
+    sampling = {"max_new_tokens": 24, "temperature": 1.2, "sampling_seed": 5, "ignore_eos": True, "top_k": 12, **(sampling or {})}
+    reply = server.post("/generate", {"text": "Once upon a time", "sampling_params": sampling, "return_sampling_mask": True, **more})
+    assert reply.status == status, reply.text
+    return reply.json
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.7}, {"top_k": 20, "min_p": 0.05}, {"top_k": 1}, {"top_k": 7, "top_p": 0.9, "frequency_penalty": 0.5}])
+def test_the_mask_holds_what_could_be_drawn(tiny, sampling):
+    """Rebuilt from the tempered probabilities of all listed tokens: they are kept from the best on."""
+    info = mask_request(tiny, sampling=sampling, return_logprob=True, logprob_mode="sampled", top_logprobs_num=3)["meta_info"]
+    masks, drawn = info["output_token_sampling_mask"], info["output_token_sampling_logprobs"]
+    assert len(masks) == len(drawn) == 24
+    assert [t[0] for t in info["output_token_logprobs"]] == drawn
+    body = {"max_new_tokens": 24, "temperature": 1.2, "sampling_seed": 5, "ignore_eos": True, "top_k": 12, **sampling}
+    other = tiny.post("/generate", {"text": "Once upon a time", "sampling_params": body, "return_logprob": True, "top_logprobs_num": 20}).json
+    assert other["output_ids"] == [t[1] for t in info["output_token_logprobs"]]
+    for mask, logprob, token, tops, three in zip(masks, drawn, other["output_ids"], other["meta_info"]["output_top_logprobs"], info["output_top_logprobs"]):
+        assert token in mask and 1 <= len(mask) <= body["top_k"]
+        best = [t[1] for t in tops]
+        assert mask == best[: len(mask)] and [t[1] for t in three] == mask[:3]
+        weights = {t[1]: math.exp(t[0]) for t in tops}
+        total = sum(weights[t] for t in mask)
+        assert abs(logprob - math.log(weights[token] / total)) < 1e-4
+        if "top_p" in sampling:
+            of_k = sum(weights[t] for t in best[: body["top_k"]])
+            assert total / of_k >= sampling["top_p"] - 1e-5 and (total - weights[mask[-1]]) / of_k < sampling["top_p"] + 1e-5
+        if "min_p" in sampling:
+            assert all(weights[t] >= 0.05 * weights[best[0]] * (1 - 1e-5) for t in mask)
+
+
+def test_masks_of_greedy_answers_and_refusals(tiny):
+    info = mask_request(tiny, sampling={"temperature": 0, "top_k": -1})
+    assert info["meta_info"]["output_token_sampling_mask"] == [[t] for t in info["output_ids"]]
+    assert set(info["meta_info"]["output_token_sampling_logprobs"]) == {0.0}
+    for sampling in ({"top_k": -1}, {"top_k": 21}):
+        assert mask_request(tiny, 400, sampling)["error"]["param"] == "sampling_params.top_k"
+    assert mask_request(tiny, 400, return_logprob=True)["error"]["param"] == "logprob_mode"
+    plain = tiny.post("/generate", {"text": "Once", "sampling_params": {"max_new_tokens": 2}}).json
+    assert "output_token_sampling_mask" not in plain["meta_info"]

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 SPECIAL = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜User｜>",
            "<｜Assistant｜>", "<think>", "</think>"]  # fmt: skip
 VOCAB = 320
-FAMILIES = {"v2": make_model.V2, "v3": make_model.V3, "v32": make_model.V32, "v4": make_model.V4}
+FAMILIES = {"v2": make_model.V2, "v3": make_model.V3, "v32": make_model.V32, "v4": make_model.V4,
+            "v4_dspark": make_model.V4_DSPARK}  # fmt: skip
 
 
 def toy_tokenizer(more=()):
@@ -31,7 +32,7 @@ def toy_tokenizer(more=()):
 
 
 def make_toy_model(family, out, more_tokens=(), **config):
-    """A model with an MTP layer where the family has one; V2-Lite has none."""
+    """A model with a drafter where the family has one; V2-Lite has none."""
     make_model.write_model(out, dict(FAMILIES[family], vocab_size=VOCAB, **config))
     add_toy_tokenizer(out, more_tokens)
     return out

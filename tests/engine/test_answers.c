@@ -162,7 +162,7 @@ static void answers_are_those_of_lone_requests(void **state) {
 static void many_answers_stop_where_lone_ones_do(void **state) {
     (void)state;
     enum { N = 16 };
-    static const char *const stops[] = {"e t", ". T", "he s"};
+    static const char *const stops[] = {"e t", ". T", "he s", "d t", "s a"};
     hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 5, .kv_tokens = 1500});
     hd_request g = {.size = sizeof g,
                     .messages = USER("Tell me a story."),

@@ -16,6 +16,7 @@
 #include "base/philox.h"
 #include "base/status.h"
 #include "engine/engine.h"
+#include "engine/rank.h"
 #include "engine/request_ranges.h"
 #include "fakes/engine_rig.h"
 
@@ -364,7 +365,7 @@ static void numbers_have_ranges(void **state) {
         assert_true(r->http_low >= r->low || r->http_low == -1);
         assert_true(r->http_high <= r->high);
     }
-    assert_int_equal(n, 20);
+    assert_int_equal(n, 21);
 }
 
 /* Whatever its sentence says, a refusal names the parameter, and has a code if there is more
@@ -429,13 +430,14 @@ static void what_makes_no_sense_is_refused(void **state) {
         hd_request g;
         const char *part;
     } cases[] = {
-        {{.n = 65},               "n is 65"           },
-        {{.n = -1},               "n is -1"           },
-        {{.effort = 4},           "effort is 4"       },
-        {{.draft_tokens = 8},     "draft_tokens is 8" },
-        {{.temperature = -1},     "temperature is -1" },
-        {{.messages = "[]"},      "2 are given"       },
-        {{.max_tokens = 1 << 20}, "exceed the context"},
+        {{.n = 65},               "n is 65"             },
+        {{.n = -1},               "n is -1"             },
+        {{.effort = 4},           "effort is 4"         },
+        {{.effort_number = 101},  "effort_number is 101"},
+        {{.draft_tokens = 8},     "draft_tokens is 8"   },
+        {{.temperature = -1},     "temperature is -1"   },
+        {{.messages = "[]"},      "2 are given"         },
+        {{.max_tokens = 1 << 20}, "exceed the context"  },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         hd_request g = cases[i].g;
@@ -622,6 +624,79 @@ static void a_gpu_that_is_not_there_is_refused(void **state) {
     }
 }
 
+/* ---- weights that are lost ---- */
+
+static hd_status update_from(hd_engine *e, const char *dir, hd_weights_selector selector,
+                             hd_err *err) {
+    const hd_weights_update_rule rule = {.selector = selector, .whole = true};
+    hd_weights_update *u;
+    hd_checkpoint *c;
+    assert_int_equal(hd_checkpoint_read(&c, dir, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_open(&u, hd_engine_weights(e), NULL), HD_OK);
+    assert_int_equal(hd_weights_update_add(u, c, &rule, NULL), HD_OK);
+    const hd_status st = hd_engine_update_weights(e, u, "next", err);
+    hd_weights_update_close(u);
+    return st;
+}
+
+/* Waits until the loads of all experts are published: from then on a paused engine leaves its stream
+ * alone. Every layer of the shipped model has experts. */
+static void wait_for_loads(hd_engine *e) {
+    const hd_model_spec *c = hd_engine_spec(e);
+    const size_t n = hd_engine_read_experts(e, NULL, 0, NULL);
+    int64_t *load = calloc(n, sizeof *load), total = -1, rows = 0;
+    assert_non_null(load);
+    while (total != rows * c->n_layers * c->route.top_k) {
+        hd_engine_stats stats;
+        sched_yield();
+        hd_engine_read_stats(e, &stats);
+        hd_engine_read_experts(e, load, n, NULL);
+        rows = stats.rows;
+        total = 0;
+        for (size_t i = 0; i < n; i++) total += load[i];
+    }
+    free(load);
+}
+
+/* A device that breaks off an update half way: nothing is computed by its weights, what waits is
+ * kept, and a whole update mends it. */
+static void a_broken_update_stops_all_requests(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.updatable = true});
+    hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 12, .ignore_eos = true};
+    rig_answer whole, a = {0};
+    hd_engine_stats stats;
+    hd_event event;
+    char why[600];
+    hd_err err = {0};
+    rig_run(e, &g, &whole);
+    hd_engine_pause(e, HD_PAUSE_RETRACT);
+    assert_true(hd_engine_submit(e, &g, NULL, why, sizeof why) != 0);
+    wait_for_loads(e);
+    hd_stream_fail(e->ranks[0].stream, HD_EDEVICE, "copy");
+    assert_int_equal(update_from(e, TINY, HD_SELECT_ALL, &err), HD_EAGAIN);
+    assert_string_equal(err.code, "weights_incomplete");
+    hd_engine_resume(e);
+    for (int i = 0; i < 2; i++) {
+        uint64_t id;
+        err = (hd_err){0};
+        assert_int_equal(hd_engine_submit_chat(e, &id, &g, NULL, &err), HD_EAGAIN);
+        assert_string_equal(err.code, "weights_incomplete");
+        hd_engine_read_stats(e, &stats);
+        assert_true(stats.weights_lost > 0 && stats.weight_updates == i);
+        assert_string_equal(hd_engine_weight_version(e), i ? "next" : "default");
+        assert_int_equal(update_from(e, TINY, i ? HD_SELECT_DRAFT : HD_SELECT_TARGET, NULL),
+                         HD_OK);
+    }
+    while (!a.n_ends && hd_engine_poll(e, &event, -1)) rig_take(&a, &event);
+    rig_same(&whole, &a);
+    hd_engine_read_stats(e, &stats);
+    assert_true(stats.weights_lost == 0 && stats.hindrance == NULL);
+    rig_deinit(&whole);
+    rig_deinit(&a);
+    hd_engine_close(e);
+}
+
 /* ---- a long context ---- */
 
 enum { SHORT = 1024, LONG_THREADS = 2 };
@@ -747,6 +822,7 @@ int test_engine(void) {
         cmocka_unit_test(dummy_weights_answer_in_tokens),
         cmocka_unit_test(dummy_weights_know_no_text),
         cmocka_unit_test(backend_is_selected),
+        cmocka_unit_test(a_broken_update_stops_all_requests),
         cmocka_unit_test(a_gpu_that_is_not_there_is_refused),
         cmocka_unit_test(a_long_context_costs_its_entries),
     };

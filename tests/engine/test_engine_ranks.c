@@ -10,37 +10,50 @@
 
 #include "engine/rank.h"
 #include "fakes/engine_rig.h"
-#include "runner/model_runner_internal.h"
+#include "runner/expert_moves_internal.h"
 
 typedef struct layout {
     const char *model;
-    int32_t tp, ep;
+    int32_t tp, ep, dp;
+    bool sums; /* sum_in_ranks */
 } layout;
 
 static const layout layouts[] = {
-    {TINY,             1, 2},
-    {TINY,             2, 1},
-    {TINY,             4, 4},
-    {"models/tiny-v3", 1, 4},
+    {TINY,             2, 2,     1, false},
+    {TINY,             1, 2,     2, false}, /* two attention groups share the experts */
+    {TINY,             2, 2,     2, false}, /* with followers */
+    {TINY,             2, 1,     1, false},
+    {TINY,             4, 2,     1, false},
+    {"models/tiny-v3", 4, 1,     1, false}, /* 2 heads; blocks of 128 rows in 2 parts */
+    {"models/tiny-v3", 2, 3 * 2, 1, false}, /* 8 experts in 12 slots */
+    {"models/tiny-v3", 1, 1,     3, false}, /* parts of every expert in all groups */
 };
+
+enum { FEW_LAYOUTS = 3 };
 
 /* The thread sanitizer makes a token take long. */
 static size_t n_layouts(void) {
-    return is_brief() ? 1 : HD_LEN(layouts);
+    return is_brief() ? 2 : HD_LEN(layouts);
 }
 
 static hd_engine *open_layout(const layout *l, hd_engine_options o) {
     o.model_dir = l->model;
     o.tp = l->tp;
     o.ep = l->ep;
+    o.dp = l->dp;
     hd_engine *e = rig_open("cpu", &o);
-    const int32_t ranks = l->tp > l->ep ? l->tp : l->ep;
+    const int32_t all = l->tp * l->dp, ranks = all > l->ep ? all : l->ep;
     assert_int_equal(hd_parallel_world(hd_engine_parallel(e)), ranks);
     return e;
 }
 
 static hd_engine *open_one(const char *model, hd_engine_options o) {
-    return open_layout(&(layout){model, 1, 1}, o);
+    return open_layout(&(layout){.model = model, .tp = 1, .ep = 1, .dp = 1}, o);
+}
+
+/* Fewer there, too. */
+static int32_t n_tokens(int32_t n) {
+    return is_brief() ? n / 4 : n;
 }
 
 /* Requests that use what only the leader has: drafts, penalties, a grammar, alternatives. */
@@ -52,7 +65,7 @@ static hd_request request_of(int32_t kind) {
     };
     hd_request g = {.size = sizeof g,
                     .text = "Once upon a time there was a little girl",
-                    .max_tokens = 40,
+                    .max_tokens = n_tokens(40),
                     .draft_tokens = 3,
                     .n = 1};
     if (kind == 1) {
@@ -69,6 +82,7 @@ static hd_request request_of(int32_t kind) {
     if (kind == 3) {
         g.response_format = HD_FORMAT_REGEX;
         g.format_text = "[a-z]{3,9}( [a-z]{2,9}){4}";
+        g.max_tokens = 40;
     }
     return g;
 }
@@ -124,13 +138,16 @@ static void prefix_hits_are_on_every_rank(void **state) {
     for (size_t n = 0; n + 20 < sizeof prompt; n = strlen(prompt)) {
         snprintf(prompt + n, sizeof prompt - n, "the cat sat, ");
     }
-    const hd_request g = {
-        .size = sizeof g, .text = prompt, .max_tokens = 20, .draft_tokens = 2, .n = 1};
+    const hd_request g = {.size = sizeof g,
+                          .text = prompt,
+                          .max_tokens = n_tokens(20),
+                          .draft_tokens = 2,
+                          .n = 1};
     for (size_t l = 0; l < n_layouts(); l++) {
         rig_answer a[2] = {0};
         hd_engine *e = open_layout(&layouts[l], (hd_engine_options){.chunk_tokens = 32});
         hd_engine_stats stats;
-        for (int i = 0; i < 2; i++) rig_run(e, &g, &a[i]);
+        for (int i = 0; i < 2; i++) rig_run(e, &g, &a[i]); /* in one group */
         hd_engine_read_stats(e, &stats);
         assert_true(stats.cached_tokens > 0);
         rig_same(&a[0], &a[1]);
@@ -159,7 +176,7 @@ static void run_crowd(hd_engine *e, crowd *c) {
         snprintf(prompt, sizeof prompt, "Story %d. One day a boy named %c", i, 'A' + i);
         const hd_request g = {.size = sizeof g,
                               .text = prompt,
-                              .max_tokens = 120,
+                              .max_tokens = is_brief() ? 24 : 120,
                               .n = 1,
                               .ignore_eos = true,
                               .draft_tokens = i % 4};
@@ -175,21 +192,43 @@ static void run_crowd(hd_engine *e, crowd *c) {
     }
 }
 
+/* Every attention group has had its part of the requests, with its own pages. */
+static void check_shares(hd_engine *e) {
+    const int32_t groups = hd_engine_parallel(e)->dp;
+    hd_engine_stats all, one;
+    int64_t finished = 0, tokens = 0;
+    int32_t pages = 0;
+    hd_engine_read_stats(e, &all);
+    for (int32_t g = 0; g < groups; g++) {
+        assert_int_equal(hd_engine_read_group(e, g, &one), groups);
+        assert_int_equal(one.finished, 8 / groups);
+        finished += one.finished;
+        tokens += one.output_tokens;
+        pages += one.pages[HD_KV_FULL];
+    }
+    assert_int_equal(finished, all.finished);
+    assert_int_equal(tokens, all.output_tokens);
+    assert_int_equal(pages, all.pages[HD_KV_FULL]);
+    assert_int_equal(hd_engine_read_group(e, groups, &one), groups);
+}
+
 static void retracted_requests_go_on(void **state) {
     (void)state;
-    const hd_engine_options small = {.max_running = 8, .max_context = 256, .kv_tokens = 512};
+    const hd_engine_options small = {
+        .max_running = 8, .max_context = 256, .kv_tokens = is_brief() ? 256 : 512};
     static crowd want, got;
     want = (crowd){0};
     hd_engine *one = open_one(TINY, small);
     run_crowd(one, &want);
     hd_engine_close(one);
-    for (size_t l = 0; l < n_layouts() && l < 2; l++) {
+    for (size_t l = 0; l < n_layouts() && l < FEW_LAYOUTS; l++) {
         hd_engine_stats stats;
         got = (crowd){0};
         hd_engine *many = open_layout(&layouts[l], small);
         run_crowd(many, &got);
         hd_engine_read_stats(many, &stats);
         assert_true(stats.retracted > 0);
+        check_shares(many);
         for (int i = 0; i < 8; i++) {
             rig_same(&want.answers[i], &got.answers[i]);
             rig_deinit(&got.answers[i]);
@@ -199,29 +238,8 @@ static void retracted_requests_go_on(void **state) {
     for (int i = 0; i < 8; i++) rig_deinit(&want.answers[i]);
 }
 
-/* What a rank's failure does: its message is that of every request, now and later. */
-static void a_lost_rank_is_named(void **state) {
-    (void)state;
-    rig_answer a[2] = {0};
-    const hd_request g = {.size = sizeof g, .text = "Once", .max_tokens = 30, .n = 1};
-    hd_engine *e = open_layout(&layouts[0], (hd_engine_options){0});
-    hd_comm_abort(e->ranks[1].comm, "rank 1: its device is gone");
-    for (int i = 0; i < 2; i++) {
-        rig_run(e, &g, &a[i]);
-        assert_int_equal(a[i].end.step.finish_reason, HD_FINISH_ERROR);
-        assert_string_equal(a[i].why, "rank 1: its device is gone");
-        rig_deinit(&a[i]);
-    }
-    hd_engine_close(e);
-}
-
-/* A follower refuses a command that it cannot run, and all ends. */
-static void a_wrong_command_is_refused(void **state) {
-    (void)state;
-    static const char want[] = "rank 1: a command of kind -1 with -1 rows of -1 sequences";
-    rig_answer a = {0};
-    const hd_request g = {.size = sizeof g, .text = "Once", .max_tokens = 30, .n = 1};
-    hd_engine *e = open_layout(&layouts[0], (hd_engine_options){0});
+/* The first command of a run, which a follower cannot run. */
+static void send_wrong_command(hd_engine *e) {
     const engine_rank *leader = &e->ranks[0];
     const size_t bytes = leader->model_runner->command_bytes;
     uint8_t *command = malloc(bytes);
@@ -229,12 +247,296 @@ static void a_wrong_command_is_refused(void **state) {
     memset(command, -1, bytes);
     hd_comm_broadcast(leader->comm, leader->stream,
                       &(hd_broadcast_args){HD_GROUP_TP, command, bytes});
-    rig_run(e, &g, &a);
-    assert_int_equal(a.end.step.finish_reason, HD_FINISH_ERROR);
-    assert_string_equal(a.why, want);
-    rig_deinit(&a);
-    hd_engine_close(e);
     free(command);
+}
+
+/* Two failures while it runs. */
+static void run_with_failures(hd_engine *e, const hd_request *g, rig_answer *out,
+                              const char *why) {
+    char refusal[300];
+    hd_event event = {0};
+    const uint64_t id = hd_engine_submit(e, g, NULL, refusal, sizeof refusal);
+    if (!id) fail_msg("%s", refusal);
+    for (int n = 1; !event.last; n++) {
+        assert_true(hd_engine_poll(e, &event, -1));
+        rig_take(&out[event.choice], &event);
+        if (n == 3 || n == 12) hd_comm_abort(e->ranks[e->n_ranks - 1].comm, why);
+    }
+}
+
+/* Failures before a request and while it runs: its text is that of one rank. */
+static void survive_failures(const layout *l, const rig_answer *want) {
+    static rig_answer got[3];
+    static const char why[] = "rank 1: its device is gone";
+    static const char wrong[] = "rank 1: a command of kind -1 with -1 rows of -1 sequences";
+    const hd_request g = request_of(1);
+    hd_engine_stats stats;
+    hd_engine *e = open_layout(l, (hd_engine_options){0});
+    const int first = e->parallel.tp > 1 ? 0 : 1; /* a leader alone takes no commands */
+    for (int k = first; k < 3; k++) {
+        if (k == 0) send_wrong_command(e);
+        if (k == 1) hd_comm_abort(e->ranks[1].comm, why);
+        memset(got, 0, sizeof got);
+        if (k < 2) {
+            rig_run(e, &g, got);
+        } else {
+            run_with_failures(e, &g, got, why);
+        }
+        for (int i = 0; i < 3; i++) {
+            rig_same(&want[i], &got[i]);
+            rig_deinit(&got[i]);
+        }
+        hd_engine_read_stats(e, &stats);
+        assert_true(stats.rank_failures >= k + 1 - first && !stats.ranks_lost);
+        assert_string_equal(stats.rank_failure, k == 0 ? wrong : why);
+    }
+    assert_true(stats.retracted > 0);
+    hd_engine_close(e);
+}
+
+static void requests_survive_failures(void **state) {
+    (void)state;
+    static rig_answer want[3];
+    const hd_request g = request_of(1);
+    hd_engine *one = open_one(layouts[0].model, (hd_engine_options){0});
+    rig_run(one, &g, want);
+    hd_engine_close(one);
+    for (size_t l = 0; l < n_layouts() && l < FEW_LAYOUTS; l++) {
+        survive_failures(&layouts[l], want);
+    }
+    for (int i = 0; i < 3; i++) rig_deinit(&want[i]);
+}
+
+/* A follower that refuses every step: the message is that of every request, until a restart
+ * helps. */
+static void a_lost_rank_is_named(void **state) {
+    (void)state;
+    const hd_request g = {.size = sizeof g, .text = "Once", .max_tokens = 6, .n = 1};
+    hd_engine_stats stats;
+    hd_engine *e = open_layout(&layouts[0], (hd_engine_options){0});
+    int32_t *most = &e->ranks[1].model_runner->batch.limits.rows, rows = *most;
+    for (int i = 0; i < 4; i++) {
+        rig_answer a = {0};
+        *most = i < 2 ? 0 : rows;
+        if (i == 2) e->ranks[0].failed_ns = 0; /* long ago */
+        rig_run(e, &g, &a);
+        if (i < 2) {
+            assert_int_equal(a.end.step.finish_reason, HD_FINISH_ERROR);
+            assert_non_null(strstr(a.why, "rank 1: a command of kind 0 with"));
+        } else {
+            assert_int_equal(a.end.step.finish_reason, HD_FINISH_LENGTH);
+        }
+        hd_engine_read_stats(e, &stats);
+        assert_int_equal(stats.ranks_lost, i < 2);
+        rig_deinit(&a);
+    }
+    hd_engine_close(e);
+}
+
+/* ---- experts that move ---- */
+
+static const struct {
+    layout l;
+    int32_t redundant;
+} movers[] = {
+    {{TINY, 1, 2, 1, false},             4},
+    {{"models/tiny-v3", 1, 3, 1, false}, 4}, /* 8 experts in 12 slots */
+    {{TINY, 1, 4, 1, false},             8},
+    {{TINY, 4, 2, 1, false},             2}, /* two ranks share an expert */
+    {{TINY, 1, 6, 1, false},             2},
+};
+
+static size_t n_movers(void) {
+    return is_brief() ? 1 : HD_LEN(movers);
+}
+
+static hd_engine *open_mover(size_t i, const char *rebalance) {
+    const hd_engine_options o = {
+        .redundant = movers[i].redundant, .rebalance = rebalance, .threads = 2};
+    return open_layout(&movers[i].l, o);
+}
+
+static hd_rebalance_figures figures_of(hd_engine *e) {
+    hd_engine_stats stats;
+    hd_engine_read_stats(e, &stats);
+    return stats.rebalance;
+}
+
+/* Every rank has the same maps, and the same version of each. */
+static void check_maps(hd_engine *e) {
+    hd_engine_pause(e, HD_PAUSE_IN_PLACE); /* no step runs when a later poll is answered */
+    for (int32_t l = 0; l < e->spec->n_layers; l++) {
+        const hd_expert_map *first = hd_weights_expert_map(e->ranks[0].weights, l);
+        for (int32_t i = 1; first && i < e->n_ranks; i++) {
+            const hd_expert_map *map = hd_weights_expert_map(e->ranks[i].weights, l);
+            assert_int_equal(map->version, first->version);
+            assert_memory_equal(map->expert, first->expert,
+                                (size_t)first->n_slots * sizeof *map->expert);
+        }
+    }
+    hd_engine_resume(e);
+}
+
+/* Experts move after every step, drafts and a grammar included: not a bit of a text changes. */
+static void moves_change_no_bit(void **state) {
+    (void)state;
+    static rig_answer want[N_KINDS][3], got[N_KINDS][3];
+    for (size_t l = 0; l < n_movers(); l++) {
+        hd_engine *one = open_one(movers[l].l.model, (hd_engine_options){0});
+        hd_engine *many = open_mover(l, "1");
+        answer_all(one, want);
+        answer_all(many, got);
+        for (int32_t k = 0; k < N_KINDS; k++) {
+            for (int32_t i = 0; i < request_of(k).n; i++) rig_same(&want[k][i], &got[k][i]);
+        }
+        const hd_rebalance_figures f = figures_of(many);
+        assert_true(f.on && f.flips > 0 && f.moves > 0 && f.bytes > 0);
+        assert_int_equal(f.interrupted, 0);
+        check_maps(many);
+        deinit_all(want);
+        deinit_all(got);
+        hd_engine_close(many);
+        hd_engine_close(one);
+    }
+}
+
+/* The leader's communication, which ends at a certain exchange of moves, or when followers have been
+ * told to flip and the leader has not. */
+enum {
+    MOVE_COMMAND = RUNNER_DRAFT_AGAIN + 3,
+    ORDER_AT = (7 + 2) * sizeof(int32_t),
+    AT_FLIP = -1,
+    AT_MAP = -2 /* followers are told another map than the leader */
+};
+
+static struct {
+    hd_comm_table table;
+    const hd_comm *real;
+    hd_comm comm;
+    const hd_model_runner *runner;
+    int32_t at, n;
+} tap;
+
+static const char tap_why[] = "rank 1: its device is gone";
+
+static void tap_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
+    const runner_moves *m = &tap.runner->moves;
+    const uint8_t *x = (const uint8_t *)a->x;
+    const bool moves = x == (const uint8_t *)(const void *)m->votes ||
+                       (x >= m->packed && x < m->packed + m->bytes);
+    if (moves && tap.at >= 0 && tap.n++ == tap.at) hd_comm_abort(tap.real, tap_why);
+    tap.real->table->all_gather(ctx, s, a);
+}
+
+static void tap_broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
+    int32_t command;
+    runner_move_order order;
+    memcpy(&command, a->data, sizeof command);
+    memcpy(&order, (const uint8_t *)a->data + ORDER_AT, sizeof order);
+    tap.real->table->broadcast(ctx, s, a);
+    if (tap.at == AT_MAP && command == MOVE_COMMAND && order.kind == RUNNER_MOVE_VERIFY) {
+        if (tap.n++ > 0) return;
+        uint8_t *slots = (uint8_t *)a->data + ORDER_AT + sizeof order;
+        for (size_t i = 0; i < sizeof(int32_t); i++) { /* two slots of the leader's rank */
+            const uint8_t x = slots[i];
+            slots[i] = slots[i + sizeof(int32_t)];
+            slots[i + sizeof(int32_t)] = x;
+        }
+        return;
+    }
+    if (tap.at != AT_FLIP || command != MOVE_COMMAND || order.kind != RUNNER_MOVE_FLIP) return;
+    if (tap.n++ > 0) return;
+    hd_comm_abort(tap.real, tap_why);
+    hd_stream_fail(s, HD_EPEER, tap_why);
+}
+
+/* While it is idle. */
+static void tap_leader(hd_engine *e, int32_t at) {
+    hd_model_runner *x = e->ranks[0].model_runner;
+    tap.real = e->ranks[0].comm;
+    tap.runner = x;
+    tap.at = at;
+    tap.n = 0;
+    tap.table = *tap.real->table;
+    tap.table.all_gather = tap_gather;
+    tap.table.broadcast = tap_broadcast;
+    tap.comm = *tap.real;
+    tap.comm.table = &tap.table;
+    x->env.comm = &tap.comm;
+}
+
+/* Communication ends at each exchange of the first moves, and in the middle of a flip: every rank
+ * has the same whole maps, and the text is the same. */
+static void moves_survive_failures(void **state) {
+    (void)state;
+    rig_answer want = {0}, got = {0};
+    const hd_request g = request_of(0);
+    hd_engine *one = open_one(movers[0].l.model, (hd_engine_options){0});
+    rig_run(one, &g, &want);
+    hd_engine_close(one);
+    for (int32_t at = AT_FLIP; at < (is_brief() ? 1 : 9); at++) {
+        hd_engine *e = open_mover(0, "1");
+        tap_leader(e, at);
+        rig_run(e, &g, &got);
+        rig_same(&want, &got);
+        rig_deinit(&got);
+        memset(&got, 0, sizeof got);
+        assert_true(tap.n > at);
+        const hd_rebalance_figures f = figures_of(e);
+        assert_int_equal(f.interrupted, 1);
+        assert_non_null(strstr(f.why, tap_why));
+        assert_true(f.flips > 0); /* it tried again */
+        check_maps(e);
+        hd_engine_close(e);
+    }
+    rig_deinit(&want);
+}
+
+/* A leader that verifies another map than followers: nothing flips, it is said, and it is tried
+ * again. */
+static void other_moves_are_refused(void **state) {
+    (void)state;
+    rig_answer want = {0}, got = {0};
+    const hd_request g = request_of(0);
+    hd_engine *one = open_one(movers[0].l.model, (hd_engine_options){0});
+    rig_run(one, &g, &want);
+    hd_engine_close(one);
+    hd_engine *e = open_mover(0, "1");
+    tap_leader(e, AT_MAP);
+    rig_run(e, &g, &got);
+    rig_same(&want, &got);
+    const hd_rebalance_figures f = figures_of(e);
+    assert_int_equal(f.interrupted, 1);
+    assert_non_null(strstr(f.why, "was told other moves"));
+    assert_true(f.flips > 0);
+    check_maps(e);
+    rig_deinit(&want);
+    rig_deinit(&got);
+    hd_engine_close(e);
+}
+
+/* A follower whose maps are of another version refuses: nothing moves, and it is said. */
+static void stale_maps_are_refused(void **state) {
+    (void)state;
+    rig_answer want[3] = {0}, got[3] = {0};
+    const hd_request g = request_of(0);
+    hd_engine *one = open_one(movers[0].l.model, (hd_engine_options){0});
+    rig_run(one, &g, want);
+    hd_engine_close(one);
+    hd_engine *e = open_mover(0, "1");
+    for (int32_t l = 0; l < e->spec->n_layers; l++) {
+        const hd_expert_map *map = hd_weights_expert_map(e->ranks[1].weights, l);
+        if (map) ((hd_expert_map *)(uintptr_t)map)->version++;
+    }
+    rig_run(e, &g, got);
+    rig_same(&want[0], &got[0]);
+    const hd_rebalance_figures f = figures_of(e);
+    assert_int_equal(f.flips, 0);
+    assert_true(f.interrupted > 0);
+    assert_non_null(strstr(f.why, "rank "));
+    rig_deinit(&want[0]);
+    rig_deinit(&got[0]);
+    hd_engine_close(e);
 }
 
 static void what_cannot_be_divided_is_refused(void **state) {
@@ -245,14 +547,17 @@ static void what_cannot_be_divided_is_refused(void **state) {
         bool pin;
         const char *why;
     } cases[] = {
-        {{TINY, 1, 3},             "cpu",  false, "16 experts cannot be shared by ep 3" },
-        {{TINY, 4, 2},             "cpu",  false, "tp 4 with ep 2: ep must be 1 or 4"   },
-        {{"models/tiny-v3", 4, 1}, "cpu",  false, "2 heads cannot be shared by tp 4"    },
-        {{TINY, 65, 1},            "cpu",  false, "tp is 65; must be 1 to 64"           },
-        {{TINY, 1, -1},            "cpu",  false, "ep is -1; must be 1 to 64"           },
-        {{TINY, 2, 1},             "cuda", false, "not on cuda yet"                     },
-        {{TINY, 2, 1},             "null", false, "tp and ep have no meaning"           },
-        {{TINY, 1, 2},             "cpu",  true,  "every rank would take the same cores"},
+        {{TINY, 2, 1, 1, true},   "cpu",  false, "cuts through its quantization blocks"       },
+        {{TINY, 4, 2, 1, true},   "cpu",  false, "sums in ranks with etp 2"                   },
+        {{TINY, 4, 6, 1, false},  "cpu",  false, "one must be a multiple of the other"        },
+        {{TINY, 65, 1, 1, false}, "cpu",  false, "tp is 65; must be 1 to 64"                  },
+        {{TINY, 1, -1, 1, false}, "cpu",  false, "ep is -1; must be 1 to 64"                  },
+        {{TINY, 2, 1, 1, false},  "cuda", false, "not on cuda yet"                            },
+        {{TINY, 2, 1, 1, false},  "null", false, "tp, dp and ep have no meaning"              },
+        {{TINY, 1, 1, 65, false}, "cpu",  false, "dp is 65; must be 1 to 64"                  },
+        {{TINY, 8, 1, 9, false},  "cpu",  false, "tp 8 and dp 9, 72 ranks, with ep 1: at most"},
+        {{TINY, 2, 6, 2, false},  "cpu",  false, "tp 2 and dp 2, 4 ranks, with ep 6: one must"},
+        {{TINY, 1, 2, 1, false},  "cpu",  true,  "every rank would take the same cores"       },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         char why[600];
@@ -262,22 +567,53 @@ static void what_cannot_be_divided_is_refused(void **state) {
                                      .backend = cases[i].backend,
                                      .pin_threads = cases[i].pin,
                                      .tp = cases[i].l.tp,
-                                     .ep = cases[i].l.ep};
+                                     .ep = cases[i].l.ep,
+                                     .dp = cases[i].l.dp,
+                                     .sum_in_ranks = cases[i].l.sums};
         assert_int_not_equal(hd_engine_open(&e, &o, why, sizeof why), HD_OK);
         if (!strstr(why, cases[i].why)) fail_msg("%s, not %s", why, cases[i].why);
     }
 }
 
 /* Ranks that divide the rows count their own; together they are those of one rank. */
+static void bad_spare_slots_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        int32_t ep, redundant;
+        const char *rebalance, *why;
+    } cases[] = {
+        {1, 0, "auto", "experts are on one rank"               },
+        {1, 4, NULL,   "redundant experts need ep above 1"     },
+        {2, 3, NULL,   "must divide by ep 2"                   },
+        {2, 0, "on",   "must be off, auto or a number of steps"},
+        {2, 0, "0",    "must be off, auto or a number of steps"},
+        {2, 0, "-1",   "must be off, auto or a number of steps"},
+        {2, 0, "1x",   "must be off, auto or a number of steps"},
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        char why[600];
+        hd_engine *e;
+        const hd_engine_options o = {.size = sizeof o,
+                                     .model_dir = TINY,
+                                     .backend = "cpu",
+                                     .ep = cases[i].ep,
+                                     .redundant = cases[i].redundant,
+                                     .rebalance = cases[i].rebalance};
+        assert_int_not_equal(hd_engine_open(&e, &o, why, sizeof why), HD_OK);
+        if (!strstr(why, cases[i].why)) fail_msg("%s, not %s", why, cases[i].why);
+    }
+}
+
 static void loads_are_those_of_all_ranks(void **state) {
     (void)state;
     const hd_request g = request_of(1);
-    static int64_t load[2][4096];
+    static int64_t load[1 + FEW_LAYOUTS][4096];
+    const size_t n = n_layouts() < FEW_LAYOUTS ? n_layouts() : FEW_LAYOUTS;
     int64_t sum = 0;
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i <= n; i++) {
         rig_answer a[3] = {0};
         int32_t n_experts;
-        hd_engine *e = i ? open_layout(&layouts[0], (hd_engine_options){.no_drafts = true})
+        hd_engine *e = i ? open_layout(&layouts[i - 1], (hd_engine_options){.no_drafts = true})
                          : open_one(TINY, (hd_engine_options){.no_drafts = true});
         hd_request plain = g;
         plain.draft_tokens = 0;
@@ -295,7 +631,79 @@ static void loads_are_those_of_all_ranks(void **state) {
         for (int k = 0; k < 3; k++) rig_deinit(&a[k]);
         hd_engine_close(e);
     }
-    assert_memory_equal(load[0], load[1], sizeof load[0]);
+    for (size_t i = 1; i <= n; i++) assert_memory_equal(load[0], load[i], sizeof load[0]);
+}
+
+static void layout_auto_goes_by_memory(void **state) {
+    (void)state;
+    static const struct {
+        const char *model;
+        int32_t ranks;
+        int64_t memory;     /* bytes; 0: what is free */
+        int32_t tp, dp, ep; /* 0: refused */
+        const char *why;
+    } cases[] = {
+        {TINY,             2,  1 << 30, 1, 2, 2, "2 ranks as tp 1, dp 2, ep 2"},
+        {TINY,             4,  1 << 30, 1, 4, 4, "4 ranks as tp 1, dp 4, ep 4"},
+        {TINY,             4,  0,       1, 4, 4, "for each rank"              },
+        {TINY,             1,  1 << 30, 1, 1, 1, "1 ranks as tp 1"            },
+        {TINY,             3,  1 << 30, 1, 3, 3, "3 ranks as tp 1, dp 3, ep 3"},
+        {"models/tiny-v3", 9,  1 << 30, 1, 9, 3, "ep 3"                       }, /* 8 experts */
+        {TINY,             2,  1000,    0, 0, 0, "no layout of 2 ranks fits"  },
+        {TINY,             65, 1 << 30, 0, 0, 0, "1 to 64 ranks, not for 65"  },
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        char why[600];
+        hd_engine *e;
+        const hd_engine_options o = {.size = sizeof o,
+                                     .model_dir = cases[i].model,
+                                     .backend = "cpu",
+                                     .threads = 1,
+                                     .max_running = 1,
+                                     .max_context = 64,
+                                     .layout = "auto",
+                                     .ranks = cases[i].ranks,
+                                     .rank_memory = cases[i].memory};
+        const int st = hd_engine_open(&e, &o, why, sizeof why);
+        if (cases[i].tp == 0) {
+            assert_int_not_equal(st, HD_OK);
+            if (!strstr(why, cases[i].why)) fail_msg("%s, not %s", why, cases[i].why);
+            continue;
+        }
+        if (st != HD_OK) fail_msg("%s", why);
+        const hd_parallel_config *l = hd_engine_parallel(e);
+        const char *reason = hd_engine_layout_reason(e);
+        assert_int_equal(l->tp, cases[i].tp);
+        assert_int_equal(l->dp, cases[i].dp);
+        assert_int_equal(l->ep, cases[i].ep);
+        if (!strstr(reason, cases[i].why)) fail_msg("%s, not %s", reason, cases[i].why);
+        hd_engine_close(e);
+    }
+}
+
+/* Memory for the shards of two ranks per attention group, and not for one. */
+static void less_memory_takes_larger_groups(void **state) {
+    (void)state;
+    char why[600];
+    hd_engine *e;
+    int32_t tp = 1;
+    for (int64_t memory = 1 << 26; memory > 1 << 16 && tp <= 2; memory -= memory / 32) {
+        const hd_engine_options o = {.size = sizeof o,
+                                     .model_dir = TINY,
+                                     .backend = "cpu",
+                                     .threads = 1,
+                                     .max_running = 1,
+                                     .max_context = 64,
+                                     .layout = "auto",
+                                     .ranks = 4,
+                                     .rank_memory = memory};
+        if (hd_engine_open(&e, &o, why, sizeof why) != HD_OK) break;
+        assert_true(hd_engine_parallel(e)->tp >= tp);
+        tp = hd_engine_parallel(e)->tp;
+        if (tp > 1) assert_non_null(strstr(hd_engine_layout_reason(e), "fewer ranks"));
+        hd_engine_close(e);
+    }
+    assert_true(tp > 1);
 }
 
 int test_engine_ranks(void) {
@@ -303,10 +711,17 @@ int test_engine_ranks(void) {
         cmocka_unit_test(ranks_answer_as_one),
         cmocka_unit_test(prefix_hits_are_on_every_rank),
         cmocka_unit_test(retracted_requests_go_on),
+        cmocka_unit_test(requests_survive_failures),
         cmocka_unit_test(a_lost_rank_is_named),
-        cmocka_unit_test(a_wrong_command_is_refused),
+        cmocka_unit_test(moves_change_no_bit),
+        cmocka_unit_test(moves_survive_failures),
+        cmocka_unit_test(other_moves_are_refused),
+        cmocka_unit_test(stale_maps_are_refused),
         cmocka_unit_test(what_cannot_be_divided_is_refused),
+        cmocka_unit_test(bad_spare_slots_are_refused),
         cmocka_unit_test(loads_are_those_of_all_ranks),
+        cmocka_unit_test(layout_auto_goes_by_memory),
+        cmocka_unit_test(less_memory_takes_larger_groups),
     };
     return cmocka_run_group_tests_name("engine_ranks", tests, NULL, NULL);
 }

@@ -75,23 +75,63 @@ static hd_model_env env_of(const machine *m) {
                           .weights = m->weights,
                           .ops = &m->ops,
                           .device = m->device,
-                          .stream = m->stream};
+                          .stream = m->stream,
+                          .stage = m->stage};
 }
 
-void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,
-                     bool fixed) {
+/* Where the experts of a machine are. */
+typedef struct experts_at {
+    const hd_expert_disk_options *disk; /* NULL: not on disk */
+    bool host;
+    int32_t n; /* of host: that fit on the device; 0: all */
+} experts_at;
+
+static void open_host(machine *m, size_t bytes) {
+    const hd_fetch_source host = {"host", m->whole};
+    const hd_expert_fetch_options fetch = {.sources = &host,
+                                           .n_sources = 1,
+                                           .depth = 1,
+                                           .bytes = bytes,
+                                           .device = m->device,
+                                           .stream = m->stream,
+                                           .copy_stream = m->copy_stream};
+    hd_err err = {0};
+    must(hd_expert_fetch_open(&m->stage, m->spec, m->weights, &fetch, &err), &err);
+}
+
+static void open_fetched(machine *m, int32_t n) {
+    hd_err err = {0};
+    m->whole = m->weights;
+    must(hd_weights_open_without_experts(&m->weights, m->whole, &err), &err);
+    must(hd_stream_open(&m->copy_stream, m->device, &err), &err);
+    open_host(m, (size_t)1 << 30);
+    if (n == 0) return;
+    const size_t each = hd_expert_stage_read_stats(m->stage).expert_bytes;
+    hd_expert_stage_close(m->stage);
+    open_host(m, (size_t)n * each);
+}
+
+/* all_ids: every row of the vocabulary is a token, and there are no constraints. at NULL: all experts
+ * are resident. */
+static void open_any(machine *m, const char *backend, const char *name, float forced_acceptance,
+                     bool fixed, bool all_ids, const experts_at *at) {
+    const hd_expert_disk_options *disk = at ? at->disk : NULL;
     char dir[128];
     hd_err err = {0};
     memset(m, 0, sizeof *m);
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
     const hd_ops_options ops = {.cpu = {.n_threads = 1}};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);
-    must(hd_weights_open(&m->weights, dir, m->spec, &err), &err);
+    must((disk ? hd_weights_open_unstaged : hd_weights_open)(&m->weights, dir, m->spec, &err),
+         &err);
     must(hd_ops_open(&m->ops, &m->device, backend, &ops, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
     must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
+    if (disk) must(hd_expert_disk_open(&m->stage, m->spec, m->weights, disk, &err), &err);
+    if (at && at->host) open_fetched(m, at->n);
     if (fixed && !hd_device_has_graphs(m->device)) tape_open(&m->ops);
-    open_vocab(m);
+    m->n_ids = m->spec->vocab;
+    if (!all_ids) open_vocab(m);
     const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
     m->seq_pages = (int32_t)hd_ceil_div(POSITIONS + HD_MAX_DRAFTS, page);
     assert_true(m->seq_pages <= MAX_PAGES);
@@ -115,6 +155,23 @@ void open_machine_on(machine *m, const char *backend, const char *name, float fo
     must(hd_model_runner_open(&m->model_runner, &env, &options, &err), &err);
 }
 
+void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,
+                     bool fixed) {
+    open_any(m, backend, name, forced_acceptance, fixed, false, NULL);
+}
+
+void open_machine_all_ids(machine *m, const char *name) {
+    open_any(m, "cpu", name, 0.0f, false, true, NULL);
+}
+
+void open_machine_staged(machine *m, const char *name, const hd_expert_disk_options *stage) {
+    open_any(m, "cpu", name, 0.0f, false, false, &(experts_at){.disk = stage});
+}
+
+void open_machine_fetched(machine *m, const char *name, int32_t experts) {
+    open_any(m, "cpu", name, 0.0f, false, false, &(experts_at){.host = true, .n = experts});
+}
+
 void open_machine(machine *m, const char *name, float forced_acceptance) {
     open_machine_on(m, "cpu", name, forced_acceptance, false);
 }
@@ -122,9 +179,12 @@ void open_machine(machine *m, const char *name, float forced_acceptance) {
 void close_machine(machine *m) {
     hd_model_runner_close(m->model_runner);
     hd_grammar_vocab_close(m->vocab);
+    hd_expert_stage_close(m->stage);
+    hd_stream_close(m->copy_stream);
     hd_stream_close(m->stream);
     hd_device_close(m->device);
     hd_weights_close(m->weights);
+    hd_weights_close(m->whole);
     hd_model_spec_close(m->spec);
 }
 
@@ -218,6 +278,7 @@ static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
         .start = r->done,
         .after = known < left ? r->text[r->done + known] : -1,
         .want_drafts = r->oracle ? 0 : r->n_drafts,
+        .ends = r->ends,
         .pages = {m->pages[r->slot], m->pages[r->slot]},
         .n_pages = m->seq_pages
     };
@@ -230,7 +291,8 @@ static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
     }
     if (r->ahead) {
         const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
-        const int32_t lookback = w.start + w.n + w.want_drafts + r->ahead;
+        const int32_t drafts = w.want_drafts ? m->spec->dspark.block : 0;
+        const int32_t lookback = w.start + w.n + hd_max_i32(w.want_drafts, drafts) + r->ahead;
         w.n_pages = hd_min_i32((int32_t)hd_ceil_div(lookback, page), m->seq_pages);
     }
     if (r->prompt_logprobs_from && r->n == r->n_prompt) {

@@ -5,6 +5,8 @@
 
 #include "check.h"
 
+#include "model/expert_disk.h"
+#include "model/expert_fetch.h"
 #include "runner/model_runner.h"
 
 enum {
@@ -23,9 +25,11 @@ enum {
 typedef struct machine {
     hd_model_spec *spec;
     hd_weights *weights;
+    hd_weights *whole;      /* NULL: weights are */
+    hd_expert_stage *stage; /* NULL: all experts are resident */
     hd_ops ops;
     hd_device *device;
-    hd_stream *stream;
+    hd_stream *stream, *copy_stream; /* copy_stream: NULL without fetches */
     hd_grammar_vocab *vocab;
     hd_model_runner *model_runner;
     int32_t pages[SLOTS][MAX_PAGES];
@@ -40,6 +44,13 @@ void open_machine(machine *m, const char *name, float forced_acceptance);
  * replays from a tape (tape.h). */
 void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,
                      bool fixed);
+/* The same with every row of the vocabulary as a token, and without constraints. */
+void open_machine_all_ids(machine *m, const char *name);
+/* The same with experts that are elsewhere. */
+void open_machine_staged(machine *m, const char *name, const hd_expert_disk_options *stage);
+/* The same with experts in host memory, and memory for some of them on the device; experts 0: for
+ * all. */
+void open_machine_fetched(machine *m, const char *name, int32_t experts);
 void close_machine(machine *m);
 
 /* Return the id of a one-byte token, and the text of tokens without special ones. */
@@ -60,6 +71,7 @@ typedef struct request {
     int32_t chunk;         /* 0: all rows */
     /* first prompt token with a reported log-probability; 0: none */
     int32_t prompt_logprobs_from;
+    hd_kv_ends ends;
     int32_t ahead; /* positions with pages after those of a step; 0: all */
 
     int32_t slot, n_prompt, most; /* most: tokens of the text, at most */

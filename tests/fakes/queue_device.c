@@ -35,6 +35,7 @@ struct queue_stream {
     hd_stream *real; /* of the CPU device: scratch and threads */
     queued queue[MAX_QUEUED];
     int32_t first, end;
+    bool ignores; /* events */
 };
 
 struct queue_device {
@@ -196,7 +197,7 @@ static void record_event(hd_stream *s, hd_device_event *base) {
 static void wait_event(hd_stream *s, const hd_device_event *base) {
     queue_event *m;
     device_of(s)->n_waits++;
-    if (device_of(s)->ignores) return;
+    if (device_of(s)->ignores || ((queue_stream *)s)->ignores) return;
     memcpy(&m, &(const hd_device_event *){base}, sizeof m);
     queued *q = push(s);
     q->event = m;
@@ -263,6 +264,10 @@ void queue_device_prefer(hd_device *d, const int32_t order[QUEUE_STREAMS]) {
 
 void queue_device_ignore_events(hd_device *d, bool ignore) {
     ((queue_device *)d)->ignores = ignore;
+}
+
+void queue_device_ignore_events_on(hd_device *d, int32_t stream, bool ignore) {
+    ((queue_device *)d)->stream[stream]->ignores = ignore;
 }
 
 int32_t queue_device_waits(const hd_device *d) {

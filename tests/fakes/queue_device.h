@@ -20,6 +20,8 @@ void queue_device_prefer(hd_device *d, const int32_t order[QUEUE_STREAMS]);
 
 /* Makes hd_stream_wait_event do nothing, so that a test can show that it is needed. */
 void queue_device_ignore_events(hd_device *d, bool ignore);
+/* The same for one stream alone, by its number. */
+void queue_device_ignore_events_on(hd_device *d, int32_t stream, bool ignore);
 
 /* Returns how many times a stream waited for an event since the device was opened. */
 int32_t queue_device_waits(const hd_device *d);

@@ -84,20 +84,30 @@ static int n_groups(const world *w) {
 static void run_copies(world *w, const hd_page_copy *copies, int32_t n) {
     const int32_t tokens = w->o.cache.page_tokens;
     for (int32_t i = 0; i < n; i++) {
-        assert_true(copies[i].snapshot >= 0 && copies[i].snapshot < w->o.cache.n_snapshots);
-        uint64_t *page = &w->memory[HD_KV_WINDOW][copies[i].page * tokens];
-        uint64_t *snapshot = &w->snapshots[copies[i].snapshot * tokens];
-        memcpy(copies[i].save ? snapshot : page, copies[i].save ? page : snapshot,
+        const hd_kv_group group = copies[i].group;
+        assert_true(copies[i].host >= 0 && copies[i].host < w->o.cache.n_host[group]);
+        uint64_t *page = &w->memory[group][copies[i].page * tokens];
+        uint64_t *host = &w->host[group][copies[i].host * tokens];
+        memcpy(copies[i].save ? host : page, copies[i].save ? page : host,
                (size_t)tokens * sizeof *page);
+        if (group != HD_KV_WINDOW) continue;
+        uint8_t *layers = &w->layers[copies[i].page * tokens];
+        uint8_t *kept = &w->host_layers[copies[i].host * tokens];
+        memcpy(copies[i].save ? kept : layers, copies[i].save ? layers : kept, (size_t)tokens);
     }
     w->copies += n;
     w->events += n;
 }
 
+/* Positions after a sequence's rows that the drafter writes. */
+static int32_t draft_positions(const world *w, const hd_seq_input *k) {
+    return k->want_drafts ? hd_max_i32(k->want_drafts, w->o.draft_block) : 0;
+}
+
 /* A page is written by one request of a step; marks it with the step and the sequence input. */
 static void mark_writes(world *w, const hd_seq_input *k, int32_t number) {
     const int32_t tokens = w->o.cache.page_tokens;
-    const int32_t end = k->start + k->n + k->want_drafts;
+    const int32_t end = k->start + k->n + draft_positions(w, k);
     const int64_t mark = w->steps << STEP_BITS | number;
     for (int group = 0; group < n_groups(w); group++) {
         for (int32_t p = k->start / tokens; p * tokens < end; p++) {
@@ -129,14 +139,39 @@ static void read_prefix(world *w, const hd_seq_input *k, const client *c, int32_
     }
 }
 
+static uint8_t *layers_at(world *w, const hd_seq_input *k, int32_t pos) {
+    return &w->layers[cells(w, k, HD_KV_WINDOW, pos) - w->memory[HD_KV_WINDOW]];
+}
+
+/* Every layer with a tail that computes a row finds its own vectors in the window. Its result is
+ * for the rows that the next layer computes, or that have an output. */
+static void compute_tails(world *w, const hd_seq_input *k, int32_t pos) {
+    const hd_kv_shape shape = {w->o.cache.page_tokens, w->o.cache.lookback, w->tail};
+    uint8_t *layers = layers_at(w, k, pos);
+    *layers = 0;
+    for (int32_t i = 0; i < w->tail.n; i++) {
+        const bool last = i + 1 == w->tail.n;
+        if (!hd_kv_is_needed(&shape, i, &k->ends, pos)) continue;
+        *layers |= (uint8_t)(1 << i);
+        if (last ? pos < k->ends.outputs : !hd_kv_is_needed(&shape, i + 1, &k->ends, pos)) {
+            continue;
+        }
+        for (int32_t q = hd_max_i32(0, pos - w->tail.step); q < pos; q++) {
+            assert_true(*layers_at(w, k, q) >> i & 1);
+        }
+    }
+    w->skipped += w->tail.n && !(*layers >> (w->tail.n - 1) & 1);
+}
+
 /* Rows write their hashes; rejected drafts write garbage after them. */
 static void write_rows(world *w, const hd_seq_input *k, const client *c, uint64_t *last) {
     uint64_t hash = k->start ? c->hash[k->start - 1] : c->salt;
-    for (int32_t i = 0; i < k->n + k->want_drafts; i++) {
+    for (int32_t i = 0; i < k->n + draft_positions(w, k); i++) {
         if (i < k->n) last[i] = hash = chain(hash, k->tokens[i]);
         for (int group = 0; group < n_groups(w); group++) {
             *cells(w, k, group, k->start + i) = i < k->n ? hash : 0xBAD;
         }
+        if (i < k->n && w->tail.n) compute_tails(w, k, k->start + i);
     }
 }
 
@@ -163,6 +198,10 @@ static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
         hash = chain(hash, token);
         const bool wrong = w->habits.wrong_draft && (hash >> 20) % w->habits.wrong_draft == 0;
         token = wrong ? 10 : oracle(hash);
+        if (w->o.draft_block) {
+            out->confidence[out->n_confidence++] =
+                (float)(hash >> 8 & 7) - (wrong ? 6.0f : 2.0f);
+        }
         out->drafts[out->n_drafts++] = token;
     }
 }
@@ -204,7 +243,8 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
     } else {
         assert_int_equal(k->n_sample, 1 + k->n - c->pending);
         const bool automatic = c->drafts == HD_DRAFTS_AUTO;
-        const int32_t most = automatic ? HD_MAX_DRAFTS : c->drafts;
+        const int32_t limit = w->o.draft_block ? w->o.draft_block : HD_MAX_DRAFTS;
+        const int32_t most = automatic ? limit : hd_min_i32(c->drafts, limit);
         assert_true(known <= w->o.chunk_rows && k->n_sample <= 1 + most);
         assert_true(c->n_tokens + k->n_sample <= c->n_prompt + c->max_new);
         assert_true(k->after == -1 && k->want_drafts <= most);
@@ -266,7 +306,8 @@ static void plan_ahead(world *w, const hd_seq_input *k, const hd_seq_output *c) 
     if (!w->o.ahead || !k->n_sample) return;
     w->n_ahead++;
     a->from = k->start + k->n - k->n_sample + c->step.n_tokens;
-    a->to = hd_min_i32(a->from + 1 + 2 * k->want_drafts, k->n_pages * tokens);
+    a->to =
+        hd_min_i32(a->from + 1 + k->want_drafts + draft_positions(w, k), k->n_pages * tokens);
     for (int group = 0; group < n_groups(w); group++) {
         memcpy(a->pages[group], k->pages[group], (size_t)k->n_pages * sizeof(int32_t));
     }
@@ -304,6 +345,12 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
         w->failed = true;
         return HD_FAIL(err, HD_EDEVICE, "simulated device failure");
     }
+    if (w->give_up_next) { /* the same, but the runner has recovered */
+        memset(w->memory, 0xEE, sizeof w->memory);
+        w->n_ahead = 0;
+        w->gave_up = true;
+        return HD_EAGAIN;
+    }
     write_ahead(w);
     run_copies(w, copies, n_copies);
     for (int32_t i = 0; i < n_inputs; i++) {
@@ -313,6 +360,7 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
         rows += inputs[i].n;
         choices += inputs[i].n_sample + inputs[i].n_prompt_logprobs;
     }
+    w->took = rows * (int64_t)w->habits.row_time + n_copies * (int64_t)w->habits.copy_time;
     assert_true(choices <= (w->o.sample_rows ? w->o.sample_rows
                                              : w->o.cache.max_seqs * HD_MAX_STEP_TOKENS));
     assert_true(n_inputs <= w->o.cache.max_seqs && rows <= w->o.step_rows);
@@ -322,6 +370,9 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
         read_prefix(w, &inputs[i], w->seated[inputs[i].slot], i);
     }
     for (int32_t i = 0; i < n_inputs; i++) {
+        const hd_seq_input *k = &inputs[i];
+        const int32_t first = k->start + k->n - k->n_sample - k->n_prompt_logprobs;
+        if (k->n_sample + k->n_prompt_logprobs) assert_true(k->ends.outputs <= first);
         write_rows(w, &inputs[i], w->seated[inputs[i].slot], hashes);
         outputs[i] = (hd_seq_output){
             .prompt = {.logprobs = score(w, &inputs[i], scored),
@@ -371,6 +422,18 @@ static void slot_released(void *ctx, uint64_t id, int32_t slot) {
     c->slot = -1;
     c->left = true;
     w->events++;
+}
+
+/* Its pages hold the entries of all known tokens, also of those that this step has added. */
+static void computed(void *ctx, uint64_t id, const int32_t *pages, int32_t n_done) {
+    world *w = ctx;
+    const client *c = client_of(w, id);
+    const int32_t tokens = w->o.cache.page_tokens;
+    assert_true(n_done >= c->n_tokens);
+    for (int32_t pos = 0; pos < c->n_tokens; pos++) {
+        const uint64_t *page = &w->memory[HD_KV_FULL][pages[pos / tokens] * tokens];
+        assert_true(page[pos % tokens] == c->hash[pos]);
+    }
 }
 
 static void remember(world *w, const client *c) {
@@ -434,13 +497,18 @@ static void event(void *ctx, const hd_sched_event *e) {
 
 void world_open(world *w) {
     const hd_runner runner = {w, run};
-    const hd_sched_hooks hooks = {w, slot_assigned, slot_released, event};
+    const hd_sched_hooks hooks = {.ctx = w,
+                                  .slot_assigned = slot_assigned,
+                                  .slot_released = slot_released,
+                                  .event = event,
+                                  .computed = computed};
     const hd_cache_options *c = &w->o.cache;
     hd_err err = {0};
-    assert_true(c->max_seqs <= MAX_CLIENTS && c->n_snapshots * c->page_tokens <= MAX_CELLS);
+    assert_true(c->max_seqs <= MAX_CLIENTS);
     assert_true(w->o.max_positions <= MAX_LEN);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         assert_true(c->n_pages[l] * c->page_tokens <= MAX_CELLS);
+        assert_true(c->n_host[l] * c->page_tokens <= MAX_CELLS);
     }
     if (hd_sched_open(&w->sched, &w->o, &runner, &hooks, &err) != HD_OK) {
         fail_msg("%s", err.msg);
@@ -463,6 +531,7 @@ static void draw_habits(world *w) {
                                .flush = sometimes(w, 50, 1000),
                                .fail_one = sometimes(w, 50, 1000),
                                .fail_all = sometimes(w, 300, 3000),
+                               .give_up = sometimes(w, 50, 1000),
                                .refuse = sometimes(w, 10, 200),
                                .deadline = sometimes(w, 1, 10),
                                .follow_up = sometimes(w, 1, 5),
@@ -471,6 +540,8 @@ static void draw_habits(world *w) {
                                .priorities = 1 + (int32_t)draw(w, 4),
                                .wrong_draft = sometimes(w, 1, 8),
                                .few_drafts = sometimes(w, 1, 8),
+                               .row_time = sometimes(w, 1, 4),
+                               .copy_time = sometimes(w, 1, 40),
                                .follow = sometimes(w, 1, 5),
                                .score = sometimes(w, 2, 10),
                                .automatic = sometimes(w, 1, 4)};
@@ -482,21 +553,29 @@ static void draw_options(world *w) {
     const int32_t reaches[] = {0, 1, page, 2 * page + 1, 9};
     const int32_t lookback = reaches[draw(w, 5)], chunk = 1 + (int32_t)draw(w, 50);
     const int32_t seq_pages = MAX_LEN / page;
-    const int32_t near = (lookback + chunk + HD_MAX_DRAFTS) / page + 2;
+    const int32_t rows = hd_max_i32(chunk, HD_MAX_STEP_TOKENS) + HD_MAX_DRAFTS;
+    const int32_t near = (lookback + rows) / page + 2;
     const int32_t most = MAX_CELLS / page - seq_pages;
     const int32_t spare = hd_min_i32(most, (int32_t)draw(w, (uint32_t)(3 * seq_pages)));
+    const int32_t snapshots = draw(w, 2) ? (int32_t)draw(w, (uint32_t)(2 * seq_pages)) : 0;
+    const int32_t host = draw(w, 2) ? (int32_t)draw(w, (uint32_t)(3 * seq_pages)) : 0;
+    w->tail = (hd_kv_tail){.n = lookback ? (int32_t)draw(w, 4) : 0, .step = lookback};
+    const hd_kv_shape shape = {page, lookback, w->tail};
     w->o = (hd_sched_options){
         .cache = {.page_tokens = page,
                   .lookback = lookback,
+                  .tail = hd_kv_longest_tail(&shape),
                   .n_pages = {seq_pages + spare,
                               near + (int32_t)draw(w, (uint32_t)(seqs * near))},
-                  .n_snapshots = draw(w, 2) ? (int32_t)draw(w, (uint32_t)(2 * seq_pages)) : 0,
+                  .n_host = {host, snapshots},
                   .max_seqs = seqs,
                   .seq_pages = seq_pages},
         .step_rows = seqs * HD_MAX_STEP_TOKENS + (int32_t)draw(w, 40),
         .chunk_rows = chunk,
         .queue_limit = 1 + (int32_t)draw(w, 24),
         .ahead = draw(w, 2) ? (int32_t)draw(w, 3 * HD_MAX_STEP_TOKENS) : 0,
+        .draft_block = draw(w, 3) ? 0 : 1 + (int32_t)draw(w, HD_MAX_DRAFTS),
+        .page_bytes = {draw(w,    2), draw(w,           4)                              },
         .max_positions = MAX_LEN - HD_MAX_DRAFTS - (int32_t)draw(w, 50)
     };
 }
@@ -607,6 +686,7 @@ void world_act(world *w) {
     }
     w->fail_one = once_in(w, w->habits.fail_one);
     w->fail_next = once_in(w, w->habits.fail_all);
+    w->give_up_next = once_in(w, w->habits.give_up);
     world_step(w);
 }
 
@@ -673,8 +753,9 @@ static client *sure_to_enter(world *w) {
 
 void world_step(world *w) {
     hd_err err = {0};
-    w->now++;
-    w->stepped = w->failed = false;
+    w->now += 1 + w->took;
+    w->took = 0;
+    w->stepped = w->failed = w->gave_up = false;
     client *sure = sure_to_enter(w);
     const int64_t rows = w->rows, before = allocations();
     const hd_status st = hd_sched_step(w->sched, w->now, &err);
@@ -683,6 +764,15 @@ void world_step(world *w) {
         assert_int_equal(st, HD_EDEVICE);
         assert_true(hd_sched_idle(w->sched));
         w->rows = hd_sched_read_stats(w->sched).rows; /* rows of a failed step count too */
+    } else if (w->gave_up) {
+        assert_int_equal(st, HD_OK);
+        assert_int_equal(hd_sched_read_stats(w->sched).running, 0);
+        w->rows = hd_sched_read_stats(w->sched).rows;
+        for (int i = 0; i < MAX_CLIENTS; i++) {
+            client *c = &w->clients[i];
+            w->retracted += c->id && c->left;
+            c->left = false;
+        }
     } else if (w->stepped) {
         assert_int_equal(st, HD_OK);
         assert_true(w->rows > rows);
@@ -697,7 +787,7 @@ void world_step(world *w) {
 
 void world_heal(world *w) {
     int32_t left = MAX_CLIENTS * MAX_CLIENTS * MAX_LEN;
-    w->fail_one = w->fail_next = false;
+    w->fail_one = w->fail_next = w->give_up_next = false;
     while (!hd_sched_idle(w->sched)) {
         assert_true(left-- > 0);
         world_step(w);
@@ -707,5 +797,5 @@ void world_heal(world *w) {
     hd_sched_flush_cache(w->sched);
     const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(w->sched));
     for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_int_equal(c.free[l], c.pages[l]);
-    assert_true(c.nodes == 0 && c.snapshots == 0);
+    assert_true(c.nodes == 0 && c.host[0] == 0 && c.host[1] == 0);
 }

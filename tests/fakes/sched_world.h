@@ -36,10 +36,11 @@ typedef struct client {
 
 /* How often something happens: once in so many steps; 0: never. */
 typedef struct world_habits {
-    uint32_t submit, cancel, flush, fail_one, fail_all, refuse, deadline, follow_up;
+    uint32_t submit, cancel, flush, fail_one, fail_all, give_up, refuse, deadline, follow_up;
     uint32_t follow, score, automatic;
     int32_t longest_prompt, longest_answer, priorities;
     uint32_t wrong_draft, few_drafts;
+    uint32_t row_time, copy_time; /* what each adds to a step's time of 1 */
 } world_habits;
 
 /* A finished text that a later prompt may continue. */
@@ -58,7 +59,10 @@ typedef struct world {
     hd_sched *sched;
     hd_sched_options o;
     world_habits habits;
-    uint64_t memory[HD_N_KV_GROUPS][MAX_CELLS], snapshots[MAX_CELLS];
+    uint64_t memory[HD_N_KV_GROUPS][MAX_CELLS], host[HD_N_KV_GROUPS][MAX_CELLS];
+    hd_kv_tail tail;
+    /* of the WINDOW cells: a bit for every layer with a tail that stored its vector */
+    uint8_t layers[MAX_CELLS], host_layers[MAX_CELLS];
     int64_t written[HD_N_KV_GROUPS][MAX_CELLS]; /* by page: the last step and sequence input */
     world_ahead ahead[MAX_CLIENTS];             /* of the sequence inputs of the last step */
     int32_t n_ahead;
@@ -67,9 +71,10 @@ typedef struct world {
     world_text texts[N_TEXTS];
     float prompt_logprobs[MAX_CLIENTS * MAX_LEN]; /* log-probabilities of this step */
     uint64_t seed, draws, arrivals, digest;
-    int64_t now, steps, rows, events, copies;
+    int64_t now, took, steps, rows, events, copies;
+    int64_t skipped; /* rows that the last layer did not compute */
     int64_t finished[HD_FINISH_ERROR + 1], retracted, drafted, accepted, hits, scored, followed;
-    bool stepped, failed, fail_next, fail_one;
+    bool stepped, failed, gave_up, fail_next, fail_one, give_up_next;
 } world;
 
 /* Draws options and habits: half of the faults are off in any one run. */

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/resume.h"
 #include "fakes/api_rig.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
@@ -29,6 +30,19 @@ static void demand(bool so, const char *what) {
     abort();
 }
 
+/* Any text as the place of a stream that goes on here. */
+static void check_place(const char *text) {
+    static const api_format format = {.chunk_object = "chunk"};
+    api_choice choices[3] = {0};
+    api_job job = {.format = &format, .choices = choices, .n_choices = 3, .w.stream = true};
+    api_resume_begin(&job, text);
+    for (int32_t i = 0; i < 3; i++) demand(choices[i].skip >= 0, "a place below 0");
+    api_puts(&job.out, "x");
+    api_resume_tell(&job);
+    demand(job.out.n > 10, "no place is told");
+    api_text_deinit(&job.out);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static rig r;
     static bool open;
@@ -38,6 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     char *body = malloc(n);
     memcpy(body, data + 1, n - 1);
     body[n - 1] = 0;
+    check_place(body);
     rig_call *c =
         rig_post_bytes(&r, paths[data[0] % (sizeof paths / sizeof paths[0])], body, n - 1);
     rig_play(&r);

@@ -31,14 +31,15 @@ static void check_spec(const hd_model_spec *s) {
     must(s->norm_eps > 0 && r->scale > 0, "a factor");
     must(s->n_eos > 0 && s->n_eos <= HD_MAX_EOS, "eos");
     check_rope(&s->rope);
-    if (s->family == HD_FAMILY_V4) {
+    if (hd_is_hybrid(s)) {
         check_rope(&s->rope_compress);
         must(s->rope_dim <= s->head_dim && s->n_heads % s->o_groups == 0, "a V4 size");
         must(s->hc_mult > 0 && s->hc_eps > 0, "hyper-connections");
     }
     for (int32_t l = 0; l < s->n_layers + s->n_mtp; l++) {
         bool compressed = s->layers[l].attention >= HD_ATTN_CSA;
-        must(compressed == (s->layers[l].compress_ratio > 1), "a ratio");
+        must(compressed == (s->layers[l].compress_ratio > 0), "a ratio");
+        must(s->layers[l].kv_layer >= 0 && s->layers[l].kv_layer <= l, "a cache");
     }
 }
 

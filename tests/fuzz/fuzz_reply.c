@@ -108,7 +108,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (n < HEADER || n > (1 << 16)) return 0;
     prepare(&one);
     prepare(&two);
-    hd_reply_options o = {.format = (hd_reply_format)(data[0] % 5),
+    hd_reply_options o = {.format = (hd_reply_format)(data[0] % 6),
                           .starts_in_reasoning = data[1] & 1,
                           .thinking_off = data[1] & 2,
                           .parse_tools = !(data[1] & 4),

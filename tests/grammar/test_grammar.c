@@ -200,6 +200,7 @@ static void test_openings_are_seen(void **state) {
         {HD_REPLY_V4,  true,  "x<\xfc\xfd<<",             "\xfd", "tool_calls>\n<\xfdinvoke name=\"a", "c"   },
         {HD_REPLY_V32, false, "<｜DSML<｜DS<｜DSML",   "｜",
          "function_calls>\n<｜DSML｜invoke name=\"aa\">",                                            "f-"  },
+        {HD_REPLY_V41, true,  "x<\xfc\xfd<<",             "\xfd", " calls>\n<\xfd invoke name=\"a",    "t"   },
         {HD_REPLY_V3,  true,  "\xf9",                     "\xf8",
          "\xfa"
          "function\xfc"

@@ -1,97 +1,17 @@
-/* test_cache.c - the prefix cache in a simulation where every page remembers its content.
- *
- * Each simulated page stores, per token, a hash of all tokens up to it. Copies move
- * contents, computing writes them. Every page that a sequence would read is compared with
- * what it must hold: a stale, foreign or lost page is detected at the first read. */
+/* test_cache.c - the prefix cache in a world where every page remembers its content
+ * (cache_world.h). */
 #include "check.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/philox.h"
-#include "kv/cache.h"
+#include "kv/cache_world.h"
 #include "weights/configs.h"
-
-/* PAGE, LONG: of the worlds that are not a released model's. */
-enum { PAGE = 8, LONG = 256, MAX_PAGE = 128, MAX_TOKENS = 10240, N_SEQS = 6, MAX_PAGES = 512 };
-
-typedef struct content {
-    uint64_t token[MAX_PAGE]; /* 0: empty */
-} content;
-
-typedef struct world {
-    hd_cache *cache;
-    hd_cache_options o;
-    content pages[HD_N_KV_GROUPS][MAX_PAGES], snapshots[MAX_PAGES];
-    bool open[N_SEQS];
-    uint64_t salt[N_SEQS];
-    int32_t tokens[N_SEQS][MAX_TOKENS], n_tokens[N_SEQS], done[N_SEQS];
-    uint64_t seed, draws;
-} world;
-
-static uint32_t draw(world *w, uint32_t below) {
-    return hd_philox_at(w->seed, 0, w->draws++).v[0] % below;
-}
-
-static uint64_t chain(uint64_t before, int32_t token) {
-    return (before ^ (uint64_t)(token + 1)) * 0x9E3779B97F4A7C15u + 1;
-}
-
-static void run_copies(world *w) {
-    int32_t n;
-    const hd_page_copy *copies = hd_cache_copies(w->cache, &n);
-    for (int32_t i = 0; i < n; i++) {
-        content *page = &w->pages[HD_KV_WINDOW][copies[i].page];
-        content *snapshot = &w->snapshots[copies[i].snapshot];
-        if (copies[i].save) {
-            *snapshot = *page;
-        } else {
-            *page = *snapshot;
-        }
-    }
-    hd_cache_copied(w->cache);
-}
-
-/* Everything that the next step of a sequence would read is present and is its own prefix. */
-static void assert_readable(const world *w, int32_t l) {
-    uint64_t hash = w->salt[l];
-    const int32_t n = w->done[l], size = w->o.page_tokens;
-    for (int32_t p = 0; p < n; p++) {
-        hash = chain(hash, w->tokens[l][p]);
-        int32_t page = hd_cache_block_table(w->cache, l, HD_KV_FULL)[p / size];
-        if (w->pages[HD_KV_FULL][page].token[p % size] != hash) fail();
-        if (p < n - w->o.lookback || !w->o.lookback) continue;
-        page = hd_cache_block_table(w->cache, l, HD_KV_WINDOW)[p / size];
-        if (page < 0 || w->pages[HD_KV_WINDOW][page].token[p % size] != hash) fail();
-    }
-}
-
-static void compute(world *w, int32_t l, int32_t end) {
-    const int32_t size = w->o.page_tokens;
-    uint64_t hash = w->salt[l];
-    run_copies(w);
-    assert_readable(w, l);
-    for (int32_t p = 0; p < end; p++) {
-        hash = chain(hash, w->tokens[l][p]);
-        if (p < w->done[l]) continue;
-        for (int group = 0; group < (w->o.lookback ? 2 : 1); group++) {
-            int32_t page = hd_cache_block_table(w->cache, l, (hd_kv_group)group)[p / size];
-            w->pages[group][page].token[p % size] = hash;
-        }
-    }
-    w->done[l] = end;
-    hd_cache_commit(w->cache, l, w->tokens[l], end);
-}
 
 static void start(world *w, int32_t l) {
     int32_t hit;
-    w->salt[l] = 1 + draw(w, 2);
-    w->n_tokens[l] = 1 + (int32_t)draw(w, LONG - 1);
-    /* Few first tokens and few changes make long common prefixes of all lengths. */
-    for (int32_t i = 0; i < w->n_tokens[l]; i++) {
-        w->tokens[l][i] = draw(w, 40) == 0 ? (int32_t)draw(w, 3) : i % 5;
-    }
+    cache_world_choose_text(w, l);
     if (hd_cache_acquire(w->cache, l, w->salt[l], w->tokens[l], w->n_tokens[l], &hit) !=
         HD_OK) {
         return;
@@ -102,60 +22,100 @@ static void start(world *w, int32_t l) {
 }
 
 static void step_once(world *w) {
-    const int32_t l = (int32_t)draw(w, N_SEQS);
+    const int32_t l = (int32_t)cache_world_draw(w, N_SEQS);
     if (!w->open[l]) {
         start(w, l);
     } else if (w->done[l] < w->n_tokens[l]) {
-        int32_t end = w->done[l] + 1 + (int32_t)draw(w, 30);
+        int32_t end = w->done[l] + 1 + (int32_t)cache_world_draw(w, 30);
         if (end > w->n_tokens[l]) end = w->n_tokens[l];
         if (hd_cache_extend(w->cache, l, end) == HD_OK)
-            compute(w, l, end);
-        else if (draw(w, 3) == 0) {
+            cache_world_compute(w, l, end);
+        else if (cache_world_draw(w, 3) == 0) {
             hd_cache_release(w->cache, l, false);
             w->open[l] = false;
         }
+    } else if (w->n_tokens[l] < LONG && cache_world_draw(w, 3)) {
+        w->tokens[l][w->n_tokens[l]++] = (int32_t)cache_world_draw(w, 3); /* it decodes */
     } else {
-        hd_cache_release(w->cache, l, draw(w, 2));
+        hd_cache_release(w->cache, l, cache_world_draw(w, 2));
         w->open[l] = false;
     }
-    if (draw(w, 500) == 0) hd_cache_flush(w->cache);
-}
-
-static void open_world(world *w, const hd_cache_options *o, uint64_t seed) {
-    memset(w, 0, sizeof *w);
-    w->o = *o;
-    w->seed = seed;
-    assert_int_equal(hd_cache_open(&w->cache, o, NULL), HD_OK);
-}
-
-/* All pages are free when no sequence is open. */
-static void close_world(world *w) {
-    for (int32_t l = 0; l < N_SEQS; l++) {
-        if (w->open[l]) hd_cache_release(w->cache, l, false);
+    if (cache_world_draw(w, 500) == 0) hd_cache_flush(w->cache);
+    if (cache_world_draw(w, 50) == 0) {
+        hd_cache_set_costs(
+            w->cache,
+            &(hd_cache_costs){
+                .token = 1, .page = {cache_world_draw(w, 3) * PAGE, cache_world_draw(w, 40)}
+        });
     }
-    hd_cache_flush(w->cache);
-    hd_cache_stats s = hd_cache_read_stats(w->cache);
-    for (int group = 0; group < HD_N_KV_GROUPS; group++)
-        assert_int_equal(s.free[group], s.pages[group]);
-    assert_int_equal(s.nodes, 0);
-    assert_int_equal(s.snapshots, 0);
-    hd_cache_close(w->cache);
+}
+
+/* Positions of tokens[n] that sequence l finds in the cache. */
+static int32_t found(hd_cache *c, int32_t l, const int32_t *tokens, int32_t n) {
+    int32_t hit = -1;
+    assert_int_equal(hd_cache_acquire(c, l, 1, tokens, n, &hit), HD_OK);
+    return hit;
+}
+
+/* What was computed before a renewal is never matched: neither kept prefixes nor what an open
+ * sequence commits later, alone or below a node of the new epoch. */
+static void nothing_old_is_matched_after_a_renewal(void **state) {
+    (void)state;
+    enum { N = 3 * PAGE + 1 };
+    const hd_cache_options o = {
+        .page_tokens = PAGE, .n_pages = {40}, .max_seqs = N_SEQS, .seq_pages = 8};
+    int32_t tokens[N];
+    hd_cache *c;
+    for (int32_t i = 0; i < N; i++) tokens[i] = i;
+    assert_int_equal(hd_cache_open(&c, &o, NULL), HD_OK);
+    assert_int_equal(found(c, 0, tokens, N), 0);
+    assert_int_equal(hd_cache_extend(c, 0, N), HD_OK);
+    hd_cache_commit(c, 0, tokens, PAGE);
+    assert_int_equal(hd_cache_match(c, 1, tokens, N), PAGE);
+    hd_cache_renew(c);
+    assert_int_equal(hd_cache_match(c, 1, tokens, N), 0);
+    hd_cache_commit(c, 0, tokens, 2 * PAGE); /* computed by the old weights */
+    assert_int_equal(hd_cache_match(c, 1, tokens, N), 0);
+    assert_int_equal(found(c, 1, tokens, N), 0);
+    assert_int_equal(hd_cache_extend(c, 1, N), HD_OK);
+    hd_cache_commit(c, 1, tokens, PAGE); /* by the new ones */
+    hd_cache_commit(c, 0, tokens, 3 * PAGE);
+    assert_int_equal(hd_cache_match(c, 1, tokens, N), PAGE);
+    hd_cache_release(c, 0, false);
+    assert_int_equal(hd_cache_match(c, 1, tokens, N), PAGE);
+    assert_int_equal(found(c, 2, tokens, N), PAGE);
+    assert_int_equal(hd_cache_check(c, false, NULL), HD_OK);
+    hd_cache_release(c, 1, false);
+    hd_cache_release(c, 2, false);
+    hd_cache_renew(c);
+    assert_int_equal(hd_cache_check(c, true, NULL), HD_OK);
+    assert_int_equal(hd_cache_read_stats(c).nodes, 0);
+    hd_cache_close(c);
 }
 
 static void every_page_holds_its_own_prefix(void **state) {
     (void)state;
     world *w = malloc(sizeof *w);
-    for (uint64_t seed = 0; seed < 60; seed++) {
+    for (uint64_t seed = 0; seed < 120; seed++) {
         const int32_t reaches[] = {0, 1, 7, 8, 9, 20};
-        const hd_cache_options o = {
+        const int32_t tiers[] = {0, 1, 2, 10, 40, 100, 400}; /* FULL pages of host memory */
+        const hd_kv_shape shape = {
             .page_tokens = PAGE,
             .lookback = reaches[seed % 6],
-            .n_pages = {40 + (int32_t)seed * 4, seed % 6 ? 20 + (int32_t)seed * 2 : 0},
-            .n_snapshots = (int32_t)(seed % 5) * 10,
+            .tail = {.n = seed % 6 ? (int32_t)(seed % 5) : 0, .step = reaches[seed % 6]}
+        };
+        const hd_cache_options o = {
+            .page_tokens = PAGE,
+            .lookback = shape.lookback,
+            .tail = hd_kv_longest_tail(&shape),
+            .n_pages = {40 + (int32_t)(seed % 60) * 4,
+                        seed % 6 ? 20 + (int32_t)(seed % 60) * 2 : 0           },
+            .n_host = {tiers[seed % 7],               (int32_t)(seed % 5) * 10},
             .max_seqs = N_SEQS,
             .seq_pages = LONG / PAGE
         };
-        open_world(w, &o, seed);
+        cache_world_open(w, &o, seed);
+        w->shape = shape;
         for (int i = 0; i < 3000; i++) {
             step_once(w);
             if (i % 16) continue;
@@ -163,7 +123,8 @@ static void every_page_holds_its_own_prefix(void **state) {
             if (hd_cache_check(w->cache, false, &err) != HD_OK)
                 fail_msg("seed %d: %s", (int)seed, err.msg);
         }
-        close_world(w);
+        assert_true(w->tail_rows > 0 || shape.tail.n == 0);
+        cache_world_close(w);
     }
     free(w);
 }
@@ -179,7 +140,7 @@ static void run_alone(world *w, int32_t l, const int32_t *tokens, int32_t n, int
     while (w->done[l] < n) {
         const int32_t end = hd_min_i32(w->done[l] + chunk, n);
         assert_int_equal(hd_cache_extend(w->cache, l, end), HD_OK);
-        compute(w, l, end);
+        cache_world_compute(w, l, end);
     }
     hd_cache_release(w->cache, l, true);
 }
@@ -194,8 +155,8 @@ static int32_t hit_of(world *w, const int32_t *tokens, int32_t n) {
     w->salt[1] = 7;
     memcpy(w->tokens[1], tokens, (size_t)n * sizeof *tokens);
     w->done[1] = hit;
-    run_copies(w);
-    assert_readable(w, 1);
+    cache_world_run_copies(w);
+    cache_world_assert_readable(w, 1);
     hd_cache_release(w->cache, 1, false);
     return hit;
 }
@@ -205,8 +166,8 @@ static void fill(int32_t *tokens, int32_t from, int32_t to, int32_t text) {
 }
 
 typedef struct pressure {
-    int32_t entries, windows, snapshots; /* pages */
-    int32_t others;                      /* another text after so many requests; 0: never */
+    int32_t entries, windows, host, snapshots; /* pages; host: FULL ones in host memory */
+    int32_t others; /* another text after so many requests; 0: never */
 } pressure;
 
 /* For every length of the common prefix, the hit is its complete pages: less than one block
@@ -216,31 +177,31 @@ static void check_all_lengths(world *w, const hd_kv_shape *shape, const pressure
     enum { PAGES = 6, N = PAGES * MAX_PAGE + 50 };
     int32_t tokens[N], other[N];
     const int32_t size = shape->page_tokens, n = hd_min_i32(N, 12 * size + size / 2);
-    open_world(w,
-               &(hd_cache_options){
-                   .page_tokens = size,
-                   .lookback = shape->lookback,
-                   .n_pages = {p->entries, shape->lookback ? p->windows : 0},
-                   .n_snapshots = p->snapshots,
-                   .max_seqs = N_SEQS,
-                   .seq_pages = n / size + 1
+    cache_world_open(w,
+                     &(hd_cache_options){
+                         .page_tokens = size,
+                         .lookback = shape->lookback,
+                         .n_pages = {p->entries, shape->lookback ? p->windows : 0},
+                         .n_host = {p->host,    p->snapshots                    },
+                         .max_seqs = N_SEQS,
+                         .seq_pages = n / size + 1
     },
-               1);
+                     1);
     fill(tokens, 0, n, 1);
     for (int32_t common = 0; common < n; common++) {
         if (common % 64 == 0) run_alone(w, 0, tokens, n, size / 2 + 1);
         if (p->others && common % p->others == 0) {
             fill(other, 0, n, 1000 + common);
-            run_alone(w, 2, other, n - (int32_t)draw(w, (uint32_t)n), size);
+            run_alone(w, 2, other, n - (int32_t)cache_world_draw(w, (uint32_t)n), size);
         }
         const int32_t left = hd_cache_match(w->cache, 7, tokens, n) / size;
-        if (p->entries >= MAX_PAGES) assert_int_equal(left, (n - 1) / size);
+        if (p->entries + p->host >= MAX_PAGES) assert_int_equal(left, (n - 1) / size);
         memcpy(other, tokens, sizeof other);
         fill(other, common, n, 2);
         assert_int_equal(hit_of(w, other, n), hd_min_i32(common / size, left) * size);
     }
     assert_int_equal(hd_cache_check(w->cache, false, NULL), HD_OK);
-    close_world(w);
+    cache_world_close(w);
 }
 
 /* Every family at its real page size, and small pages whose window spans two of them. */
@@ -248,10 +209,12 @@ static void a_hit_is_the_common_prefix(void **state) {
     (void)state;
     static const char *const names[] = {"v2_lite", "v3", "v3_2_exp", "v4_flash", "v4_pro"};
     const pressure pressures[] = {
-        {MAX_PAGES, MAX_PAGES, 0,         0  }, /* everything stays on the device */
-        {MAX_PAGES, 6,         MAX_PAGES, 0  }, /* WINDOW pages are restored from the host */
-        {MAX_PAGES, 6,         MAX_PAGES, 200}, /* beside other requests that need them too */
-        {20,        6,         MAX_PAGES, 3  }, /* and FULL pages are evicted */
+        {MAX_PAGES, MAX_PAGES, 0,         0,         0  }, /* everything stays on the device */
+        {MAX_PAGES, 6,         0,         MAX_PAGES, 0  }, /* WINDOW pages come from the host */
+        {MAX_PAGES, 6,         0,         MAX_PAGES, 200}, /* beside requests that need them too */
+        {20,        6,         0,         MAX_PAGES, 3  }, /* and FULL pages are evicted */
+        {20,        6,         MAX_PAGES, MAX_PAGES, 3  }, /* to the host */
+        {20,        6,         5,         MAX_PAGES, 3  }, /* which has room for few */
     };
     world *w = malloc(sizeof *w);
     for (size_t i = 0; i < sizeof pressures / sizeof pressures[0]; i++) {
@@ -261,8 +224,10 @@ static void a_hit_is_the_common_prefix(void **state) {
             check_all_lengths(w, &shape, &pressures[i]);
             hd_model_spec_close(spec);
         }
-        check_all_lengths(w, &(hd_kv_shape){PAGE, 12}, &pressures[i]);
-        check_all_lengths(w, &(hd_kv_shape){PAGE, PAGE}, &pressures[i]);
+        check_all_lengths(w, &(hd_kv_shape){.page_tokens = PAGE, .lookback = 12},
+                          &pressures[i]);
+        check_all_lengths(w, &(hd_kv_shape){.page_tokens = PAGE, .lookback = PAGE},
+                          &pressures[i]);
     }
     free(w);
 }
@@ -277,16 +242,17 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
     const hd_kv_shape shape = hd_kv_shape_of(spec);
     const int32_t size = shape.page_tokens;
     int32_t tokens[N];
-    open_world(w,
-               &(hd_cache_options){
-                   .page_tokens = size,
-                   .lookback = shape.lookback,
-                   .n_pages = {MAX_PAGES, 4},
-                   .n_snapshots = 2 * TALKS + 2, /* turn ends, the branch, the other's end */
-                   .max_seqs = N_SEQS,
-                   .seq_pages = N / size + 1
+    cache_world_open(
+        w,
+        &(hd_cache_options){
+            .page_tokens = size,
+            .lookback = shape.lookback,
+            .n_pages = {MAX_PAGES, 4            },
+            .n_host = {0,         2 * TALKS + 2}, /* turn ends, the branch, the other's end */
+            .max_seqs = N_SEQS,
+            .seq_pages = N / size + 1
     },
-               1);
+        1);
     for (int32_t step_once = 1; step_once <= 2; step_once++) {
         for (int32_t talk = 0; talk < TALKS; talk++) {
             fill(tokens, 0, COMMON, 1);
@@ -308,7 +274,7 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
         assert_int_equal(hit_of(w, tokens, N), COMMON / size * size);
     }
     hd_model_spec_close(spec);
-    close_world(w);
+    cache_world_close(w);
     free(w);
 }
 
@@ -329,15 +295,15 @@ static void ten_thousand_tokens_keep_one_window(void **state) {
     const int32_t size = shape.page_tokens, whole = N / size;
     int32_t *tokens = calloc(N + 1, sizeof *tokens), hit;
     assert_true(size == 128 && shape.lookback == 127);
-    open_world(w,
-               &(hd_cache_options){
-                   .page_tokens = size,
-                   .lookback = shape.lookback,
-                   .n_pages = {4 * (whole + 1), WINDOWS},
-                   .max_seqs = N_SEQS,
-                   .seq_pages = whole + 1
+    cache_world_open(w,
+                     &(hd_cache_options){
+                         .page_tokens = size,
+                         .lookback = shape.lookback,
+                         .n_pages = {4 * (whole + 1), WINDOWS},
+                         .max_seqs = N_SEQS,
+                         .seq_pages = whole + 1
     },
-               1);
+                     1);
     fill(tokens, 0, N + 1, 1);
     memcpy(w->tokens[0], tokens, N * sizeof *tokens);
     w->salt[0] = 7;
@@ -346,7 +312,7 @@ static void ten_thousand_tokens_keep_one_window(void **state) {
         const int32_t end = hd_min_i32(w->done[0] + CHUNK, N);
         assert_int_equal(hd_cache_extend(w->cache, 0, end), HD_OK);
         assert_true(held(w, HD_KV_WINDOW) <= CHUNK / size + 2);
-        compute(w, 0, end);
+        cache_world_compute(w, 0, end);
         assert_true(held(w, HD_KV_WINDOW) <= 2); /* the window and the page in progress */
     }
     assert_int_equal(held(w, HD_KV_FULL), whole + 1);
@@ -365,7 +331,7 @@ static void ten_thousand_tokens_keep_one_window(void **state) {
     assert_int_equal(hit_of(w, tokens, N / 2), 0); /* without snapshots the middle is gone */
     hd_model_spec_close(spec);
     free(tokens);
-    close_world(w);
+    cache_world_close(w);
     free(w);
 }
 
@@ -377,14 +343,13 @@ static void turn_ends_outlive_the_middle(void **state) {
         .page_tokens = PAGE,
         .lookback = 8,
         .n_pages = {200, 8},
-        .n_snapshots = 0,
         .max_seqs = N_SEQS,
         .seq_pages = LONG / PAGE
     };
     int32_t a[64], b[128];
     for (int32_t i = 0; i < 64; i++) a[i] = i;
     for (int32_t i = 0; i < 128; i++) b[i] = 500 + i;
-    open_world(w, &o, 1);
+    cache_world_open(w, &o, 1);
     run_alone(w, 0, a, 64, 5);
     run_alone(w, 0, b, 128, 5);
     int32_t next[80];
@@ -392,7 +357,45 @@ static void turn_ends_outlive_the_middle(void **state) {
     for (int32_t i = 64; i < 80; i++) next[i] = 9;
     assert_int_equal(hd_cache_match(w->cache, 7, next, 80), 64);
     assert_true(hd_cache_match(w->cache, 7, next, 40) < 32); /* the middle was evicted */
-    close_world(w);
+    cache_world_close(w);
+    free(w);
+}
+
+/* Layers with tails: a request leaves whole pages at its own end. In the middle another one
+ * continues only as far before its own end as the tails are long; it makes the pages whole where it
+ * leaves the tree, and the next one continues there. */
+static void tails_end_in_whole_pages(void **state) {
+    (void)state;
+    enum { TEXT = 200, COMMON = 100, N = 116 };
+    const hd_kv_shape shape = {
+        .page_tokens = PAGE, .lookback = PAGE, .tail = {.n = 3, .step = PAGE}
+    };
+    const hd_cache_options o = {
+        .page_tokens = PAGE,
+        .lookback = PAGE,
+        .tail = hd_kv_longest_tail(&shape),
+        .n_pages = {MAX_PAGES, MAX_PAGES},
+        .max_seqs = N_SEQS,
+        .seq_pages = LONG / PAGE
+    };
+    world *w = malloc(sizeof *w);
+    int32_t tokens[TEXT + 1], other[N];
+    assert_int_equal(o.tail, 3 * PAGE);
+    cache_world_open(w, &o, 1);
+    w->shape = shape;
+    fill(tokens, 0, TEXT + 1, 1);
+    run_alone(w, 0, tokens, TEXT, 30);
+    assert_int_equal(w->tail_rows, 2 * PAGE + PAGE + 1 + 2 * PAGE);
+    assert_int_equal(hit_of(w, tokens, TEXT + 1), TEXT);
+    memcpy(other, tokens, sizeof other);
+    for (int32_t text = 2; text < 4; text++) {
+        const int32_t at = COMMON / PAGE * PAGE - (text == 2 ? o.tail : 0);
+        fill(other, COMMON, N, text);
+        assert_int_equal(hit_of(w, other, N), at);
+        run_alone(w, 0, other, N, 30);
+    }
+    assert_int_equal(hd_cache_check(w->cache, false, NULL), HD_OK);
+    cache_world_close(w);
     free(w);
 }
 
@@ -415,6 +418,45 @@ static void a_full_pool_says_not_now(void **state) {
     hd_cache_release(c, 0, false);
     assert_int_equal(hd_cache_extend(c, 1, 9), HD_OK);
     hd_cache_close(c);
+}
+
+/* A prefix is read from host memory as far as that is sooner than computing it. */
+static void the_sooner_of_reading_and_computing_is_taken(void **state) {
+    (void)state;
+    enum { N = 12 * PAGE, ALL = 11, ON_DEVICE = 5 };
+    static const struct {
+        hd_cache_costs costs;
+        int32_t pages; /* of the match */
+    } cases[] = {
+        {{0},                                      ALL      },
+        {{.token = 1, .page = {0.5 * PAGE, 0}},    ALL      },
+        {{.token = 1, .page = {PAGE, 0}},          ALL      }, /* as soon: it is read */
+        {{.token = 1, .page = {1.1 * PAGE, 0}},    ON_DEVICE},
+        {{.token = 1, .page = {0.5 * PAGE, 1000}}, ALL      }, /* windows are on the device */
+    };
+    world *w = malloc(sizeof *w);
+    const hd_cache_options o = {
+        .page_tokens = PAGE,
+        .lookback = PAGE,
+        .n_pages = {16, 40},
+        .n_host = {40, 40},
+        .max_seqs = N_SEQS,
+        .seq_pages = LONG / PAGE
+    };
+    int32_t a[N], b[11 * PAGE];
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        cache_world_open(w, &o, 1);
+        fill(a, 0, N, 1);
+        fill(b, 0, 11 * PAGE, 2);
+        run_alone(w, 0, a, N, PAGE);
+        run_alone(w, 0, b, 11 * PAGE, PAGE);
+        hd_cache_set_costs(w->cache, &cases[i].costs);
+        assert_int_equal(hit_of(w, a, N), cases[i].pages * PAGE);
+        assert_int_equal(hd_cache_read_stats(w->cache).declined, cases[i].pages < ALL);
+        run_alone(w, 0, a, N, PAGE); /* computes what it does not read, over what is cached */
+        cache_world_close(w);
+    }
+    free(w);
 }
 
 static void a_leaked_seq_is_found_and_released(void **state) {
@@ -456,8 +498,11 @@ int test_cache(void) {
         cmocka_unit_test(branches_and_turn_ends_keep_their_window),
         cmocka_unit_test(ten_thousand_tokens_keep_one_window),
         cmocka_unit_test(turn_ends_outlive_the_middle),
+        cmocka_unit_test(tails_end_in_whole_pages),
         cmocka_unit_test(a_full_pool_says_not_now),
+        cmocka_unit_test(the_sooner_of_reading_and_computing_is_taken),
         cmocka_unit_test(a_leaked_seq_is_found_and_released),
+        cmocka_unit_test(nothing_old_is_matched_after_a_renewal),
     };
     return cmocka_run_group_tests_name("cache", tests, NULL, NULL);
 }

@@ -89,7 +89,7 @@ static void stages_follow_each_other_over_lanes(void **state) {
                                     .stream = m.lanes[HD_LANE_COMPUTE],
                                     .lane_change = m.lane_change[i]};
         }
-        model_run_stages(steps, MICRO, stages, "test", 0);
+        model_run_stages(steps, MICRO, stages, "test", 0, false);
         assert_int_equal(hd_stream_sync(m.lanes[HD_LANE_COMPUTE], NULL), HD_OK);
         for (int32_t i = 0; i < MICRO; i++) assert_int_equal(passed[i][4], 7 + i);
     }
@@ -102,6 +102,9 @@ static void stages_follow_each_other_over_lanes(void **state) {
 
 /* One stream that runs at once; streams with queues; a GPU, also with captured steps. */
 typedef enum backend { ON_CPU, ON_QUEUES, ON_GPU, CAPTURED } backend;
+
+/* What the second and third stream are for. */
+typedef enum streams { OF_LANES, OF_PARTS_BESIDE } streams;
 
 typedef struct rank {
     backend on;
@@ -184,7 +187,7 @@ static void open_device(rank *r) {
 }
 
 static void open_rank(rank *r, const hd_model_spec *spec, const hd_parallel_config *parallel,
-                      backend on, int32_t n_streams) {
+                      backend on, int32_t n_streams, streams use) {
     *r = (rank){.spec = spec, .on = on};
     open_device(r);
     for (int32_t i = 0; i < n_streams; i++) {
@@ -199,8 +202,9 @@ static void open_rank(rank *r, const hd_model_spec *spec, const hd_parallel_conf
                         .ops = &r->ops,
                         .device = r->device,
                         .stream = r->stream[0],
-                        .comm_stream = r->stream[1],
-                        .copy_stream = r->stream[2]};
+                        .comm_stream = r->stream[use == OF_LANES ? 1 : 2],
+                        .copy_stream = use == OF_LANES ? r->stream[2] : NULL,
+                        .beside_stream = use == OF_LANES ? NULL : r->stream[1]};
     hd_model_limits limits = {.rows = ROWS, .logits = SEQS, .positions = POSITIONS};
     open_exchange(r, parallel, &env, &limits);
     assert_int_equal(hd_model_open(&r->model, &env, &limits, MICRO, NULL), HD_OK);
@@ -301,10 +305,10 @@ static bool same(const hd_model_spec *spec, const float *a, const float *b) {
 }
 
 /* Returns whether a rank with three streams in this order computes want. */
-static bool agrees(const hd_model_spec *spec, const hd_parallel_config *parallel,
+static bool agrees(const hd_model_spec *spec, const hd_parallel_config *parallel, streams use,
                    const int32_t *order, bool ignore, const float *want) {
     rank r;
-    open_rank(&r, spec, parallel, ON_QUEUES, QUEUE_STREAMS);
+    open_rank(&r, spec, parallel, ON_QUEUES, QUEUE_STREAMS, use);
     queue_device_prefer(r.device, order);
     queue_device_ignore_events(r.device, ignore);
     float *got = run_steps(&r);
@@ -315,31 +319,31 @@ static bool agrees(const hd_model_spec *spec, const hd_parallel_config *parallel
     return is_same;
 }
 
-static void check_lanes(const char *name, const hd_parallel_config *parallel) {
-    static const int32_t comm_first[QUEUE_STREAMS] = {1, 0, 2};
+static void check_lanes(const char *name, const hd_parallel_config *parallel, streams use) {
+    static const int32_t second_first[QUEUE_STREAMS] = {1, 0, 2};
     hd_model_spec *spec = config_open(name);
     rank r;
-    open_rank(&r, spec, parallel, ON_CPU, 1);
+    open_rank(&r, spec, parallel, ON_CPU, 1, OF_LANES);
     float *want = run_steps(&r);
     close_rank(&r);
     for (size_t k = 0; k < HD_LEN(priorities); k++) {
-        if (!agrees(spec, parallel, priorities[k], false, want)) {
+        if (!agrees(spec, parallel, use, priorities[k], false, want)) {
             fail_msg("%s: other bits in order %zu", name, k);
         }
     }
-    assert_false(agrees(spec, parallel, comm_first, true, want)); /* events are needed */
+    assert_false(agrees(spec, parallel, use, second_first, true, want)); /* events are needed */
     free(want);
     hd_model_spec_close(spec);
 }
 
-static void check_gpu_lanes(const char *name, const hd_parallel_config *parallel) {
+static void check_gpu_lanes(const char *name, const hd_parallel_config *parallel, streams use) {
     hd_model_spec *spec = config_open(name);
     rank r;
-    open_rank(&r, spec, parallel, ON_GPU, 1);
+    open_rank(&r, spec, parallel, ON_GPU, 1, OF_LANES);
     float *want = run_steps(&r);
     close_rank(&r);
     for (backend on = ON_GPU; on <= CAPTURED; on++) {
-        open_rank(&r, spec, parallel, on, QUEUE_STREAMS);
+        open_rank(&r, spec, parallel, on, QUEUE_STREAMS, use);
         float *got = run_steps(&r);
         if (!same(spec, got, want)) fail_msg("%s: other bits on a GPU's lanes", name);
         free(got);
@@ -349,18 +353,27 @@ static void check_gpu_lanes(const char *name, const hd_parallel_config *parallel
     hd_model_spec_close(spec);
 }
 
-static void lanes_give_the_same_bits(void **state) {
-    (void)state;
+static void check_streams(streams use) {
     static const char *const names[] = {"tiny_v3", "tiny_v4"};
     const hd_parallel_config configs[] = {hd_parallel_tensor(2), hd_parallel_expert(4, 0)};
     const char *wanted = getenv("HADAL_BACKEND");
     const bool has_gpu = wanted && strcmp(wanted, "cuda") == 0;
     for (size_t i = 0; i < HD_LEN(names); i++) {
         for (size_t k = 0; k < HD_LEN(configs); k++) {
-            check_lanes(names[i], &configs[k]);
-            if (has_gpu) check_gpu_lanes(names[i], &configs[k]);
+            check_lanes(names[i], &configs[k], use);
+            if (has_gpu) check_gpu_lanes(names[i], &configs[k], use);
         }
     }
+}
+
+static void lanes_give_the_same_bits(void **state) {
+    (void)state;
+    check_streams(OF_LANES);
+}
+
+static void parts_beside_give_the_same_bits(void **state) {
+    (void)state;
+    check_streams(OF_PARTS_BESIDE);
 }
 
 /* Lanes that are one stream record no event. */
@@ -369,7 +382,7 @@ static void one_stream_has_no_events(void **state) {
     hd_model_spec *spec = config_open("tiny_v3");
     const hd_parallel_config tensor = hd_parallel_tensor(2);
     rank r;
-    open_rank(&r, spec, &tensor, ON_CPU, 1);
+    open_rank(&r, spec, &tensor, ON_CPU, 1, OF_LANES);
     for (int32_t i = 0; i < MICRO; i++) assert_null(r.model->lane_change[i]);
     for (int32_t i = 0; i < HD_N_LANES; i++) {
         assert_ptr_equal(r.model->lanes[i], r.stream[0]);
@@ -383,6 +396,7 @@ int test_lanes(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_follow_each_other_over_lanes),
         cmocka_unit_test(lanes_give_the_same_bits),
+        cmocka_unit_test(parts_beside_give_the_same_bits),
         cmocka_unit_test(one_stream_has_no_events),
     };
     return cmocka_run_group_tests_name("lanes", tests, NULL, NULL);

@@ -1,13 +1,13 @@
-/* test_ranks.c - tensor and expert parallelism: a sharded model computes what the complete
- * model computes.
+/* test_ranks.c - every parallel layout: a sharded model computes the bits that the complete model
+ * computes.
  *
- * All ranks of a parallel config run in this process, a thread each (comm/local.h). With tensor parallelism every rank has the same rows, and logits agree to
- * rounding. With expert parallelism every rank has its own rows, and each gets the bits it
- * would get alone. */
+ * All ranks of a layout run in this process, a thread each (comm/local.h). The ranks of an
+ * attention group have the same rows; groups have their own. */
 #include "check.h"
 
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,6 +37,7 @@ typedef struct rank {
     const hd_model_spec *spec;
     const hd_weights *whole;
     hd_parallel_config parallel;
+    int32_t owner;        /* the attention group whose rows it has */
     bool rotates;         /* the experts of each rank's slots change before every step */
     float *logits[STEPS]; /* [SEQS, vocab] */
     hd_err err;
@@ -53,6 +54,7 @@ typedef struct body {
     const hd_comm *comm;
     int32_t pages[SEQS][POSITIONS];
     int32_t n_pages;
+    int32_t group_rows[MAX_RANKS], group_logits[MAX_RANKS];
 } body;
 
 static hd_status open_body(body *b, rank *r) {
@@ -72,8 +74,10 @@ static hd_status open_body(body *b, rank *r) {
     }
     env.comm = b->comm;
     const int32_t choices = r->n * ROWS * r->spec->route.top_k;
-    const hd_model_limits limits = {
-        .rows = ROWS, .logits = SEQS, .positions = POSITIONS, .expert_rows = choices};
+    const hd_model_limits limits = {.rows = ROWS,
+                                    .logits = SEQS * hd_max_i32(r->spec->dspark.block, 1),
+                                    .positions = POSITIONS,
+                                    .expert_rows = choices};
     HD_TRY(hd_model_open(&b->model, &env, &limits, r->n_micro, err));
     b->n_pages = (int32_t)hd_ceil_div(POSITIONS, hd_kv_shape_of(r->spec).page_tokens);
     for (int32_t i = 0; i < SEQS * b->n_pages; i++) {
@@ -100,12 +104,35 @@ static void close_body(body *b) {
     hd_device_close(b->device);
 }
 
-/* Ranks of a tensor-parallel config have the same rows, others their own. */
-static void write_rows(body *b, const rank *r, int32_t start, int32_t n) {
-    const int32_t owner = r->parallel.dp > 1 ? r->number : 0;
-    int32_t tokens[PROMPT];
-    for (int32_t i = 0; i < r->n_micro; i++) hd_batch_reset(&b->batches[i]);
-    for (int32_t q = 0; q < SEQS; q++) {
+/* The passes of a test: a prompt, one token more, and a block of drafts after it. */
+typedef enum pass { PASS_PROMPT, PASS_TOKEN, PASS_BLOCK } pass;
+
+/* How many tokens an attention group has of each sequence: fewer than the group before in a prompt,
+ * then one; EMPTY_GROUP has none then. */
+enum { FEWER = 7, EMPTY_GROUP = 2 };
+
+static int32_t tokens_of(const rank *r, int32_t owner, pass p) {
+    if (p == PASS_PROMPT) return PROMPT - FEWER * owner;
+    if (owner == EMPTY_GROUP) return 0;
+    return p == PASS_TOKEN ? 1 : r->spec->dspark.block;
+}
+
+/* The ranks of an attention group have the same rows. */
+static void write_rows(body *b, const rank *r, pass p) {
+    const int32_t owner = r->owner, n = tokens_of(r, owner, p), each = SEQS / r->n_micro;
+    int32_t tokens[PROMPT], start = 0;
+    for (int k = PASS_PROMPT; k < (int)p; k++) start += tokens_of(r, owner, (pass)k);
+    for (int32_t k = 0; k < r->parallel.dp; k++) {
+        const int32_t rows = tokens_of(r, k, p);
+        b->group_rows[k] = each * rows;
+        b->group_logits[k] = each * (p == PASS_BLOCK ? rows : rows > 0);
+    }
+    for (int32_t i = 0; i < r->n_micro; i++) {
+        hd_batch_reset(&b->batches[i]);
+        b->batches[i].group_rows = r->parallel.dp > 1 ? b->group_rows : NULL;
+        b->batches[i].group_logits = r->parallel.dp > 1 ? b->group_logits : NULL;
+    }
+    for (int32_t q = 0; q < SEQS && n; q++) {
         for (int32_t i = 0; i < n; i++) {
             const int32_t at = start + i + 37 * q + 101 * owner;
             tokens[i] =
@@ -148,20 +175,42 @@ static void rotate_slots(body *b, const rank *r) {
     }
 }
 
-/* Runs a prompt, one token more, and its draft if there is an MTP layer. */
+/* Runs a block of drafts after the token, and the first place of it. */
+static void run_block(body *b, const rank *r, hd_batch *const batches[]) {
+    static const int32_t before[SEQS] = {5, 5};
+    const int32_t block = r->spec->dspark.block;
+    hd_model_absorb(b->model, b->kv, batches, r->n_micro);
+    write_rows(b, r, PASS_BLOCK);
+    for (int32_t i = 0; i < r->n_micro; i++) {
+        batches[i]->n_logits = 0;
+        hd_batch_make_block(batches[i], block);
+        hd_batch_upload(batches[i], b->stream);
+    }
+    hd_model_draft_block(b->model, b->kv, batches, r->n_micro);
+    for (int32_t i = 0; i < r->n_micro; i++) {
+        const int32_t n = batches[i]->n_seqs;
+        hd_model_draft_place(b->model, i, 0, before, n, n);
+    }
+}
+
+/* Runs a prompt, one token more, and its draft if there is a drafter. */
 static void run_body(body *b, const rank *r) {
     hd_batch *batches[SEQS];
     for (int32_t i = 0; i < r->n_micro; i++) batches[i] = &b->batches[i];
     rotate_slots(b, r);
-    write_rows(b, r, 0, PROMPT);
+    write_rows(b, r, PASS_PROMPT);
     hd_model_step(b->model, b->kv, batches, r->n_micro);
     keep(b, r, 0);
     rotate_slots(b, r);
-    write_rows(b, r, PROMPT, 1);
+    write_rows(b, r, PASS_TOKEN);
     hd_model_step(b->model, b->kv, batches, r->n_micro);
     keep(b, r, 1);
-    if (r->spec->n_mtp == 0) return;
-    hd_model_draft(b->model, b->kv, batches, r->n_micro, false);
+    if (r->spec->drafter == HD_DRAFTER_NONE) return;
+    if (r->spec->drafter == HD_DRAFTER_DSPARK) {
+        run_block(b, r, batches);
+    } else {
+        hd_model_draft(b->model, b->kv, batches, r->n_micro, false);
+    }
     keep(b, r, 2);
 }
 
@@ -210,6 +259,7 @@ static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_
         open_rank(&ranks[k], k, whole, spec, parallel);
         ranks[k].world = world;
         ranks[k].n_micro = n_micro;
+        ranks[k].owner = k / parallel->tp;
         ranks[k].rotates = rotates;
     }
     for (int32_t k = 0; k < n; k++) {
@@ -261,7 +311,8 @@ static void assert_near(const float *got, const float *want, size_t n, const cha
     }
 }
 
-static const char *const names[] = {"tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4"};
+static const char *const names[] = {"tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4",
+                                    "tiny_v4_dspark"};
 
 /* Under the thread sanitizer two families suffice. */
 static size_t next_name(size_t k) {
@@ -272,103 +323,134 @@ static int steps_of(const hd_model_spec *spec) {
     return spec->n_mtp ? STEPS : STEPS - 1;
 }
 
-static void test_tensor_ranks(void **state) {
-    (void)state;
-    for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
-        hd_model_spec *spec = config_open(names[k]);
-        hd_weights *whole = make_weights(spec);
-        const size_t n = SEQS * (size_t)spec->vocab;
-        const hd_parallel_config single = hd_parallel_single(), two = hd_parallel_tensor(2);
-        rank alone, ranks[MAX_RANKS];
-        run_world(&alone, &single, whole, spec, 1, false);
-        run_world(ranks, &two, whole, spec, 1, false);
-        for (int i = 0; i < steps_of(spec); i++) {
-            assert_near(ranks[0].logits[i], alone.logits[i], n, names[k]);
-            assert_memory_equal(ranks[0].logits[i], ranks[1].logits[i], n * sizeof(float));
-        }
-        for (int32_t r = 0; r < 2; r++) close_rank(&ranks[r]);
-        close_rank(&alone);
-        hd_weights_close(whole);
-        hd_model_spec_close(spec);
-    }
+/* A rank alone, with the rows that a rank of attention group `owner` has. */
+static void run_alone(rank *alone, const hd_weights *whole, const hd_model_spec *spec,
+                      int32_t owner) {
+    const hd_parallel_config single = hd_parallel_single();
+    body b = {0};
+    open_rank(alone, 0, whole, spec, &single);
+    alone->owner = owner;
+    if (open_body(&b, alone) != HD_OK) fail_msg("%s", alone->err.msg);
+    run_body(&b, alone);
+    close_body(&b);
 }
 
-/* A rank of a larger world computes what it computes alone with the same rows, also when its
- * rows travel while another micro-batch computes. */
-static void check_expert_world(const char *name, int32_t ep, int32_t redundant, int32_t n_micro,
-                               bool rotates) {
+static void describe(char *out, size_t size, const char *name, const hd_parallel_config *l) {
+    snprintf(out, size, "%s, tp %d dp %d ep %d etp %d dense_tp %d head_tp %d heads %d", name,
+             l->tp, l->dp, l->ep, l->etp, l->dense_tp, l->head_tp, l->head_parts);
+}
+
+/* Every rank has the bits of one rank alone, or with sum_in_ranks nearly its values. */
+static void check_layout(const char *name, const hd_parallel_config *l, int32_t n_micro,
+                         bool rotates) {
     hd_model_spec *spec = config_open(name);
     hd_weights *whole = make_weights(spec);
-    const size_t bytes = SEQS * (size_t)spec->vocab * sizeof(float);
-    const hd_parallel_config spread = hd_parallel_expert(ep, redundant);
-    rank ranks[MAX_RANKS];
-    run_world(ranks, &spread, whole, spec, n_micro, rotates);
-    for (int32_t r = 0; r < ep; r++) {
-        rank alone;
-        body b = {0};
-        const hd_parallel_config single = hd_parallel_single();
-        open_rank(&alone, 0, whole, spec, &single);
-        assert_int_equal(open_body(&b, &alone), HD_OK);
-        alone.number = r; /* the rows of that rank */
-        alone.parallel.dp = ep;
-        run_body(&b, &alone);
-        for (int i = 0; i < steps_of(spec); i++) {
-            assert_memory_equal(ranks[r].logits[i], alone.logits[i], bytes);
+    const size_t n = SEQS * (size_t)spec->vocab;
+    rank alone = {0}, ranks[MAX_RANKS];
+    char what[200];
+    describe(what, sizeof what, name, l);
+    run_world(ranks, l, whole, spec, n_micro, rotates);
+    for (int32_t r = 0; r < hd_parallel_world(l); r++) {
+        if (r % l->tp == 0) {
+            close_rank(&alone);
+            run_alone(&alone, whole, spec, r / l->tp);
         }
-        close_body(&b);
-        close_rank(&alone);
+        for (int i = 0; i < steps_of(spec); i++) {
+            if (tokens_of(&ranks[r], r / l->tp, (pass)i) == 0) continue; /* no logits */
+            assert_true(largest(alone.logits[i], n) > 0.01);
+            if (l->sum_in_ranks) {
+                assert_near(ranks[r].logits[i], alone.logits[i], n, what);
+            } else if (memcmp(ranks[r].logits[i], alone.logits[i], n * sizeof(float)) != 0) {
+                fail_msg("%s: rank %d has other bits in step %d", what, r, i);
+            }
+        }
     }
-    for (int32_t r = 0; r < ep; r++) close_rank(&ranks[r]);
+    for (int32_t r = 0; r < hd_parallel_world(l); r++) close_rank(&ranks[r]);
+    close_rank(&alone);
     hd_weights_close(whole);
     hd_model_spec_close(spec);
 }
 
-static void test_expert_ranks(void **state) {
+static void tensor_ranks_have_the_same_bits(void **state) {
+    (void)state;
+    for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
+        for (int32_t tp = 2; tp <= (is_brief() ? 2 : 8); tp *= 2) {
+            hd_model_spec *spec = config_open(names[k]);
+            hd_parallel_config l = hd_parallel_common(tp, 1, 1, spec);
+            hd_model_spec_close(spec);
+            check_layout(names[k], &l, tp == 4 ? SEQS : 1, false);
+        }
+        hd_parallel_config sums = hd_parallel_tensor(2);
+        sums.sum_in_ranks = true;
+        check_layout(names[k], &sums, 1, false);
+    }
+}
+
+static void check_expert_world(const char *name, int32_t ep, int32_t redundant, int32_t n_micro,
+                               bool rotates) {
+    const hd_parallel_config l = hd_parallel_expert(ep, redundant);
+    check_layout(name, &l, n_micro, rotates);
+}
+
+/* Also when rows travel while another micro-batch computes. */
+static void expert_ranks_have_the_same_bits(void **state) {
     (void)state;
     for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
         check_expert_world(names[k], 4, 0, 1, false);
     }
     check_expert_world("tiny_v3", 3, 2, SEQS, false);
     check_expert_world("tiny_v4", 3, 6, SEQS, false);
+    check_expert_world("tiny_v4_dspark", 3, 6, SEQS, false);
 }
 
-/* Ranks with rows in common and complete experts: the bits of one rank if no head is cut, also
- * if there are fewer rows than ranks. */
-static void check_common_world(const char *name, int32_t tp, int32_t ep, int32_t n_micro,
-                               bool rotates) {
+static void check_common(const char *name, int32_t tp, int32_t ep, int32_t n_micro,
+                         bool rotates) {
     hd_model_spec *spec = config_open(name);
-    hd_weights *whole = make_weights(spec);
-    const size_t n = SEQS * (size_t)spec->vocab;
-    const hd_parallel_config single = hd_parallel_single();
-    const hd_parallel_config common = hd_parallel_common(tp, ep, spec);
-    rank alone, ranks[MAX_RANKS];
-    run_world(&alone, &single, whole, spec, 1, false);
-    run_world(ranks, &common, whole, spec, n_micro, rotates);
-    for (int32_t r = 0; r < ep; r++) {
-        for (int i = 0; i < steps_of(spec); i++) {
-            if (tp > 1) assert_near(ranks[r].logits[i], alone.logits[i], n, name);
-            assert_memory_equal(ranks[r].logits[i], (tp > 1 ? &ranks[0] : &alone)->logits[i],
-                                n * sizeof(float));
-        }
-    }
-    for (int32_t r = 0; r < ep; r++) close_rank(&ranks[r]);
-    close_rank(&alone);
-    hd_weights_close(whole);
+    const hd_parallel_config l = hd_parallel_common(tp, 1, ep, spec);
     hd_model_spec_close(spec);
+    check_layout(name, &l, n_micro, rotates);
 }
 
-static void test_common_rows(void **state) {
+/* Ranks with rows in common, also if there are fewer rows than ranks. */
+static void common_rows_have_the_same_bits(void **state) {
     (void)state;
     for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
-        check_common_world(names[k], 1, 4, 1, false);
-        check_common_world(names[k], 2, 2, 1, false);
+        check_common(names[k], 1, 4, 1, false);
+        check_common(names[k], 2, 2, 1, false);
+        check_common(names[k], 4, 2, 1, false);
     }
-    check_common_world("tiny_v3", 1, 2, SEQS, true);
-    check_common_world("tiny_v4", 1, 4, SEQS, false);
+    check_common("tiny_v3", 1, 2, SEQS, true);
+    check_common("tiny_v4", 2, 4, SEQS, false);
+}
+
+/* Layouts of all kinds: groups that lie in others, contain them, or overlap them; parts that are
+ * not equal; rows of one step that all belong to another attention group. */
+static void any_layout_has_the_same_bits(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
+        int32_t n_micro;
+    } cases[] = {
+        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false}, 1   },
+        {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false}, SEQS},
+        {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false}, 1   },
+        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false}, 1   },
+        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false}, 1   },
+        {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false}, SEQS},
+        {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false}, 1   },
+        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false}, 1   },
+        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false}, 1   },
+        {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false}, 1   },
+        {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true},  1   },
+    };
+    for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
+        check_layout(cases[i].name, &cases[i].l, cases[i].n_micro, false);
+    }
 }
 
 /* Experts that change their slots before every step change no bit, with copies too. */
-static void test_moving_experts(void **state) {
+static void moving_experts_have_the_same_bits(void **state) {
     (void)state;
     check_expert_world("tiny_v3", 1, 0, 1, true);
     check_expert_world("tiny_v32", 4, 0, 1, true);
@@ -376,39 +458,60 @@ static void test_moving_experts(void **state) {
     check_expert_world("tiny_v4", 3, 6, 1, true);
 }
 
-/* A shard without communication, and parallel configs that no stage supports, are refused. */
-static void test_refusals(void **state) {
+/* The input of a layer is the output of the one before: a drafter that reads either side drafts
+ * the same. */
+static void both_sides_of_a_tap_have_the_same_bits(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("tiny_v4_dspark");
+    hd_weights *whole = make_weights(spec);
+    const hd_parallel_config single = hd_parallel_single();
+    const size_t n = SEQS * (size_t)spec->vocab;
+    rank after, before, other;
+    spec->dspark.taps[0] = 1;
+    run_world(&other, &single, whole, spec, 1, false);
+    spec->dspark.taps[0] = 2;
+    spec->dspark.taps[1] = 4;
+    run_world(&after, &single, whole, spec, 1, false);
+    for (int32_t i = 0; i < spec->dspark.n_taps; i++) spec->dspark.taps[i]++;
+    spec->dspark.side = HD_TAP_INPUT;
+    run_world(&before, &single, whole, spec, 1, false);
+    assert_memory_equal(before.logits[2], after.logits[2], n * sizeof(float));
+    assert_memory_not_equal(other.logits[2], after.logits[2], n * sizeof(float));
+    close_rank(&after);
+    close_rank(&before);
+    close_rank(&other);
+    hd_weights_close(whole);
+    hd_model_spec_close(spec);
+}
+
+static void a_shard_alone_is_refused(void **state) {
     (void)state;
     hd_model_spec *spec = config_open("tiny_v3");
-    hd_weights *whole = make_weights(spec);
-    hd_parallel_config mixed = hd_parallel_tensor(2);
-    mixed.etp = 1;
-    mixed.ep = 2;
-    const hd_parallel_config parallel_configs[] = {hd_parallel_tensor(2), mixed};
-    static const char *const why[] = {"needs its other ranks", "must both be tp"};
-    for (size_t i = 0; i < HD_LEN(parallel_configs); i++) {
-        hd_weights *w;
-        hd_model *m;
-        hd_ops ops;
-        hd_err err = {0};
-        hd_ops_init_ref(&ops);
-        assert_int_equal(hd_weights_open_shards(&w, whole, &parallel_configs[i], 0, &err),
-                         HD_OK);
-        const hd_model_env env = {.spec = spec, .weights = w, .ops = &ops};
-        const hd_model_limits limits = {1, 1, 1, 0};
-        assert_int_not_equal(hd_model_open(&m, &env, &limits, 1, &err), HD_OK);
-        assert_non_null(strstr(err.msg, why[i]));
-        hd_weights_close(w);
-    }
+    hd_weights *whole = make_weights(spec), *w;
+    const hd_parallel_config two = hd_parallel_tensor(2);
+    hd_model *m;
+    hd_ops ops;
+    hd_err err = {0};
+    hd_ops_init_ref(&ops);
+    assert_int_equal(hd_weights_open_shards(&w, whole, &two, 0, &err), HD_OK);
+    const hd_model_env env = {.spec = spec, .weights = w, .ops = &ops};
+    const hd_model_limits limits = {1, 1, 1, 0};
+    assert_int_not_equal(hd_model_open(&m, &env, &limits, 1, &err), HD_OK);
+    assert_non_null(strstr(err.msg, "needs its other ranks"));
+    hd_weights_close(w);
     hd_weights_close(whole);
     hd_model_spec_close(spec);
 }
 
 int test_ranks(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensor_ranks), cmocka_unit_test(test_expert_ranks),
-        cmocka_unit_test(test_common_rows),  cmocka_unit_test(test_moving_experts),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(tensor_ranks_have_the_same_bits),
+        cmocka_unit_test(expert_ranks_have_the_same_bits),
+        cmocka_unit_test(common_rows_have_the_same_bits),
+        cmocka_unit_test(any_layout_has_the_same_bits),
+        cmocka_unit_test(moving_experts_have_the_same_bits),
+        cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
+        cmocka_unit_test(a_shard_alone_is_refused),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
 }

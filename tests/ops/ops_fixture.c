@@ -293,6 +293,14 @@ float *page_entry(const hd_paged *p, int32_t seq, int32_t entry) {
            ((int64_t)page * p->page_entries + entry % p->page_entries) * p->width;
 }
 
+const hd_weight *take_aligned(int32_t format, int32_t rows, int32_t cols, bool powers) {
+    fix.n_cases = 1; /* no odd address */
+    hd_weight *w =
+        take_copy(take_weight(weight_format_of(format), rows, cols, false), sizeof *w);
+    w->power_scales = powers;
+    return w;
+}
+
 hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entries,
                     int32_t width, float spread) {
     int32_t longest = 0, n_pages = 1; /* one page belongs to no sequence */
@@ -322,6 +330,50 @@ hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entri
         }
     }
     return p;
+}
+
+hd_paged narrow_pages(const hd_paged *p, int32_t n_seqs, const int32_t *n_entries) {
+    hd_paged narrow = *p;
+    int64_t last = -1;
+    for (int32_t s = 0; s < n_seqs; s++) {
+        for (int32_t e = 0; e < n_entries[s]; e++) {
+            const int64_t at = page_entry(p, s, e) - (const float *)p->rows.data;
+            last = at > last ? at : last;
+        }
+    }
+    const size_t n = (size_t)(last < 0 ? 0 : last + p->width);
+    uint16_t *to = take(n * sizeof *to);
+    memset(to, 0xff, n * sizeof *to);
+    for (int32_t s = 0; s < n_seqs; s++) {
+        for (int32_t e = 0; e < n_entries[s]; e++) {
+            const float *from = page_entry(p, s, e);
+            const int64_t at = from - (const float *)p->rows.data;
+            for (int32_t c = 0; c < p->width; c++) {
+                to[at + c] = (uint16_t)hd_dtypes[HD_BF16].encode(from[c]);
+            }
+        }
+    }
+    narrow.rows = (hd_rows){.data = to, .type = HD_BF16};
+    return narrow;
+}
+
+/* ---- attention ---- */
+
+void run_attention_lists(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                         int32_t n, void *const *out) {
+    const attention_lists *lists = c->args;
+    hd_attention_args a = lists->a;
+    if (ops->kv_type == HD_BF16) {
+        a.recent = lists->narrow_recent;
+        a.entries = lists->narrow_entries;
+    }
+    a.out = hd_f32(out[0]);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.k_dim);
+    if (a.selected) a.selected += (int64_t)first * a.n_selected;
+    a.seq += first;
+    a.pos += first;
+    a.rows = n;
+    ops->attention(s, &a);
 }
 
 /* ---- running and comparing ---- */

@@ -28,6 +28,10 @@ HD_OP_LIST(X)
 
 void fast_products(void **state);
 
+/* tests of test_ops_csa2.c */
+void pool_breaks_ties_downwards(void **state);
+void gates_know_their_answers(void **state);
+
 /* tests of test_ops_real.c */
 #define REAL_OPS_LIST(X)   \
     X(real_linear)         \
@@ -188,11 +192,29 @@ const weight_format *weight_format_of(int32_t id);
  * of elements and of scales of 8 bits. cols is rounded up until a row ends on a whole byte. */
 hd_weight *take_weight(const weight_format *f, int32_t rows, int32_t cols, bool all_codes);
 
+/* One with the alignment of a checkpoint's. powers: its scales are powers of two. */
+const hd_weight *take_aligned(int32_t format, int32_t rows, int32_t cols, bool powers);
+
 /* ---- pages: n_seqs sequences of n_entries[s] entries, in random order. Rows that are no entry
  * are NaN; unused pages have no number. ---- */
 
 hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entries,
                     int32_t width, float spread);
 float *page_entry(const hd_paged *p, int32_t seq, int32_t entry);
+
+/* The same pages with entries rounded to bfloat16. */
+hd_paged narrow_pages(const hd_paged *p, int32_t n_seqs, const int32_t *n_entries);
+
+/* ---- attention ---- */
+
+/* The arguments of a case, and its lists of keys for tables whose entries are bfloat16. */
+typedef struct attention_lists {
+    hd_attention_args a;
+    hd_paged narrow_recent, narrow_entries;
+} attention_lists;
+
+/* op_case.run; args: an attention_lists. */
+void run_attention_lists(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                         int32_t n, void *const *out);
 
 #endif

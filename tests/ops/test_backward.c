@@ -1,15 +1,40 @@
 /* test_backward.c - gradients of GEMMs, rows, MoE and the loss. */
 #include <math.h>
+#include <stdio.h>
 
+#include "base/cpu.h"
 #include "ops/backward_fixture.h"
 #include "ops/ops_fixture.h"
 
 /* ---- the fixture ---- */
 
+static const struct {
+    const char *name;
+    uint32_t flags;
+    bool ref;
+    double tolerance; /* the CPU's sum activations' gradients in float32 */
+    int stream;
+} tables[] = {
+    {"ref",    0,                           true,  1e-6, 0},
+    {"plain",  0,                           false, 1e-5, 1},
+    {"avx2",   HD_CPU_AVX2,                 false, 1e-5, 2},
+    {"avx512", HD_CPU_AVX2 | HD_CPU_AVX512, false, 1e-5, 1},
+};
+
+static size_t tested; /* index of the table in use */
+
 const hd_backward_ops *backward_ops(void) {
     static hd_backward_ops t;
-    hd_backward_init_ref(&t);
+    if (tables[tested].ref) {
+        hd_backward_init_ref(&t);
+    } else {
+        hd_backward_init_cpu(&t, tables[tested].flags);
+    }
     return &t;
+}
+
+hd_stream *backward_stream(void) {
+    return fix.stream[tables[tested].stream];
 }
 
 float *take_zeros(int64_t n) {
@@ -50,9 +75,9 @@ static void check_input(const gradient_case *c, double *const *in, int k) {
             length += (double)v[i] * (double)v[i];
         }
         const double scale = sqrt(square * length / (double)(x->n ? x->n : 1));
-        if (!(fabs(got - want) <= 1e-6 * scale + 1e-7)) {
-            fail_msg("%s: gradient of %s along direction %d is %.9g, not %.9g (scale %.3g)",
-                     c->op, x->name, t, got, want, scale);
+        if (!(fabs(got - want) <= tables[tested].tolerance * (scale + 0.1))) {
+            fail_msg("%s %s: gradient of %s along direction %d is %.9g, not %.9g (scale %.3g)",
+                     tables[tested].name, c->op, x->name, t, got, want, scale);
         }
     }
     loss_at(c, in, k, x->value, 0.0);
@@ -114,7 +139,7 @@ void weight_grad_sums_products(void **state) {
                                  .right_head = right_head};
         a.left.stride = 40;
         a.right.stride = 50;
-        backward_ops()->weight_grad(fix.stream[0], &a);
+        backward_ops()->weight_grad(backward_stream(), &a);
         check_gradient(&(gradient_case){.op = "weight_grad",
                                         .in = {{"w", take_random(all, 1.0f), dw, all}},
                                         .args = &a,
@@ -143,15 +168,16 @@ static groups take_groups(int32_t rows, int32_t top_k, int32_t n) {
                 j == 0 ? 0 : j + 1 + (j == top_k - 1 ? random_below(others) : 0);
         }
     }
-    fix.table[0].moe_permute(fix.stream[0], &(hd_moe_permute_args){.offset = g.offset,
-                                                                   .assignment = g.assignment,
-                                                                   .place = g.place,
-                                                                   .expert = g.expert,
-                                                                   .rows = rows,
-                                                                   .top_k = top_k,
-                                                                   .n_experts = n,
-                                                                   .n_slots = n});
-    finish("moe_permute", fix.stream[0]);
+    fix.table[0].moe_permute(backward_stream(),
+                             &(hd_moe_permute_args){.offset = g.offset,
+                                                    .assignment = g.assignment,
+                                                    .place = g.place,
+                                                    .expert = g.expert,
+                                                    .rows = rows,
+                                                    .top_k = top_k,
+                                                    .n_experts = n,
+                                                    .n_slots = n});
+    finish("moe_permute", backward_stream());
     return g;
 }
 
@@ -200,28 +226,29 @@ void grouped_gradients(void **state) {
         float *by_place = take_nan((int64_t)places * COLS);
         float *dx = take_nan((int64_t)rows * COLS);
         backward_ops()->grouped_weight_grad(
-            fix.stream[0], &(hd_grouped_weight_grad_args){.dw = dw,
-                                                          .g = hd_f32(t.g),
-                                                          .x = hd_f32(x),
-                                                          .offset = m.offset,
-                                                          .assignment = m.assignment,
-                                                          .n_slots = N,
-                                                          .n_rows = ROWS,
-                                                          .cols = COLS,
-                                                          .top_k = TOP});
-        backward_ops()->grouped_gemm_back(fix.stream[0],
+            backward_stream(), &(hd_grouped_weight_grad_args){.dw = dw,
+                                                              .g = hd_f32(t.g),
+                                                              .x = hd_f32(x),
+                                                              .offset = m.offset,
+                                                              .assignment = m.assignment,
+                                                              .n_slots = N,
+                                                              .n_rows = ROWS,
+                                                              .cols = COLS,
+                                                              .top_k = TOP});
+        backward_ops()->grouped_gemm_back(backward_stream(),
                                           &(hd_grouped_gemm_back_args){.dx = by_place,
                                                                        .g = hd_f32(t.g),
                                                                        .w = &table,
                                                                        .offset = m.offset,
                                                                        .n_places = places});
-        fix.table[0].moe_combine(fix.stream[0], &(hd_moe_combine_args){.out = hd_f32(dx),
-                                                                       .y = hd_f32(by_place),
-                                                                       .expert = m.expert,
-                                                                       .place = m.place,
-                                                                       .rows = rows,
-                                                                       .cols = COLS,
-                                                                       .top_k = TOP});
+        fix.table[0].moe_combine(backward_stream(),
+                                 &(hd_moe_combine_args){.out = hd_f32(dx),
+                                                        .y = hd_f32(by_place),
+                                                        .expert = m.expert,
+                                                        .place = m.place,
+                                                        .rows = rows,
+                                                        .cols = COLS,
+                                                        .top_k = TOP});
         check_gradient(&(gradient_case){
             .op = "grouped_gemm",
             .in = {{"w", flat, dw, N * ROWS * COLS}, {"x", x, dx, (int64_t)rows * COLS}},
@@ -260,7 +287,7 @@ void rms_norm_gradients(void **state) {
         const int64_t n = (int64_t)t.rows * t.cols;
         const float *x = take_random(n, 2.0f), *weight = take_random(t.cols, 1.5f);
         float *dx = take_nan(n), *dweight = take_zeros(t.cols);
-        backward_ops()->rms_norm_back(fix.stream[0],
+        backward_ops()->rms_norm_back(backward_stream(),
                                       &(hd_rms_norm_back_args){.dx = hd_f32(dx),
                                                                .dweight = dweight,
                                                                .g = hd_f32(t.g),
@@ -284,16 +311,16 @@ void rows_go_back(void **state) {
     const float g[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
     float *table = take_zeros(3 * 2), *dx = take_nan(5 * 4);
     table[4] = 100.0f;
-    backward_ops()->embed_back(fix.stream[0], &(hd_embed_back_args){.dtable = table,
-                                                                    .g = hd_f32(g),
-                                                                    .tokens = tokens,
-                                                                    .rows = 3,
-                                                                    .copies = 2,
-                                                                    .cols = 2});
+    backward_ops()->embed_back(backward_stream(), &(hd_embed_back_args){.dtable = table,
+                                                                        .g = hd_f32(g),
+                                                                        .tokens = tokens,
+                                                                        .rows = 3,
+                                                                        .copies = 2,
+                                                                        .cols = 2});
     const float want[] = {12, 14, 0, 0, 124, 28};
     check_bits("embed_back", table, want, 6);
     backward_ops()->gather_back(
-        fix.stream[0],
+        backward_stream(),
         &(hd_gather_back_args){
             .dx = dx, .g = hd_f32(g), .index = index, .rows = 3, .x_rows = 5, .cols = 4});
     const float back[] = {9, 10, 11, 12, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4};
@@ -341,7 +368,7 @@ void swiglu_gradients(void **state) {
         const float *gate = take_random(n, 3.0f), *up = take_random(n, 3.0f);
         const float *weight = take_random(ROWS, 1.0f);
         float *dgate = take_nan(n), *dup = take_nan(n), *dweight = take_nan(ROWS);
-        backward_ops()->swiglu_back(fix.stream[0],
+        backward_ops()->swiglu_back(backward_stream(),
                                     &(hd_swiglu_back_args){.dgate = dgate,
                                                            .dup = dup,
                                                            .dweight = weighted ? dweight : NULL,
@@ -410,14 +437,14 @@ void router_gradients(void **state) {
         const float *logits = take_random(ROWS * N, 4.0f);
         int32_t *expert = take_ints(ROWS * TOP);
         float *weight = take_nan(ROWS * TOP), *dlogits = take_nan(ROWS * N);
-        fix.table[0].moe_topk(fix.stream[0], &(hd_moe_topk_args){.expert = expert,
-                                                                 .weight = weight,
-                                                                 .logits = logits,
-                                                                 .rows = ROWS,
-                                                                 .rule = t.rule});
-        finish("moe_topk", fix.stream[0]);
+        fix.table[0].moe_topk(backward_stream(), &(hd_moe_topk_args){.expert = expert,
+                                                                     .weight = weight,
+                                                                     .logits = logits,
+                                                                     .rows = ROWS,
+                                                                     .rule = t.rule});
+        finish("moe_topk", backward_stream());
         t.expert = expert;
-        backward_ops()->moe_topk_back(fix.stream[0],
+        backward_ops()->moe_topk_back(backward_stream(),
                                       &(hd_moe_topk_back_args){.dlogits = dlogits,
                                                                .dweight = t.g,
                                                                .logits = logits,
@@ -454,15 +481,15 @@ void combine_gradients(void **state) {
         const float *y = take_random(n, 1.0f), *weight = take_random(ROWS * TOP, 1.0f);
         float *dy = take_nan(n), *dweight = take_nan(ROWS * TOP);
         backward_ops()->moe_combine_back(
-            fix.stream[0], &(hd_moe_combine_back_args){.dy = dy,
-                                                       .dweight = k ? dweight : NULL,
-                                                       .g = hd_f32(t.g),
-                                                       .y = hd_f32(y),
-                                                       .weight = k ? weight : NULL,
-                                                       .place = m.place,
-                                                       .rows = ROWS,
-                                                       .cols = COLS,
-                                                       .top_k = TOP});
+            backward_stream(), &(hd_moe_combine_back_args){.dy = dy,
+                                                           .dweight = k ? dweight : NULL,
+                                                           .g = hd_f32(t.g),
+                                                           .y = hd_f32(y),
+                                                           .weight = k ? weight : NULL,
+                                                           .place = m.place,
+                                                           .rows = ROWS,
+                                                           .cols = COLS,
+                                                           .top_k = TOP});
         check_gradient(&(gradient_case){
             .op = "moe_combine",
             .in = {{"y", y, dy, n}, {k ? "weight" : NULL, weight, dweight, ROWS * TOP}},
@@ -514,7 +541,7 @@ void loss_gradients(void **state) {
                                          .temperature = temperature,
                                          .rows = ROWS,
                                          .vocab = VOCAB};
-        backward_ops()->cross_entropy(fix.stream[0], &a);
+        backward_ops()->cross_entropy(backward_stream(), &a);
         for (int32_t r = 0; r < ROWS; r++) assert_true(logprob[r] <= 0.0f);
         check_gradient(&(gradient_case){.op = "cross_entropy",
                                         .in = {{"logits", before, logits, ROWS * VOCAB}},
@@ -537,17 +564,17 @@ void pieces_give_the_same_bits(void **state) {
         for (int32_t first = 0, n = 0; first < ROWS; first += n) {
             n = pass == 0 ? ROWS : first + PIECE > ROWS ? ROWS - first : PIECE;
             backward_ops()->weight_grad(
-                fix.stream[0], &(hd_weight_grad_args){.dw = pass ? pieces : whole,
-                                                      .left = hd_f32(g + first * N),
-                                                      .right = hd_f32(x + first * COLS),
-                                                      .rows = n,
-                                                      .heads = 1,
-                                                      .n_rows = N,
-                                                      .cols = COLS,
-                                                      .left_head = N,
-                                                      .right_head = COLS});
+                backward_stream(), &(hd_weight_grad_args){.dw = pass ? pieces : whole,
+                                                          .left = hd_f32(g + first * N),
+                                                          .right = hd_f32(x + first * COLS),
+                                                          .rows = n,
+                                                          .heads = 1,
+                                                          .n_rows = N,
+                                                          .cols = COLS,
+                                                          .left_head = N,
+                                                          .right_head = COLS});
             backward_ops()->rms_norm_back(
-                fix.stream[0],
+                backward_stream(),
                 &(hd_rms_norm_back_args){.dx = hd_f32(dx),
                                          .dweight = pass ? norm_pieces : norm_whole,
                                          .g = hd_f32(x + first * COLS),
@@ -567,5 +594,12 @@ int test_backward(void) {
         BACKWARD_TESTS_LIST(X)
 #undef X
     };
-    return cmocka_run_group_tests_name("backward", tests, open_fixture, close_fixture);
+    int failed = 0;
+    for (tested = 0; tested < HD_LEN(tables); tested++) {
+        char name[32];
+        if (tables[tested].flags & ~hd_cpu_features()) continue;
+        snprintf(name, sizeof name, "backward %s", tables[tested].name);
+        failed += cmocka_run_group_tests_name(name, tests, open_fixture, close_fixture);
+    }
+    return failed;
 }

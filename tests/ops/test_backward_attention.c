@@ -141,23 +141,23 @@ static void check_attention(const attention_case *t) {
         sink = take_random(t->heads, 0.1f);
         for (int32_t h = 0; h < t->heads; h++) sink[h] += t->sink;
     }
-    fix.table[0].attention(fix.stream[0], &(hd_attention_args){.out = hd_f32(out),
-                                                               .q = hd_f32(q),
-                                                               .recent = w.a.recent,
-                                                               .entries = w.a.entries,
-                                                               .selected = w.a.selected,
-                                                               .sink = sink,
-                                                               .seq = w.seq,
-                                                               .pos = w.a.seqs.pos,
-                                                               .rows = w.rows,
-                                                               .heads = t->heads,
-                                                               .k_dim = t->k_dim,
-                                                               .v_dim = t->v_dim,
-                                                               .window = t->window,
-                                                               .ratio = t->ratio,
-                                                               .n_selected = t->n_selected,
-                                                               .scale = w.a.scale});
-    finish("attention", fix.stream[0]);
+    fix.table[0].attention(backward_stream(), &(hd_attention_args){.out = hd_f32(out),
+                                                                   .q = hd_f32(q),
+                                                                   .recent = w.a.recent,
+                                                                   .entries = w.a.entries,
+                                                                   .selected = w.a.selected,
+                                                                   .sink = sink,
+                                                                   .seq = w.seq,
+                                                                   .pos = w.a.seqs.pos,
+                                                                   .rows = w.rows,
+                                                                   .heads = t->heads,
+                                                                   .k_dim = t->k_dim,
+                                                                   .v_dim = t->v_dim,
+                                                                   .window = t->window,
+                                                                   .ratio = t->ratio,
+                                                                   .n_selected = t->n_selected,
+                                                                   .scale = w.a.scale});
+    finish("attention", backward_stream());
     w.a.g = hd_f32(take_random(wide * t->v_dim, 1.0f));
     w.a.out = hd_f32(out);
     w.a.q = hd_f32(q);
@@ -168,7 +168,7 @@ static void check_attention(const attention_case *t) {
     w.a.sink = sink;
     w.a.lse = take_nan(wide);
     w.a.delta = take_nan(wide);
-    backward_ops()->attention_back(fix.stream[0], &w.a);
+    backward_ops()->attention_back(backward_stream(), &w.a);
     if (sink && isinf(t->sink)) {
         for (int32_t h = 0; h < t->heads; h++) assert_true(dsink[h] == 0.0f);
     }
@@ -278,7 +278,7 @@ static void check_compress(int32_t ratio, bool overlap) {
               .eps = 1e-6f},
         .n_entries = total
     };
-    backward_ops()->compress_back(fix.stream[0], &t.a);
+    backward_ops()->compress_back(backward_stream(), &t.a);
     check_gradient(&(gradient_case){
         .op = overlap ? "compress with overlap" : "compress",
         .in = {{"kv", kv, dkv, n},
@@ -335,18 +335,19 @@ void hc_post_gradients(void **state) {
                     *comb = take_random(ROWS * hc * hc, 1.0f);
         float *dx = take_nan(n), *dy = take_nan(ROWS * COLS);
         float *dpost = take_nan(ROWS * hc), *dcomb = take_nan(ROWS * hc * hc);
-        backward_ops()->hc_post_back(fix.stream[0], &(hd_hc_post_back_args){.dx = dx,
-                                                                            .dy = dy,
-                                                                            .dpost = dpost,
-                                                                            .dcomb = dcomb,
-                                                                            .g = hd_f32(t.g),
-                                                                            .x = hd_f32(x),
-                                                                            .y = hd_f32(y),
-                                                                            .post = post,
-                                                                            .comb = comb,
-                                                                            .rows = ROWS,
-                                                                            .cols = COLS,
-                                                                            .hc = hc});
+        backward_ops()->hc_post_back(backward_stream(),
+                                     &(hd_hc_post_back_args){.dx = dx,
+                                                             .dy = dy,
+                                                             .dpost = dpost,
+                                                             .dcomb = dcomb,
+                                                             .g = hd_f32(t.g),
+                                                             .x = hd_f32(x),
+                                                             .y = hd_f32(y),
+                                                             .post = post,
+                                                             .comb = comb,
+                                                             .rows = ROWS,
+                                                             .cols = COLS,
+                                                             .hc = hc});
         check_gradient(&(gradient_case){
             .op = "hc_post",
             .in = {{"x", x, dx, n},
@@ -458,24 +459,25 @@ static void check_mixing(int32_t hc, int32_t iters, float spread, bool head) {
     float *dscale = take_zeros(n_scale), *dbase = take_zeros(n);
     if (head) {
         backward_ops()->hc_head_back(
-            fix.stream[0],
+            backward_stream(),
             &(hd_hc_head_back_args){dx, dmix, dscale, dbase, hd_f32(t.g), hd_f32(x), fn, scale,
                                     base, ROWS, COLS, hc, 1e-6f, 1e-6f});
     } else {
-        backward_ops()->hc_pre_back(
-            fix.stream[0], &(hd_hc_pre_back_args){dx, dmix, dscale, dbase, hd_f32(t.g), t.dpost,
-                                                  t.dcomb, hd_f32(x), fn, scale, base, ROWS,
-                                                  COLS, hc, iters, 1e-6f, 1e-6f});
+        backward_ops()->hc_pre_back(backward_stream(),
+                                    &(hd_hc_pre_back_args){dx, dmix, dscale, dbase, hd_f32(t.g),
+                                                           t.dpost, t.dcomb, hd_f32(x), fn,
+                                                           scale, base, ROWS, COLS, hc, iters,
+                                                           1e-6f, 1e-6f});
     }
-    backward_ops()->weight_grad(fix.stream[0], &(hd_weight_grad_args){.dw = dfn,
-                                                                      .left = hd_f32(dmix),
-                                                                      .right = hd_f32(x),
-                                                                      .rows = ROWS,
-                                                                      .heads = 1,
-                                                                      .n_rows = n,
-                                                                      .cols = wide,
-                                                                      .left_head = n,
-                                                                      .right_head = wide});
+    backward_ops()->weight_grad(backward_stream(), &(hd_weight_grad_args){.dw = dfn,
+                                                                          .left = hd_f32(dmix),
+                                                                          .right = hd_f32(x),
+                                                                          .rows = ROWS,
+                                                                          .heads = 1,
+                                                                          .n_rows = n,
+                                                                          .cols = wide,
+                                                                          .left_head = n,
+                                                                          .right_head = wide});
     check_gradient(&(gradient_case){
         .op = head ? "hc_head" : "hc_pre",
         .in = {{"x", x, dx, n_x},

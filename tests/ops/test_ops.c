@@ -20,7 +20,9 @@ static void tables_are_full(void **state) {
         HD_COMMON_OP_LIST(X)
 #undef X
         const bool on_gpu = stream_for(&fix.table[t], NULL) != NULL;
-        assert_true((fix.table[t].attention_naive == NULL) == on_gpu);
+#define X(op) assert_true((fix.table[t].op == NULL) == on_gpu);
+        HD_CPU_OP_LIST(X)
+#undef X
     }
 }
 
@@ -418,6 +420,8 @@ int test_ops(void) {
                 CUBLASLT_TESTS_LIST(X) OFFICIAL_TESTS_LIST(X) CHECK_TESTS_LIST(X)
 #undef X
                     cmocka_unit_test_teardown(fast_products, forget_all),
+        cmocka_unit_test_teardown(pool_breaks_ties_downwards, forget_all),
+        cmocka_unit_test_teardown(gates_know_their_answers, forget_all),
         cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),
         cmocka_unit_test_teardown(sqrt_softplus_knows_its_answers, forget_all),
         cmocka_unit_test_teardown(groups_rank_by_their_two_best, forget_all),

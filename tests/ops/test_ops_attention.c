@@ -26,26 +26,17 @@ static rows_of take_rows(int32_t longest) {
     return r;
 }
 
+/* narrow: NULL, or the same entries rounded. */
 static hd_paged take_entries(const rows_of *r, int32_t ratio, int32_t page, int32_t width,
-                             float spread) {
+                             float spread, hd_paged *narrow) {
     int32_t n[SEQS];
     for (int32_t s = 0; s < SEQS; s++) n[s] = ratio ? r->n_tokens[s] / ratio : 0;
-    return take_pages(SEQS, n, page, width, spread);
+    const hd_paged pages = take_pages(SEQS, n, page, width, spread);
+    if (narrow) *narrow = narrow_pages(&pages, SEQS, n);
+    return pages;
 }
 
 /* ---- attention ---- */
-
-static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
-                          int32_t n, void *const *out) {
-    hd_attention_args a = *(const hd_attention_args *)c->args;
-    a.out = hd_f32(out[0]);
-    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.k_dim);
-    if (a.selected) a.selected += (int64_t)first * a.n_selected;
-    a.seq += first;
-    a.pos += first;
-    a.rows = n;
-    ops->attention(s, &a);
-}
 
 typedef enum sink_kind { NO_SINK, SMALL_SINK, HIGH_SINK, LOW_SINK, INF_SINK } sink_kind;
 
@@ -96,8 +87,14 @@ static void attention_case(const attention_shape *sh) {
         .ratio = sh->ratio,
         .n_selected = sh->n_selected,
         .scale = 1.0f / sqrtf((float)sh->k_dim)};
-    if (sh->window) a.recent = take_entries(&r, 1, 5, sh->k_dim, sh->spread);
-    if (sh->ratio) a.entries = take_entries(&r, sh->ratio, 3, sh->k_dim, sh->spread);
+    attention_lists lists = {0};
+    if (sh->window) {
+        a.recent = take_entries(&r, 1, 5, sh->k_dim, sh->spread, &lists.narrow_recent);
+    }
+    if (sh->ratio) {
+        a.entries =
+            take_entries(&r, sh->ratio, 3, sh->k_dim, sh->spread, &lists.narrow_entries);
+    }
     if (sh->n_selected) a.selected = take_selected(&r, sh->ratio, sh->n_selected);
     /* Scores of size up to spread^2 have an error of 2^-24 of themselves times the depth of
      * their sums; exp makes that a relative error of the weights. The distance to a sink that
@@ -105,6 +102,7 @@ static void attention_case(const attention_shape *sh) {
     const double tolerance = sh->spread > 2.0f ? 1e-4 : sh->sink == HIGH_SINK ? 2e-5 : 4e-6;
     const double fast = 8192 * tolerance; /* of 22 bits 8 remain */
     const bool on_gpu = sh->k_dim <= 576;
+    lists.a = a;
     check_op(&(op_case){.name = sh->name,
                         .rows = sh->rows,
                         .n_outs = 1,
@@ -114,8 +112,8 @@ static void attention_case(const attention_shape *sh) {
                         .width = {sh->heads * sh->v_dim},
                         .tolerance = {tolerance},
                         .cpu_only = sh->k_dim > 576,
-                        .args = &a,
-                        .run = run_attention});
+                        .args = &lists,
+                        .run = run_attention_lists});
 }
 
 void op_attention(void **state) {
@@ -287,7 +285,7 @@ static void select_case(const select_shape *sh) {
     const rows_of r = take_rows(sh->longest);
     const int64_t n_q = (int64_t)ROWS * sh->heads * sh->width, n_w = (int64_t)ROWS * sh->heads;
     float *q = take_random(n_q, sh->spread), *weight = take_random(n_w, 2.4f);
-    hd_paged keys = take_entries(&r, sh->ratio, 7, sh->width, 2.4f);
+    hd_paged keys = take_entries(&r, sh->ratio, 7, sh->width, 2.4f, NULL);
     if (sh->int16_numbers) {
         round_all(q, n_q);
         round_all(weight, n_w);

@@ -99,6 +99,34 @@ void op_hc_post(void **state) {
     }
 }
 
+static void run_mean(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                     int32_t n, void *const *out) {
+    hd_hc_mean_args a = *(const hd_hc_mean_args *)c->args;
+    memset(out[0], 0, (size_t)n * (size_t)c->width[0] * sizeof(float));
+    a.out = hd_rows_strided(hd_f32((float *)out[0] + 2), a.cols + 3);
+    a.x = hd_rows_at(a.x, (int64_t)first * a.hc * a.cols);
+    a.rows = n;
+    ops->hc_mean(s, &a);
+}
+
+void op_hc_mean(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(shapes); i++) {
+        const hc_shape *sh = &shapes[i];
+        hd_hc_mean_args a = {
+            .x = hd_f32(take_random((int64_t)sh->rows * sh->hc * sh->cols, 2.0f)),
+            .cols = sh->cols,
+            .hc = sh->hc};
+        check_op(&(op_case){.name = "hc_mean",
+                            .rows = sh->rows,
+                            .n_outs = 1,
+                            .width = {sh->cols + 3},
+                            .tolerance = {1e-6},
+                            .args = &a,
+                            .run = run_mean});
+    }
+}
+
 static void run_head(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                      int32_t n, void *const *out) {
     hd_hc_head_args a = *(const hd_hc_head_args *)c->args;

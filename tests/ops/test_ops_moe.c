@@ -100,7 +100,9 @@ static void run_permute(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     a.assignment = out[1];
     a.place = out[2];
     a.load = out[3];
-    for (int32_t e = 0; e < a.n_experts; e++) a.load[e] = e * INT64_C(0x100000000);
+    for (int32_t i = 0; i < HD_N_ROW_PHASES * a.n_experts; i++) {
+        a.load[i] = i * INT64_C(0x100000000);
+    }
     ops->moe_permute(s, &a);
 }
 
@@ -111,22 +113,25 @@ void op_moe_permute(void **state) {
         const int32_t rows = n_rows[kind], top_k = 1 + kind % 3;
         int32_t *expert = take_ints((int64_t)rows * top_k); /* all to expert 0 */
         for (int32_t i = 0; kind != 4 && i < rows * top_k; i++) expert[i] = random_below(9);
-        int32_t *live = take_ints(rows), *slot = take_ints(10);
-        for (int32_t r = 0; r < rows; r++) live[r] = random_below(3);
-        for (int32_t e = 0; e < 10; e++) slot[e] = (7 * e + 5) % 13;
+        int32_t *phase = take_ints(rows), *slot = take_ints(30);
+        const int32_t choices = kind % 4 == 3 ? 3 : 1;
+        for (int32_t r = 0; r < rows; r++) phase[r] = random_below(HD_N_ROW_PHASES + 1) - 1;
+        for (int32_t i = 0; i < 10 * choices; i++) slot[i] = (7 * i + 5) % 31;
         const bool placed = kind % 4 > 1;
         hd_moe_permute_args a = {.expert = expert,
                                  .slot = placed ? slot : NULL,
-                                 .live = kind % 2 ? live : NULL,
+                                 .phase = kind % 2 ? phase : NULL,
+                                 .load_stride = kind % 3 ? 10 : 0,
                                  .rows = rows,
                                  .top_k = top_k,
                                  .n_experts = 10,
-                                 .n_slots = placed ? 13 : 10};
+                                 .n_slots = placed ? 31 : 10,
+                                 .n_choices = choices};
         check_op(&(op_case){
             .name = "moe_permute",
             .rows = 1,
             .n_outs = 4,
-            .width = {a.n_slots + 1, rows * top_k, rows * top_k, 2 * 10},
+            .width = {a.n_slots + 1, rows * top_k, rows * top_k, 2 * HD_N_ROW_PHASES * 10},
             .all_rows = true,
             .args = &a,
             .run = run_permute

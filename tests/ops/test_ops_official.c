@@ -59,15 +59,6 @@ static float *take_x(int64_t n, spread how) {
     return x;
 }
 
-/* Matrices with the alignment of a checkpoint's. */
-static const hd_weight *take_aligned(int32_t format, int32_t rows, int32_t cols, bool powers) {
-    fix.n_cases = 1; /* no odd address */
-    hd_weight *w =
-        take_copy(take_weight(weight_format_of(format), rows, cols, false), sizeof *w);
-    w->power_scales = powers;
-    return w;
-}
-
 static void check(op_case *c, const void *rounded_args, double within) {
     void *want[MAX_OUTS];
     op_case exact = *c;

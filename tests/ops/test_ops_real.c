@@ -184,18 +184,6 @@ void real_linear_grouped(void **state) {
 
 /* ---- keys ---- */
 
-static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
-                          int32_t n, void *const *out) {
-    hd_attention_args a = *(const hd_attention_args *)c->args;
-    a.out = hd_f32(out[0]);
-    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.k_dim);
-    if (a.selected) a.selected += (int64_t)first * a.n_selected;
-    a.seq += first;
-    a.pos += first;
-    a.rows = n;
-    ops->attention(s, &a);
-}
-
 /* Rows of one sequence, each a few positions behind the one before, the first at pos. */
 static void attention_case(const op_shape *s, int32_t rows, int32_t last) {
     const int32_t n_tokens = last + 1, window = is_v4(s) ? 128 : 0;
@@ -216,7 +204,11 @@ static void attention_case(const op_shape *s, int32_t rows, int32_t last) {
                            .scale = 1.0f / sqrtf((float)s->cols)};
     const int32_t entries = n_tokens / a.ratio;
     a.entries = take_pages(1, &entries, 64, s->cols, 1.0f);
-    if (window) a.recent = take_pages(1, &n_tokens, 64, s->cols, 1.0f);
+    attention_lists lists = {.narrow_entries = narrow_pages(&a.entries, 1, &entries)};
+    if (window) {
+        a.recent = take_pages(1, &n_tokens, 64, s->cols, 1.0f);
+        lists.narrow_recent = narrow_pages(&a.recent, 1, &n_tokens);
+    }
     if (s->top_k) {
         selected = take_ints((int64_t)rows * s->top_k);
         for (int32_t i = 0; i < rows * s->top_k; i++) {
@@ -224,14 +216,15 @@ static void attention_case(const op_shape *s, int32_t rows, int32_t last) {
         }
         a.selected = selected;
     }
+    lists.a = a;
     check_on_gpu(&(op_case){.name = s->name,
                             .rows = rows,
                             .n_outs = 1,
                             .width = {s->outs * 512},
                             .tolerance = {4e-6},
                             .gpu_fast_tolerance = fast_attention_tolerance,
-                            .args = &a,
-                            .run = run_attention});
+                            .args = &lists,
+                            .run = run_attention_lists});
     forget_all(NULL);
 }
 

@@ -1,4 +1,5 @@
-/* test_ops_rows.c - row-wise operators: embed, gather, add, norms, rope, kv_store, swiglu. */
+/* test_ops_rows.c - row-wise operators: embed, gather, add, norms, rope, kv_store, replay_store,
+ * swiglu. */
 #include "ops/ops_fixture.h"
 
 #include <math.h>
@@ -291,6 +292,24 @@ static void run_store(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
     ops->kv_store(s, &a);
 }
 
+/* A pool of bfloat16 gets the entries of one of float32, rounded, and no other. */
+static void check_narrow_store(const store_case *t, int64_t n) {
+    hd_kv_store_args a = t->a;
+    float *wide = take_nan(n);
+    uint16_t *narrow = take((size_t)n * sizeof *narrow);
+    memset(narrow, 0xff, (size_t)n * sizeof *narrow);
+    a.rows = t->n_entries;
+    a.pool.rows = hd_f32(wide);
+    fix.gpu_fast.kv_store(fix.gpu_stream, &a);
+    a.pool.rows = (hd_rows){.data = narrow, .type = HD_BF16};
+    fix.gpu_fast.kv_store(fix.gpu_stream, &a);
+    assert_int_equal(hd_stream_sync(fix.gpu_stream, NULL), HD_OK);
+    for (int64_t i = 0; i < n; i++) {
+        assert_int_equal(narrow[i],
+                         isnan(wide[i]) ? 0xffff : hd_dtypes[HD_BF16].encode(wide[i]));
+    }
+}
+
 void op_kv_store(void **state) {
     (void)state;
     enum { SEQS = 3, PER_SEQ = 23 };
@@ -323,6 +342,85 @@ void op_kv_store(void **state) {
                             .all_rows = true,
                             .args = &t,
                             .run = run_store});
+        if (fix.gpu) check_narrow_store(&t, (int64_t)n_pages * 5 * width);
+    }
+}
+
+/* ---- choices ---- */
+
+typedef struct replay_case {
+    hd_replay_store_args a;
+    int32_t n_rows;
+} replay_case;
+
+static void run_replay(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                       int32_t n, void *const *out) {
+    const replay_case *t = c->args;
+    hd_replay_store_args a = t->a;
+    (void)first;
+    a.log.data =
+        (uint8_t *)out[0] + a.log.number_bytes * a.top_k; /* the second of two layers */
+    a.rows = n ? t->n_rows : 0;
+    ops->replay_store(s, &a);
+}
+
+/* Little-endian numbers at the row of the position's entry, and nothing else. */
+static void check_replay(const op_case *c) {
+    const replay_case *t = c->args;
+    const hd_replay_log *log = &t->a.log;
+    const int32_t bytes = log->number_bytes, k = t->a.top_k;
+    uint8_t *got = take((size_t)c->width[0] * 4), *want = take((size_t)c->width[0] * 4);
+    memset(got, 0xa5, (size_t)c->width[0] * 4);
+    memset(want, 0xa5, (size_t)c->width[0] * 4);
+    run_replay(c, &fix.table[0], fix.stream[0], 0, 1, (void *const[]){got});
+    finish("replay_store", fix.stream[0]);
+    for (int32_t r = 0; r < t->n_rows; r++) {
+        const int32_t pos = log->pos[r], in_page = pos % log->page_tokens;
+        const int32_t page =
+            log->table[log->seq[r] * log->table_stride + pos / log->page_tokens];
+        uint8_t *row = want + (page * log->page_tokens + in_page) * log->row_bytes + bytes * k;
+        for (int32_t j = 0; j < k; j++)
+            memcpy(row + j * bytes, &t->a.choice[r * k + j], (size_t)bytes);
+    }
+    assert_memory_equal(got, want, (size_t)c->width[0] * 4);
+}
+
+void op_replay_store(void **state) {
+    (void)state;
+    enum { SEQS = 3, PER_SEQ = 23, PAGE = 5, ROWS = SEQS * PER_SEQ };
+    const int32_t n_entries[SEQS] = {PER_SEQ, PER_SEQ, PER_SEQ};
+    for (int32_t bytes = 1; bytes <= 4; bytes *= 2) {
+        const int32_t k = 4 + 4 * bytes;
+        int32_t *seq = take_ints(ROWS), *pos = take_ints(ROWS);
+        int32_t *choice = take_ints((int64_t)ROWS * k);
+        for (int32_t r = 0; r < ROWS; r++) {
+            seq[r] = r * 29 % ROWS / PER_SEQ;
+            pos[r] = r * 29 % ROWS % PER_SEQ;
+        }
+        for (int32_t i = 0; i < ROWS * k; i++) choice[i] = i % 7 ? i * 1234567 : -1;
+        const hd_paged pages = take_pages(SEQS, n_entries, PAGE, 1, 1.0f);
+        const replay_case t = {
+            .a = {.choice = choice,
+                  .log = {.seq = seq,
+                          .pos = pos,
+                          .table = pages.table,
+                          .table_stride = pages.table_stride,
+                          .page_tokens = PAGE,
+                          .row_bytes = 2 * k * bytes,
+                          .number_bytes = bytes},
+                  .top_k = k},
+            .n_rows = ROWS
+        };
+        const int32_t n_pages = SEQS * ((PER_SEQ + PAGE - 1) / PAGE) + 1;
+        const op_case c = {.name = "replay_store",
+                           .rows = 1,
+                           .n_outs = 1,
+                           .width = {n_pages * PAGE * 2 * k * bytes / 4},
+                           .all_rows = true,
+                           .args = &t,
+                           .run = run_replay};
+        check_replay(&c);
+        check_op(&c);
     }
 }
 

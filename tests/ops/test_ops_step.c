@@ -46,6 +46,7 @@ static void make_case(step_case *t, int32_t n, int32_t n_drafts, float forced) {
     for (int32_t i = 0; i < n; i++) {
         t->seqs[i] = (hd_step_seq){.slot = (i * 7 + 3) % SLOTS,
                                    .n_drafts = random_below(n_drafts + 1),
+                                   .n_wanted = random_below(n_drafts + 1),
                                    .capacity = random_below(240),
                                    .fresh = random_below(2),
                                    .at = random_cursor()};
@@ -89,7 +90,7 @@ static void run_prepare_step(const op_case *c, const hd_ops *ops, hd_stream *s, 
         .idle_slot = SLOTS,
         .forced = hd_acceptance_of(t->forced)
     };
-    int32_t **const of_rows[] = {&a.token, &a.pos,      &a.seq,       &a.live, &a.logit_row,
+    int32_t **const of_rows[] = {&a.token, &a.pos,      &a.seq,       &a.phase, &a.logit_row,
                                  &a.slot,  &a.position, &a.n_drafted, &a.given};
     for (size_t i = 0; i < HD_LEN(of_rows); i++) *of_rows[i] = cut(&at, rows);
     a.first_row = cut(&at, t->n + 1);
@@ -183,7 +184,7 @@ static void run_prepare_draft(const op_case *c, const hd_ops *ops, hd_stream *s,
                                .n = t->n,
                                .n_drafts = t->n_drafts,
                                .at = t->at};
-    int32_t **const lists[] = {&a.token, &a.next_token, &a.pos, &a.seq, &a.logit_row};
+    int32_t **const lists[] = {&a.token, &a.next_token, &a.pos, &a.seq, &a.logit_row, &a.phase};
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = cut(&at, t->n);
     a.first_row = cut(&at, t->n + 1);
     ops->prepare_draft(s, &a);
@@ -199,13 +200,49 @@ void op_prepare_draft(void **state) {
             .name = "prepare_draft",
             .rows = 1,
             .n_outs = 3,
-            .width = {6 * t.n + 1, SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
+            .width = {7 * t.n + 1, SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       t.n * MAX_D},
             .all_rows = true,
             .not_recorded = true,
             .args = &t,
             .run = run_prepare_draft
         });
+    }
+}
+
+static void run_prepare_block(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                              int32_t n, void *const *out) {
+    const step_case *t = c->args;
+    int32_t *at = out[0];
+    (void)first;
+    (void)n;
+    hd_prepare_block_args a = {.cursor = t->cursor,
+                               .seqs = t->seqs,
+                               .verifiable = t->verifiable,
+                               .n = t->n,
+                               .block = t->at,
+                               .filler = 77};
+    int32_t **const lists[] = {&a.token, &a.pos, &a.last, &a.seq, &a.logit_row, &a.phase};
+    for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = cut(&at, t->n * t->at);
+    a.first_row = cut(&at, t->n + 1);
+    a.guess = cut(&at, t->n);
+    ops->prepare_block(s, &a);
+}
+
+void op_prepare_block(void **state) {
+    (void)state;
+    for (int32_t block = 1; block <= HD_MAX_DRAFTS; block += 2) {
+        step_case t;
+        make_case(&t, block > 1 ? SEQS : 1, MAX_D, 0.0f);
+        t.at = block;
+        check_op(&(op_case){.name = "prepare_block",
+                            .rows = 1,
+                            .n_outs = 1,
+                            .width = {6 * t.n * block + 2 * t.n + 1},
+                            .all_rows = true,
+                            .not_recorded = true,
+                            .args = &t,
+                            .run = run_prepare_block});
     }
 }
 

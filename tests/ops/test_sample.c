@@ -155,6 +155,33 @@ void op_sample(void **state) {
     close_rig(&r);
 }
 
+/* A token that alone has a score of -0 has the log-probability 0, without a sign. */
+static void certainty_has_no_sign(void **state) {
+    (void)state;
+    enum { VOCAB = 5, SURE = 3 };
+    static answer got;
+    rig r;
+    open_rig(&r, VOCAB);
+    step s;
+    make_step(&s, 1, VOCAB);
+    s.a.n_ids = VOCAB;
+    for (int32_t i = 0; i < VOCAB; i++) s.logits[i] = i == SURE ? -0.0f : -INFINITY;
+    for (int mode = HD_LOGPROB_RAW; mode <= HD_LOGPROB_SAMPLED; mode++) {
+        s.params[0] = (hd_sampling){.temperature = 1,
+                                    .n_top = 1,
+                                    .logprob = true,
+                                    .logprob_mode = (hd_logprob_mode)mode};
+        for (int32_t t = 0; t < r.n_tables; t++) {
+            run_sample(&r.table[t], r.stream[0], &s.a, &got);
+            assert_int_equal(got.token[0], SURE);
+            assert_true(got.logprob[0] == 0.0f && !signbit(got.logprob[0]));
+            assert_true(got.top_logprob[0] == 0.0f && !signbit(got.top_logprob[0]));
+        }
+    }
+    free_step(&s);
+    close_rig(&r);
+}
+
 /* The largest vocabulary: spread out, all equal, and two values only. */
 static void large_rows_agree(void **state) {
     (void)state;
@@ -586,6 +613,7 @@ static void modes_rescore_to_the_bit(void **state) {
 
 int test_sample(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(certainty_has_no_sign),
         cmocka_unit_test(large_rows_agree),
         cmocka_unit_test(edges_hold),
         cmocka_unit_test(rows_fail_alone),

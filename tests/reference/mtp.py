@@ -355,7 +355,8 @@ class V4:
         up = np.clip(self.linear(p + "w3", h), -limit, limit)
         return self.linear(p + "w2", silu(gate) * up)
 
-    def moe(self, p, h, tokens):
+    def route(self, p, h, tokens):
+        """Expert ids and weights [n, k]."""
         c = self.c
         score = np.sqrt(np.logaddexp(0, self.linear(p + "gate", h)))
         if p + "gate.tid2eid" in self.w:
@@ -363,9 +364,12 @@ class V4:
         else:
             ids = best(score + self.w[p + "gate.bias"], c["num_experts_per_tok"])
         weight = np.take_along_axis(score, ids, -1)
-        weight = weight / (weight.sum(-1, keepdims=True) + 1e-20) * c["routed_scaling_factor"]
+        return ids, weight / (weight.sum(-1, keepdims=True) + 1e-20) * c["routed_scaling_factor"]
+
+    def moe(self, p, h, tokens):
+        ids, weight = self.route(p, h, tokens)
         out = self.mlp(p + "shared_experts.", h)
-        for e in range(c["n_routed_experts"]):
+        for e in range(self.c["n_routed_experts"]):
             t, slot = np.nonzero(ids == e)
             out[t] += weight[t, slot, None] * self.mlp(f"{p}experts.{e}.", h[t])
         return out

@@ -14,7 +14,7 @@ static machine m;
 static request crowd[SLOTS], before[SLOTS];
 
 static const char *const models[] = {"v2_groups", "v3_small_mtp", "v32_rope_mtp",
-                                     "v4_small_mtp"};
+                                     "v4_small_mtp", "v4_dspark"};
 
 static void open_either(const char *name, float forced_acceptance, bool fixed) {
     const char *backend = getenv("HADAL_BACKEND");
@@ -301,10 +301,10 @@ static void texts_end_with_the_context(void **state) {
 static void loads_are_the_same(void **state) {
     (void)state;
     for (size_t i = 0; i < HD_LEN(models); i++) {
-        int64_t load[2][8 * 64] = {0};
+        static int64_t load[2][32 * 64];
         for (int32_t fixed = 0; fixed < 2; fixed++) {
             open_either(models[i], 0.0f, fixed);
-            assert_true(m.spec->n_layers * m.spec->route.n_experts <= (int32_t)HD_LEN(load[0]));
+            assert_true(hd_model_n_expert_rows(m.spec) <= (int64_t)HD_LEN(load[0]));
             for (int32_t r = 0; r < SLOTS; r++) {
                 init_request(&crowd[r], &m, r, 12, 500 + (uint64_t)r);
                 crowd[r].most = 40 + 7 * r;
@@ -317,6 +317,150 @@ static void loads_are_the_same(void **state) {
             close_machine(&m);
         }
         assert_memory_equal(load[0], load[1], sizeof load[0]);
+    }
+}
+
+/* ---- records of choices ---- */
+
+static hd_recorder *recorder_of(const machine *on) {
+    const hd_model_spec *c = on->spec;
+    static int32_t map[16 * 64];
+    const hd_record_head head = {.layers = c->n_layers + c->n_mtp,
+                                 .n_mtp = c->n_mtp,
+                                 .experts = c->route.n_experts,
+                                 .top_k = c->route.top_k,
+                                 .slots = c->route.n_experts,
+                                 .ranks = 1,
+                                 .nodes = 1,
+                                 .slot_expert = map};
+    hd_err err = {0};
+    hd_recorder *r;
+    assert_true(head.layers * head.slots <= (int32_t)HD_LEN(map));
+    for (int32_t i = 0; i < head.layers * head.slots; i++) {
+        map[i] = c->layers[i / head.slots].mlp == HD_MLP_DENSE ? -1 : i % head.slots;
+    }
+    if (hd_recorder_open(&r, &head, 1 << 22, &err) != HD_OK) fail_msg("%s", err.msg);
+    return r;
+}
+
+/* Returns the bytes of a record. */
+static uint8_t *bytes_of(hd_recorder *r, size_t *n) {
+    enum { MOST = 1 << 22 };
+    hd_recorder_end(r);
+    uint8_t *bytes = malloc(MOST);
+    assert_non_null(bytes);
+    *n = hd_recorder_take(r, hd_recorder_read_state(r).begun, bytes, MOST);
+    assert_int_equal(hd_recorder_read_state(r).dropped, 0);
+    return bytes;
+}
+
+/* Adds up what a record counts, in the order of hd_model_expert_rows(). */
+static void add_up(const uint8_t *bytes, size_t n, int64_t *load) {
+    hd_record_reader r;
+    hd_err err = {0};
+    FILE *in = fmemopen((void *)(uintptr_t)bytes, n, "rb");
+    assert_non_null(in);
+    if (hd_record_open(&r, in, "a record", &err) != HD_OK) fail_msg("%s", err.msg);
+    const int64_t per_layer = r.head.experts, n_layers = r.head.layers - r.head.n_mtp;
+    for (;;) {
+        if (hd_record_next(&r, &err) != HD_OK) fail_msg("%s", err.msg);
+        if (r.ended) break;
+        const bool draft = r.row.phase == HD_RECORD_DRAFT;
+        const int64_t from = draft ? n_layers * per_layer : 0;
+        int64_t *to = load + (int64_t)r.row.phase * n_layers * per_layer;
+        for (int64_t i = 0; i < (draft ? r.head.n_mtp : n_layers) * per_layer; i++) {
+            to[i] += r.row.logical[from + i];
+        }
+    }
+    assert_false(r.cut);
+    hd_record_close(&r);
+    fclose(in);
+}
+
+static void run_recorded(bool fixed, hd_record_mode mode, uint8_t **bytes, size_t *n) {
+    hd_recorder *r = recorder_of(&m);
+    hd_recorder_begin(r, mode);
+    hd_model_runner_record(m.model_runner, r);
+    for (int32_t i = 0; i < SLOTS; i++) {
+        init_request(&crowd[i], &m, i, 12, 500 + (uint64_t)i);
+        crowd[i].most = 30 + 7 * i;
+        crowd[i].chunk = 5;
+        crowd[i].n_drafts = i; /* fewer than the step has */
+        ban_end(&crowd[i]);
+        enter(&m, &crowd[i]);
+    }
+    run_all(&m, crowd, SLOTS);
+    assert_true(!fixed || replayed(10));
+    *bytes = bytes_of(r, n);
+    hd_recorder_close(r);
+}
+
+/* Counts the rows that one record has and the other lacks; both are sorted. */
+static int32_t n_lacking(const uint8_t *has, size_t n_has, const uint8_t *other, size_t n_other,
+                         size_t each) {
+    int32_t lacking = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < n_has; i += each) {
+        while (at < n_other && memcmp(other + at, has + i, each) < 0) at += each;
+        const bool found = at < n_other && memcmp(other + at, has + i, each) == 0;
+        at += found ? each : 0;
+        lacking += !found;
+    }
+    return lacking;
+}
+
+static size_t row_bytes;
+
+static int by_bytes(const void *a, const void *b) {
+    return memcmp(a, b, row_bytes);
+}
+
+/* A record of every token has the same rows if steps are graphs. Only in the last step of a text
+ * a graph may have continued another token than the last; then it makes no further drafts. */
+static void records_have_the_same_rows(void **state) {
+    (void)state;
+    for (size_t k = 0; k < HD_LEN(models); k++) {
+        uint8_t *bytes[2];
+        size_t n[2], head = 0;
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[k], 0.0f, fixed);
+            run_recorded(fixed, HD_RECORD_PER_TOKEN, &bytes[fixed], &n[fixed]);
+            const int32_t layers = m.spec->n_layers + m.spec->n_mtp;
+            head = 56 + 2 * (size_t)layers * (size_t)m.spec->route.n_experts;
+            row_bytes = 24 + (size_t)layers * (size_t)m.spec->route.top_k;
+            n[fixed] -= head;
+            assert_int_equal(n[fixed] % row_bytes, 0);
+            qsort(bytes[fixed] + head, n[fixed] / row_bytes, row_bytes, by_bytes);
+            close_machine(&m);
+        }
+        const uint8_t *const rows[] = {bytes[0] + head, bytes[1] + head};
+        assert_int_equal(n_lacking(rows[1], n[1], rows[0], n[0], row_bytes), 0);
+        assert_true(n_lacking(rows[0], n[0], rows[1], n[1], row_bytes) <= SLOTS);
+        free(bytes[0]);
+        free(bytes[1]);
+    }
+}
+
+/* What a record of every pass counts is what the device counted. */
+static void records_agree_with_counters(void **state) {
+    (void)state;
+    static int64_t load[32 * 64], counted[2][32 * 64];
+    for (size_t k = 0; k < HD_LEN(models); k++) {
+        memset(counted, 0, sizeof counted);
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            uint8_t *bytes;
+            size_t n;
+            open_either(models[k], 0.0f, fixed);
+            run_recorded(fixed, HD_RECORD_PER_PASS, &bytes, &n);
+            add_up(bytes, n, counted[fixed]);
+            free(bytes);
+            const size_t all = (size_t)hd_model_n_expert_rows(m.spec) * sizeof *load;
+            const size_t steps = all - (size_t)(m.spec->n_mtp * m.spec->route.n_experts) * 8;
+            assert_int_equal(hd_model_runner_read_experts(m.model_runner, load, NULL), HD_OK);
+            if (!fixed) assert_memory_equal(counted[0], load, all);
+            assert_memory_equal(counted[fixed], counted[0], steps);
+            close_machine(&m);
+        }
     }
 }
 
@@ -397,7 +541,8 @@ static bool same_probabilities(void) {
 static void experts_move_between_steps(void **state) {
     (void)state;
     for (size_t i = 0; i < HD_LEN(models); i++) {
-        int64_t load[2][8 * 64] = {0};
+        static int64_t load[2][32 * 64];
+        memset(load, 0, sizeof load);
         const int32_t n = run_moving(models[i], STAY, load[0]);
         memcpy(before, crowd, sizeof before);
         assert_int_equal(run_moving(models[i], SWAP, load[1]), n);
@@ -458,6 +603,8 @@ int test_decode_graph(void) {
         cmocka_unit_test(benchmarks_accept_the_same),
         cmocka_unit_test(texts_end_with_the_context),
         cmocka_unit_test(loads_are_the_same),
+        cmocka_unit_test(records_have_the_same_rows),
+        cmocka_unit_test(records_agree_with_counters),
         cmocka_unit_test(experts_move_between_steps),
         cmocka_unit_test(a_failed_operator_fails_the_step),
     };

@@ -12,7 +12,8 @@
 static machine m;
 static request crowd[SLOTS], before[SLOTS];
 
-static const char *const drafting_models[] = {"v3_small_mtp", "v32_rope_mtp", "v4_small_mtp"};
+static const char *const drafting_models[] = {"v3_small_mtp", "v32_rope_mtp", "v4_small_mtp",
+                                              "v4_dspark", "v41_small"};
 
 /* ---- constrained answers ---- */
 
@@ -400,8 +401,9 @@ static void loads_count_every_row(void **state) {
     for (size_t i = 0; i < HD_LEN(models); i++) {
         open_machine(&m, models[i], 0.0f);
         const int32_t n_experts = m.spec->route.n_experts;
-        int64_t load[8 * 64];
-        assert_true(m.spec->n_layers * n_experts <= (int32_t)HD_LEN(load));
+        static int64_t load[32 * 64];
+        int64_t counted[HD_N_ROW_PHASES] = {0};
+        assert_true(hd_model_n_expert_rows(m.spec) <= (int64_t)HD_LEN(load));
         for (int32_t k = 0; k < SLOTS; k++) {
             init_request(&crowd[k], &m, k, 20 + k, 60 + (uint64_t)k);
             crowd[k].chunk = 6;
@@ -414,9 +416,22 @@ static void loads_count_every_row(void **state) {
         for (int32_t l = 0; l < m.spec->n_layers; l++) {
             const bool dense = m.spec->layers[l].mlp == HD_MLP_DENSE;
             int64_t sum = 0;
-            for (int32_t e = 0; e < n_experts; e++) sum += load[l * n_experts + e];
+            for (int32_t k = 0; k < HD_N_ROW_PHASES * n_experts; k++) {
+                const int32_t p = k / n_experts;
+                const int64_t n = load[(p * m.spec->n_layers + l) * n_experts + k % n_experts];
+                counted[p] += n;
+                sum += n;
+            }
             assert_int_equal(sum, dense ? 0 : m.rows * m.spec->route.top_k);
         }
+        const bool drafts = hd_weights_n_mtp(m.weights) > 0;
+        assert_true(counted[HD_ROW_PREFILL] && counted[HD_ROW_DECODE]);
+        assert_true((counted[HD_ROW_VERIFY] > 0) == drafts);
+        int64_t drafted = 0;
+        for (int32_t e = 0; e < m.spec->n_mtp * n_experts; e++) {
+            drafted += load[HD_N_ROW_PHASES * m.spec->n_layers * n_experts + e];
+        }
+        assert_true(drafts ? drafted >= m.rows * m.spec->route.top_k : drafted == 0);
         close_machine(&m);
     }
 }

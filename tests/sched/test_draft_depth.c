@@ -2,6 +2,8 @@
  * known. */
 #include "check.h"
 
+#include <math.h>
+
 #include "base/philox.h"
 #include "sched/draft_depth.h"
 
@@ -48,7 +50,8 @@ static void steps(watch *w, const device *d, int32_t n_requests, int n) {
         const int32_t depth = sched_draft_depth_choose(&w->drafts, n_requests);
         const int32_t want = sched_draft_depth_of(&w->drafts, &w->own, depth);
         while (accepted < w->before && unit(w) < d->accept_probability[accepted]) accepted++;
-        sched_draft_depth_verified(&w->drafts, &w->own, w->before, accepted);
+        const sched_drafts drafts = {.made = w->before, .verified = w->before};
+        sched_draft_depth_verified(&w->drafts, &w->own, &drafts, accepted);
         const double rows = time_of(d, w->before), chain = time_of(d, want);
         const double ns = (rows + chain) / 2 * (1 + d->jitter * unit(w));
         sched_draft_depth_step_took(&w->drafts, (int64_t)ns);
@@ -61,7 +64,7 @@ static void steps(watch *w, const device *d, int32_t n_requests, int n) {
 
 static void start(watch *w) {
     *w = (watch){0};
-    sched_draft_depth_init(&w->drafts);
+    sched_draft_depth_init(&w->drafts, HD_MAX_DRAFTS);
 }
 
 /* A long run yields nearly as many tokens per time as one that knows the best depth. */
@@ -159,12 +162,117 @@ static void a_request_that_is_hard_to_guess_drafts_less(void **state) {
     start(&w);
     steps(&w, &d, 1, 1000);
     for (int i = 0; i < 40; i++) { /* acceptance of one among many: the others are unchanged */
-        sched_draft_depth_verified(&w.drafts, &hard, 3, 0);
+        const sched_drafts drafts = {.made = 3, .verified = 3};
+        sched_draft_depth_verified(&w.drafts, &hard, &drafts, 0);
         steps(&w, &d, 1, 10);
     }
     const int32_t depth = sched_draft_depth_choose(&w.drafts, 1);
     assert_int_equal(sched_draft_depth_of(&w.drafts, &w.own, depth), depth);
     assert_int_equal(sched_draft_depth_of(&w.drafts, &hard, depth), 0);
+}
+
+/* Blocks of drafts: half of the drafts are accepted almost always, half almost never, and the
+ * drafter knows which. A step takes base + made * make + verified * row. */
+typedef struct block_device {
+    double base, make, row;
+    float bias; /* added to every confidence */
+    bool tells;
+} block_device;
+
+typedef struct block_watch {
+    sched_draft_depth depth;
+    sched_acceptance own;
+    sched_drafts drafts;
+    double odds[HD_MAX_DRAFTS];
+    uint64_t draws;
+    double tokens, ns;
+    int64_t verified, made;
+} block_watch;
+
+static double draw(block_watch *w) {
+    return (double)hd_philox_unit(hd_philox_at(4, 0, w->draws++).v[0]);
+}
+
+static void make_block(block_watch *w, const block_device *d, int32_t made) {
+    w->drafts = (sched_drafts){.made = made, .n_confidence = d->tells ? made : 0};
+    for (int32_t i = 0; i < made; i++) {
+        const bool likely = draw(w) < 0.5;
+        w->odds[i] = likely ? 0.95 : 0.05;
+        w->drafts.confidence[i] = (likely ? 2.9f : -2.9f) + d->bias;
+    }
+}
+
+static void run_blocks(block_watch *w, const block_device *d, int n) {
+    w->tokens = w->ns = 0;
+    w->verified = w->made = 0;
+    for (int i = 0; i < n; i++) {
+        int32_t accepted = 0;
+        const int32_t want = sched_draft_depth_choose(&w->depth, 1);
+        w->drafts.verified = sched_draft_depth_keep(&w->depth, &w->drafts);
+        const int32_t kept = w->drafts.verified, made = w->drafts.made;
+        while (accepted < kept && draw(w) < w->odds[accepted]) accepted++;
+        sched_draft_depth_verified(&w->depth, &w->own, &w->drafts, accepted);
+        const double ns = d->base + (want > 0) * d->make + kept * d->row;
+        if (kept == made) sched_draft_depth_step_took(&w->depth, (int64_t)ns);
+        w->tokens += 1 + accepted;
+        w->ns += ns;
+        w->verified += kept;
+        w->made += made;
+        make_block(w, d, want);
+    }
+}
+
+static double rate_of(const block_device *d) {
+    block_watch w = {0};
+    sched_draft_depth_init(&w.depth, 5);
+    run_blocks(&w, d, 2000);
+    run_blocks(&w, d, 8000);
+    return w.tokens / w.ns;
+}
+
+static void sure_drafts_are_verified(void **state) {
+    (void)state;
+    block_device d = {1e6, 1e5, 2e5, 0, false};
+    const double without = rate_of(&d);
+    d.tells = true;
+    const double with = rate_of(&d);
+    if (with < 1.15 * without) fail_msg("%.3f times the rate without", with / without);
+    for (float bias = -3; bias <= 3; bias += 6) { /* learned from what is accepted */
+        d.bias = bias;
+        const double biased = rate_of(&d);
+        if (biased < 0.97 * with)
+            fail_msg("bias %g: %.3f of the rate", (double)bias, biased / with);
+    }
+}
+
+static void broken_confidences_do_no_harm(void **state) {
+    (void)state;
+    const float values[] = {NAN, INFINITY, -INFINITY, 1e30f, -1e30f};
+    const block_device d = {1e6, 0, 1e5, 0, true};
+    block_watch w = {0};
+    sched_draft_depth_init(&w.depth, 5);
+    run_blocks(&w, &d, 500);
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        for (int32_t k = 0; k < 5; k++) w.drafts.confidence[k] = values[i];
+        w.drafts.made = w.drafts.n_confidence = 5;
+        assert_in_range(sched_draft_depth_keep(&w.depth, &w.drafts), 0, 5);
+        run_blocks(&w, &d, 50);
+    }
+    assert_true(w.depth.all.accepted[0] >= 0 &&
+                w.depth.all.accepted[0] <= w.depth.all.tried[0]);
+}
+
+static void a_block_is_the_limit(void **state) {
+    (void)state;
+    for (int32_t most = 1; most <= 5; most++) {
+        const block_device d = {1e6, 0, 1, 0, true};
+        block_watch w = {0};
+        sched_draft_depth_init(&w.depth, most);
+        run_blocks(&w, &d, 300);
+        for (int i = 0; i < 3000; i++) {
+            assert_in_range(sched_draft_depth_choose(&w.depth, 1), 0, most);
+        }
+    }
 }
 
 int test_draft_depth(void) {
@@ -175,6 +283,9 @@ int test_draft_depth(void) {
         cmocka_unit_test(a_change_is_noticed),
         cmocka_unit_test(crowds_are_told_apart),
         cmocka_unit_test(a_request_that_is_hard_to_guess_drafts_less),
+        cmocka_unit_test(sure_drafts_are_verified),
+        cmocka_unit_test(broken_confidences_do_no_harm),
+        cmocka_unit_test(a_block_is_the_limit),
     };
     return cmocka_run_group_tests_name("auto_drafts", tests, NULL, NULL);
 }

@@ -51,8 +51,8 @@ static void run_seed(world *w, uint64_t seed) {
 }
 
 typedef struct totals {
-    int64_t events, steps, hits, copies, retracted, accepted, scored, followed;
-    int64_t evicted[HD_N_KV_GROUPS], finished[HD_FINISH_ERROR + 1];
+    int64_t events, steps, hits, copies, retracted, accepted, scored, followed, skipped;
+    int64_t declined, evicted[HD_N_KV_GROUPS], finished[HD_FINISH_ERROR + 1];
 } totals;
 
 static void add_up(totals *t, const world *w) {
@@ -62,9 +62,11 @@ static void add_up(totals *t, const world *w) {
     t->hits += w->hits;
     t->scored += w->scored;
     t->followed += w->followed;
+    t->skipped += w->skipped;
     t->copies += w->copies;
     t->retracted += w->retracted;
     t->accepted += w->accepted;
+    t->declined += c.declined;
     for (int l = 0; l < HD_N_KV_GROUPS; l++) t->evicted[l] += c.evicted[l];
     for (int f = 0; f <= HD_FINISH_ERROR; f++) t->finished[f] += w->finished[f];
 }
@@ -78,7 +80,9 @@ static void check_totals(const totals *t) {
     assert_true(t->events > SEEDS * 10000);
     assert_true(t->hits > SEEDS * 10 && t->retracted > SEEDS * 10 && t->copies > SEEDS * 10);
     assert_true(t->accepted > SEEDS * 100);
+    assert_true(t->declined > SEEDS);
     assert_true(t->scored > SEEDS * 100 && t->followed > SEEDS * 10);
+    assert_true(t->skipped > SEEDS * 100);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_true(t->evicted[l] > SEEDS * 100);
     for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > SEEDS);
 }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/philox.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/token_classes.h"
 #include "tokenizer/unicode.h"
 #include "fakes/toy_tokenizer.h"
 
@@ -367,6 +367,32 @@ static void oversized_files_are_refused(void **state) { /* K05, K17 */
 }
 
 /* On the real tokenizer, where it is at hand. */
+/* Classes of the base vocabulary, of which 1,484 tokens are no text by themselves. */
+static void check_classes(const hd_tokenizer *t) {
+    static const int32_t known[][2] = {
+        {2,     2    },
+        {3,     3    },
+        {71,    39   },
+        {619,   39   },
+        {16462, 39   },
+        {201,   174  },
+        {262,   174  },
+        {270,   237  },
+        {20852, 237  },
+        {2058,  1751 },
+        {19923, 15844},
+    };
+    enum { BASE = 128000 };
+    int32_t *class_of = malloc(BASE * sizeof *class_of), n;
+    assert_non_null(class_of);
+    assert_int_equal(hd_token_classes(t, BASE, class_of, &n, NULL), HD_OK);
+    assert_int_equal(n, 97812);
+    for (size_t i = 0; i < HD_LEN(known); i++) {
+        assert_int_equal(class_of[known[i][0]], known[i][1]);
+    }
+    free(class_of);
+}
+
 static void known_vectors_hold(void **state) {
     (void)state;
     static const struct {
@@ -405,6 +431,7 @@ static void known_vectors_hold(void **state) {
         while (vectors[i].ids[n] >= 0) n++;
         check_ids(t, vectors[i].text, 0, vectors[i].ids, n);
     }
+    check_classes(t);
     assert_int_equal(hd_tokenizer_bos(t), 0);
     assert_int_equal(hd_tokenizer_eos(t), 1);
     assert_int_equal(hd_tokenizer_find(t, "<｜User｜>", strlen("<｜User｜>")), 128803);

@@ -236,10 +236,70 @@ static void v4_ratio_lists_may_differ_in_length(void **state) {
     assert_int_equal(s->n_hash_layers, 1);
     hd_model_spec_close(s);
 
-    s = config_open("v4_flash_0731"); /* three stages of another draft model */
+    /* ratios of a drafter's stages that nothing describes */
+    s = config_changed("v4_flash_0731",
+                       "{\"dspark_block_size\": null, \"dspark_markov_rank\": null, "
+                       "\"dspark_noise_token_id\": null, \"dspark_target_layer_ids\": null}");
     assert_int_equal(s->n_mtp, 0);
+    assert_int_equal(s->drafter, HD_DRAFTER_NONE);
     assert_int_equal(s->n_notices, 1);
-    assert_non_null(strstr(s->notices[0], "DSpark"));
+    assert_non_null(strstr(s->notices[0], "nothing drafts"));
+    hd_model_spec_close(s);
+}
+
+static void dspark_stages_follow_the_layers(void **state) {
+    (void)state;
+    hd_model_spec *s = config_open("v4_flash_0731");
+    assert_int_equal(s->n_notices, 0);
+    assert_int_equal(s->drafter, HD_DRAFTER_DSPARK);
+    assert_int_equal(s->n_mtp, 3); /* num_nextn_predict_layers is 1 */
+    for (int32_t l = 43; l < 46; l++) {
+        assert_int_equal(s->layers[l].attention, HD_ATTN_WINDOW);
+        assert_int_equal(s->layers[l].mlp, HD_MLP_MOE);
+    }
+    const hd_dspark_spec expect = {
+        .block = 5,
+        .filler = 128799,
+        .rank = 256,
+        .n_taps = 3,
+        .taps = {40, 41, 42},
+        .side = HD_TAP_OUTPUT
+    };
+    assert_memory_equal(&s->dspark, &expect, sizeof expect);
+    hd_model_spec_close(s);
+    s = config_open("v4_flash");
+    assert_int_equal(s->drafter, HD_DRAFTER_MTP);
+    hd_model_spec_close(s);
+    s = config_open("v2");
+    assert_int_equal(s->drafter, HD_DRAFTER_NONE);
+    hd_model_spec_close(s);
+}
+
+static void v41_layers_follow_their_sources(void **state) {
+    (void)state;
+    hd_model_spec *s = config_open("v4_1_flash");
+    int32_t n[HD_N_ATTENTION_KINDS] = {0};
+    assert_int_equal(s->n_notices, 0);
+    for (int32_t l = 0; l < s->n_layers; l++) n[s->layers[l].attention]++;
+    assert_int_equal(n[HD_ATTN_WINDOW], 2);
+    assert_int_equal(n[HD_ATTN_CSA2_FULL], 4);
+    assert_int_equal(n[HD_ATTN_CSA2_REINDEX], 4);
+    assert_int_equal(n[HD_ATTN_CSA2_REUSE], 30);
+    assert_int_equal(s->layers[13].kv_layer, 8);
+    assert_int_equal(s->layers[39].kv_layer, 20);
+    assert_int_equal(s->layers[14].engram, 1);
+    assert_int_equal(s->layers[2].engram, -1);
+    assert_int_equal(s->n_mtp, 3);
+    assert_int_equal(s->dspark.side, HD_TAP_INPUT);
+    assert_int_equal(hd_layer_route(s, 39).n_experts, 384);
+    assert_int_equal(hd_layer_route(s, 40).n_experts, 128);
+    assert_int_equal(hd_layer_route(s, 42).top_k, 3);
+    assert_int_equal(s->quant.block_rows, 32);
+    assert_int_equal(s->quant.experts, HD_FORMAT_FP4);
+    hd_model_spec_close(s);
+
+    s = config_changed("v4_1_flash", "{\"candidate_source_layer_id\": -1}");
+    assert_int_equal(s->pool_layer, -1);
     hd_model_spec_close(s);
 }
 
@@ -302,151 +362,192 @@ static const struct refusal {
   /* C02, C03 */
     {"v3",
      "{\"architectures\": [\"LlamaForCausalLM\"]}",                         NULL,
-     {"architectures", "LlamaForCausalLM", "DeepseekV4ForCausalLM"}                                                                              },
-    {"v3",          "{\"architectures\": []}",                              NULL,               {"architectures", "[]", "supported"}             },
-    {"v3",          "{\"architectures\": \"DeepseekV3ForCausalLM\"}",       NULL,               {"architectures", "array"}                       },
+     {"architectures", "LlamaForCausalLM", "DeepseekV4ForCausalLM"}                                                                                },
+    {"v3",            "{\"architectures\": []}",                            NULL,                 {"architectures", "[]", "supported"}             },
+    {"v3",            "{\"architectures\": \"DeepseekV3ForCausalLM\"}",     NULL,                 {"architectures", "array"}                       },
     {"v3",
      "{\"model_type\": null}",                                              "architectures",
-     {"architectures", "missing", "DeepseekV2ForCausalLM"}                                                                                       },
+     {"architectures", "missing", "DeepseekV2ForCausalLM"}                                                                                         },
     {"v3",
      "{\"model_type\": \"deepseek\"}",                                      "architectures",
-     {"architectures", "missing", "DeepseekV2ForCausalLM"}                                                                                       },
-    {"v2",          "{\"model_type\": \"kimi_k2\"}",                        NULL,               {"model_type", "kimi_k2", "_v2"}                 },
-    {"v3",          "{\"model_type\": \"deepseek_v2\"}",                    NULL,               {"model_type", "deepseek_v2", "_v3"}             },
-    {"v4_flash",
-     "{\"architectures\": [\"DeepseekV41ForCausalLM\"]}",                   NULL,
-     {"V4.1", "not supp"}                                                                                                                        },
+     {"architectures", "missing", "DeepseekV2ForCausalLM"}                                                                                         },
+    {"v2",            "{\"model_type\": \"kimi_k2\"}",                      NULL,                 {"model_type", "kimi_k2", "_v2"}                 },
+    {"v3",            "{\"model_type\": \"deepseek_v2\"}",                  NULL,                 {"model_type", "deepseek_v2", "_v3"}             },
+ /* V4.1 */
+    {"v4_1_flash",
+     "{\"kv_source_layer_ids\": [2, 8, 14]}",                               NULL,
+     {"compress_ratios", "layer 20", "another ratio"}                                                                                              },
+    {"v4_1_flash",
+     "{\"kv_source_layer_ids\": [8, 2]}",                                   NULL,
+     {"kv_source_layer_ids", "ascending"}                                                                                                          },
+    {"v4_1_flash",
+     "{\"kv_source_layer_ids\": [8, 14, 20]}",                              NULL,
+     {"kv_source_layer_ids", "layer 2", "no layer"}                                                                                                },
+    {"v4_1_flash",
+     "{\"index_source_layer_ids\": [2, 8, 14, 24]}",                        NULL,
+     {"index_source_layer_ids", "layer 20", "chooses none"}                                                                                        },
+    {"v4_1_flash",
+     "{\"index_source_layer_ids\": [0, 2, 8, 14, 20]}",                     NULL,
+     {"index_source_layer_ids", "layer 0", "ratio 0"}                                                                                              },
+    {"v4_1_flash",    "{\"compress_ratios\": [0, 0, 4]}",                   NULL,                 {"compress_ratios", "0, 1 or 2"}                 },
+    {"v4_1_flash",
+     "{\"candidate_source_layer_id\": 24}",                                 NULL,
+     {"candidate_source_layer_id", "layer 24", "kv_source_layer_ids"}                                                                              },
+    {"v4_1_flash",
+     "{\"candidate_source_layer_id\": 14}",                                 NULL,
+     {"candidate_source_layer_id", "layer 20", "another cache"}                                                                                    },
+    {"v4_1_flash",
+     "{\"engram_num_embeddings\": [384006168, 384016683]}",                 NULL,
+     {"layer 14", "384016683", "24 primes"}                                                                                                        },
+    {"v4_1_flash",    "{\"engram_n_heads\": 64}",                           NULL,                 {"engram_n_heads", "192", "64"}                  },
+    {"v4_1_flash",
+     "{\"dspark_n_routed_experts\": 2}",                                    NULL,
+     {"dspark_num_experts_per_tok", "is 3", "0..2"}                                                                                                },
  /* C04 .. C08 */
-    {"v3",          "{\"hidden_size\": 0}",                                 NULL,               {"\"hidden_size\"", "is 0", "1..65536"}          },
-    {"v3",          "{\"hidden_size\": -1}",                                NULL,               {"\"hidden_size\"", "is -1", "1..65536"}         },
-    {"v3",          "{\"hidden_size\": 2147483648}",                        NULL,               {"hidden_size", "2147483648", "1..65536"}        },
-    {"v3",          "{\"hidden_size\": 7168.5}",                            NULL,               {"hidden_size", "7168.5", "an integer in"}       },
-    {"v3",          "{\"hidden_size\": \"7168\"}",                          NULL,               {"hidden_size", "\"7168\"", "an integer in"}     },
-    {"v3",          "{}",                                                   "hidden_size",      {"\"hidden_size\" is missing", "1..65536"}       },
-    {"v3",          "{\"num_hidden_layers\": 0}",                           NULL,               {"num_hidden_layers", "1..512"}                  },
-    {"v3",          "{\"num_hidden_layers\": 1000000000}",                  NULL,               {"num_hidden_layers", "1..512"}                  },
-    {"v3",          "{\"num_attention_heads\": 0}",                         NULL,               {"num_attention_heads", "is 0", "1..4096"}       },
-    {"v3",          "{\"n_routed_experts\": 0}",                            NULL,               {"n_routed_experts", "is 0", "1..16384"}         },
-    {"v3",          "{\"n_routed_experts\": 2147483648}",                   NULL,               {"n_routed_experts", "1..16384"}                 },
-    {"v3",          "{\"num_experts_per_tok\": 257}",                       NULL,               {"num_experts_per_tok", "257", "1..256"}         },
-    {"v3",          "{\"num_experts_per_tok\": 0}",                         NULL,               {"num_experts_per_tok", "is 0", "1..256"}        },
-    {"v3",          "{\"n_shared_experts\": 65}",                           NULL,               {"n_shared_experts", "is 65", "0..64"}           },
-    {"v4_flash",    "{\"n_shared_experts\": 2}",                            NULL,               {"n_shared_experts", "is 2", "must be 1"}        },
+    {"v3",            "{\"hidden_size\": 0}",                               NULL,                 {"\"hidden_size\"", "is 0", "1..65536"}          },
+    {"v3",            "{\"hidden_size\": -1}",                              NULL,                 {"\"hidden_size\"", "is -1", "1..65536"}         },
+    {"v3",            "{\"hidden_size\": 2147483648}",                      NULL,                 {"hidden_size", "2147483648", "1..65536"}        },
+    {"v3",            "{\"hidden_size\": 7168.5}",                          NULL,                 {"hidden_size", "7168.5", "an integer in"}       },
+    {"v3",            "{\"hidden_size\": \"7168\"}",                        NULL,                 {"hidden_size", "\"7168\"", "an integer in"}     },
+    {"v3",            "{}",                                                 "hidden_size",        {"\"hidden_size\" is missing", "1..65536"}       },
+    {"v3",            "{\"num_hidden_layers\": 0}",                         NULL,                 {"num_hidden_layers", "1..512"}                  },
+    {"v3",            "{\"num_hidden_layers\": 1000000000}",                NULL,                 {"num_hidden_layers", "1..512"}                  },
+    {"v3",            "{\"num_attention_heads\": 0}",                       NULL,                 {"num_attention_heads", "is 0", "1..4096"}       },
+    {"v3",            "{\"n_routed_experts\": 0}",                          NULL,                 {"n_routed_experts", "is 0", "1..16384"}         },
+    {"v3",            "{\"n_routed_experts\": 2147483648}",                 NULL,                 {"n_routed_experts", "1..16384"}                 },
+    {"v3",            "{\"num_experts_per_tok\": 257}",                     NULL,                 {"num_experts_per_tok", "257", "1..256"}         },
+    {"v3",            "{\"num_experts_per_tok\": 0}",                       NULL,                 {"num_experts_per_tok", "is 0", "1..256"}        },
+    {"v3",            "{\"n_shared_experts\": 65}",                         NULL,                 {"n_shared_experts", "is 65", "0..64"}           },
+    {"v4_flash",      "{\"n_shared_experts\": 2}",                          NULL,                 {"n_shared_experts", "is 2", "must be 1"}        },
  /* C09 */
-    {"v3",          "{\"n_group\": 0}",                                     NULL,               {"\"n_group\"", "is 0", "1..256"}                },
-    {"v3",          "{\"n_group\": 7}",                                     NULL,               {"\"n_group\"", "is 7", "256"}                   },
-    {"v3",          "{\"topk_group\": 9}",                                  NULL,               {"\"topk_group\"", "is 9", "1..8"}               },
-    {"v3",          "{\"n_group\": 256, \"topk_group\": 8}",                NULL,               {"\"n_group\"", "at least 2"}                    },
-    {"v3",          "{\"n_group\": 128, \"topk_group\": 2}",                NULL,               {"num_experts_per_tok", "2 chosen"}              },
+    {"v3",            "{\"n_group\": 0}",                                   NULL,                 {"\"n_group\"", "is 0", "1..256"}                },
+    {"v3",            "{\"n_group\": 7}",                                   NULL,                 {"\"n_group\"", "is 7", "256"}                   },
+    {"v3",            "{\"topk_group\": 9}",                                NULL,                 {"\"topk_group\"", "is 9", "1..8"}               },
+    {"v3",            "{\"n_group\": 256, \"topk_group\": 8}",              NULL,                 {"\"n_group\"", "at least 2"}                    },
+    {"v3",            "{\"n_group\": 128, \"topk_group\": 2}",              NULL,                 {"num_experts_per_tok", "2 chosen"}              },
  /* C11 .. C14 */
-    {"v3",          "{\"first_k_dense_replace\": -1}",                      NULL,               {"first_k_dense_replace", "-1", "0..512"}        },
-    {"v3",          "{\"moe_layer_freq\": 0}",                              NULL,               {"moe_layer_freq", "is 0", "1..512"}             },
+    {"v3",            "{\"first_k_dense_replace\": -1}",                    NULL,                 {"first_k_dense_replace", "-1", "0..512"}        },
+    {"v3",            "{\"moe_layer_freq\": 0}",                            NULL,                 {"moe_layer_freq", "is 0", "1..512"}             },
     {"v3_2_exp.hf",
      "{\"mlp_layer_types\": [\"dense\"]}",                                  NULL,
-     {"mlp_layer_types", "1 ", "61"}                                                                                                             },
+     {"mlp_layer_types", "1 ", "61"}                                                                                                               },
     {"tiny_v32",
      "{\"mlp_layer_types\": [\"dense\", \"moe\", \"sparse\", \"sparse\"]}", NULL,
-     {"mlp_layer_types", "\"sparse\""}                                                                                                           },
+     {"mlp_layer_types", "\"sparse\""}                                                                                                             },
     {"tiny_v32",
      "{\"layer_types\": [\"full_attention\"]}",                             NULL,
-     {"layer_types", "sparse_att"}                                                                                                               },
-    {"v3",          "{\"kv_lora_rank\": 0}",                                NULL,               {"kv_lora_rank", "is 0", "1..65536"}             },
-    {"v3",          "{\"qk_rope_head_dim\": 63}",                           NULL,               {"qk_rope_head_dim", "63", "even"}               },
-    {"v3",          "{\"qk_rope_head_dim\": 0}",                            NULL,               {"qk_rope_head_dim", "is 0", "2.."}              },
-    {"v3",          "{\"v_head_dim\": 0}",                                  NULL,               {"v_head_dim", "is 0", "1.."}                    },
-    {"v3",          "{\"vocab_size\": 0}",                                  NULL,               {"vocab_size", "is 0", "1.."}                    },
+     {"layer_types", "sparse_att"}                                                                                                                 },
+    {"v3",            "{\"kv_lora_rank\": 0}",                              NULL,                 {"kv_lora_rank", "is 0", "1..65536"}             },
+    {"v3",            "{\"qk_rope_head_dim\": 63}",                         NULL,                 {"qk_rope_head_dim", "63", "even"}               },
+    {"v3",            "{\"qk_rope_head_dim\": 0}",                          NULL,                 {"qk_rope_head_dim", "is 0", "2.."}              },
+    {"v3",            "{\"v_head_dim\": 0}",                                NULL,                 {"v_head_dim", "is 0", "1.."}                    },
+    {"v3",            "{\"vocab_size\": 0}",                                NULL,                 {"vocab_size", "is 0", "1.."}                    },
     {"v3",
      "{\"max_position_embeddings\": 0}",                                    NULL,
-     {"max_position_embeddings", "is 0", "1.."}                                                                                                  },
+     {"max_position_embeddings", "is 0", "1.."}                                                                                                    },
     {"v3",
      "{\"max_position_embeddings\": 1099511627776}",                        NULL,
-     {"max_position_embeddings", "1099511627776", "1.."}                                                                                         },
+     {"max_position_embeddings", "1099511627776", "1.."}                                                                                           },
  /* C15, C16 */
-    {"v3",          "{\"rope_theta\": 0}",                                  NULL,               {"\"rope_theta\"", "is 0", "1.001.."}            },
-    {"v3",          "{\"rope_theta\": -1}",                                 NULL,               {"\"rope_theta\"", "is -1", "1.001.."}           },
-    {"v3",          "{}",                                                   "rope_theta",       {"\"rope_theta\"", "missing", "1.001.."}         },
+    {"v3",            "{\"rope_theta\": 0}",                                NULL,                 {"\"rope_theta\"", "is 0", "1.001.."}            },
+    {"v3",            "{\"rope_theta\": -1}",                               NULL,                 {"\"rope_theta\"", "is -1", "1.001.."}           },
+    {"v3",            "{}",                                                 "rope_theta",         {"\"rope_theta\"", "missing", "1.001.."}         },
     {"v3",
      "{\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}}",           NULL,
-     {"\"rope_scaling.type\"", "linear", "yarn"}                                                                                                 },
+     {"\"rope_scaling.type\"", "linear", "yarn"}                                                                                                   },
     {"v3",
      "{\"rope_scaling\": {\"rope_type\": \"llama3\", \"type\": \"yarn\"}}", NULL,
-     {"\"rope_scaling.rope_type\"", "llama3", "yarn"}                                                                                            },
+     {"\"rope_scaling.rope_type\"", "llama3", "yarn"}                                                                                              },
     {"v3",
      "{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 0}}",             NULL,
-     {"rope_scaling.factor", "is 0", "1.."}                                                                                                      },
+     {"rope_scaling.factor", "is 0", "1.."}                                                                                                        },
     {"v3",
      "{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": \"NaN\"}}",       NULL,
-     {"rope_scaling.factor", "\"NaN\"", "1.."}                                                                                                   },
+     {"rope_scaling.factor", "\"NaN\"", "1.."}                                                                                                     },
     {"v3",
      "{\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}}",             NULL,
-     {"rope_scaling.original_max_position_embeddings", "missing"}                                                                                },
-    {"v3",          "{\"rope_scaling\": \"yarn\"}",                         NULL,               {"rope_scaling", "must be an object"}            },
+     {"rope_scaling.original_max_position_embeddings", "missing"}                                                                                  },
+    {"v3",            "{\"rope_scaling\": \"yarn\"}",                       NULL,                 {"rope_scaling", "must be an object"}            },
     {"v4_flash.hf",
      "{\"rope_parameters\": {\"main\": {\"rope_theta\": 1e4}, \"compress\": "
      "{\"rope_theta\": 1e5, \"partial_rotary_factor\": 0.5}}}",             NULL,
-     {"rope_parameters.compress.partial_rotary_factor", "0.5", "64"}                                                                             },
+     {"rope_parameters.compress.partial_rotary_factor", "0.5", "64"}                                                                               },
  /* C17 .. C19 */
-    {"v3",          "{\"rms_norm_eps\": 0}",                                NULL,               {"rms_norm_eps", "is 0", "1e-20..0.01"}          },
-    {"v3",          "{\"rms_norm_eps\": -1e-6}",                            NULL,               {"rms_norm_eps", "1e-20..0.01"}                  },
-    {"v3",          "{\"rms_norm_eps\": 1}",                                NULL,               {"rms_norm_eps", "is 1", "1e-20..0.01"}          },
-    {"v3",          "{\"routed_scaling_factor\": 0}",                       NULL,               {"routed_scaling_factor", "is 0", "1e-06"}       },
-    {"v3",          "{\"routed_scaling_factor\": \"NaN\"}",                 NULL,               {"routed_scaling_factor", "\"NaN\""}             },
-    {"v3",          "{\"scoring_func\": \"softmax\"}",                      NULL,               {"scoring_func", "softmax", "sigmoid"}           },
-    {"v3",          "{\"topk_method\": \"greedy\"}",                        NULL,               {"topk_method", "greedy", "noaux_tc"}            },
-    {"v2",          "{\"topk_method\": \"noaux_tc\"}",                      NULL,               {"topk_method", "noaux_tc", "greedy"}            },
-    {"v4_flash",    "{\"scoring_func\": \"softmax\"}",                      NULL,               {"scoring_func", "sqrtsoftplus"}                 },
+    {"v3",            "{\"rms_norm_eps\": 0}",                              NULL,                 {"rms_norm_eps", "is 0", "1e-20..0.01"}          },
+    {"v3",            "{\"rms_norm_eps\": -1e-6}",                          NULL,                 {"rms_norm_eps", "1e-20..0.01"}                  },
+    {"v3",            "{\"rms_norm_eps\": 1}",                              NULL,                 {"rms_norm_eps", "is 1", "1e-20..0.01"}          },
+    {"v3",            "{\"routed_scaling_factor\": 0}",                     NULL,                 {"routed_scaling_factor", "is 0", "1e-06"}       },
+    {"v3",            "{\"routed_scaling_factor\": \"NaN\"}",               NULL,                 {"routed_scaling_factor", "\"NaN\""}             },
+    {"v3",            "{\"scoring_func\": \"softmax\"}",                    NULL,                 {"scoring_func", "softmax", "sigmoid"}           },
+    {"v3",            "{\"topk_method\": \"greedy\"}",                      NULL,                 {"topk_method", "greedy", "noaux_tc"}            },
+    {"v2",            "{\"topk_method\": \"noaux_tc\"}",                    NULL,                 {"topk_method", "noaux_tc", "greedy"}            },
+    {"v4_flash",      "{\"scoring_func\": \"softmax\"}",                    NULL,                 {"scoring_func", "sqrtsoftplus"}                 },
  /* C20, C21 */
     {"v3",
      "{\"quantization_config\": {\"quant_method\": \"awq\"}}",              NULL,
-     {"quantization_config.quant_method", "awq", "fp8"}                                                                                          },
+     {"quantization_config.quant_method", "awq", "fp8"}                                                                                            },
     {"v3",
      "{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": "
      "[0, 128]}}",                                                          NULL,
-     {"quantization_config.weight_block_size", "[0,128]", "1..65536"}                                                                            },
+     {"quantization_config.weight_block_size", "[0,128]", "1..65536"}                                                                              },
     {"v3",
      "{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": "
      "[128]}}",                                                             NULL,
-     {"weight_block_size", "[128]", "two integers"}                                                                                              },
-    {"v3",          "{\"torch_dtype\": \"int3\"}",                          NULL,               {"torch_dtype", "int3", "bfloat16"}              },
-    {"v4_flash",    "{\"expert_dtype\": \"fp3\"}",                          NULL,               {"expert_dtype", "fp3", "fp4"}                   },
+     {"weight_block_size", "[128]", "two integers"}                                                                                                },
+    {"v3",            "{\"torch_dtype\": \"int3\"}",                        NULL,                 {"torch_dtype", "int3", "bfloat16"}              },
+    {"v4_flash",      "{\"expert_dtype\": \"fp3\"}",                        NULL,                 {"expert_dtype", "fp3", "fp4"}                   },
  /* C23, C26 */
-    {"v3",          "{\"eos_token_id\": [1, 129280]}",                      NULL,               {"eos_token_id", "129280", "vocab_size"}         },
-    {"v3",          "{\"eos_token_id\": -1}",                               NULL,               {"eos_token_id", "-1", "vocab_size"}             },
-    {"v3",          "{}",                                                   "eos_token_id",     {"eos_token_id", "missing", "never stop"}        },
-    {"v3",          "{\"bos_token_id\": 129280}",                           NULL,               {"bos_token_id", "129280", "0..129279"}          },
-    {"v3_2_exp",    "{\"index_topk\": 0}",                                  NULL,               {"index_topk", "is 0", "1.."}                    },
-    {"v3_2_exp",    "{}",                                                   "index_n_heads",    {"index_n_heads", "missing"}                     },
+    {"v3",            "{\"eos_token_id\": [1, 129280]}",                    NULL,                 {"eos_token_id", "129280", "vocab_size"}         },
+    {"v3",            "{\"eos_token_id\": -1}",                             NULL,                 {"eos_token_id", "-1", "vocab_size"}             },
+    {"v3",            "{}",                                                 "eos_token_id",       {"eos_token_id", "missing", "never stop"}        },
+    {"v3",            "{\"bos_token_id\": 129280}",                         NULL,                 {"bos_token_id", "129280", "0..129279"}          },
+    {"v3_2_exp",      "{\"index_topk\": 0}",                                NULL,                 {"index_topk", "is 0", "1.."}                    },
+    {"v3_2_exp",      "{}",                                                 "index_n_heads",      {"index_n_heads", "missing"}                     },
     {"v3_2_exp",
      "{\"index_head_dim\": 32}",                                            NULL,
-     {"index_head_dim", "32", "qk_rope_head_dim"}                                                                                                },
-    {"v3_2_exp",    "{\"q_lora_rank\": null}",                              NULL,               {"q_lora_rank", "missing", "indexer"}            },
-    {"v4_flash",    "{}",                                                   "index_topk",       {"index_topk", "missing"}                        },
+     {"index_head_dim", "32", "qk_rope_head_dim"}                                                                                                  },
+    {"v3_2_exp",      "{\"q_lora_rank\": null}",                            NULL,                 {"q_lora_rank", "missing", "indexer"}            },
+    {"v4_flash",      "{}",                                                 "index_topk",         {"index_topk", "missing"}                        },
  /* what V4's mathematics cannot do, and what is not documented */
-    {"v4_flash",    "{}",                                                   "compress_ratios",  {"compress_ratios", "missing", "layer_types"}    },
-    {"v4_flash",    "{}",                                                   "num_hash_layers",  {"num_hash_layers", "missing", "mlp_layer_types"}},
-    {"v4_flash",    "{\"o_groups\": 7}",                                    NULL,               {"o_groups", "is 7", "64"}                       },
-    {"v4_flash",    "{\"qk_rope_head_dim\": 514}",                          NULL,               {"qk_rope_head_dim", "514", "2..512"}            },
-    {"v4_flash",    "{\"qk_rope_head_dim\": 63}",                           NULL,               {"qk_rope_head_dim", "63", "even"}               },
-    {"v4_flash",    "{\"partial_rotary_factor\": 0.25}",                    NULL,               {"is 64", "0.25", "128"}                         },
-    {"v4_flash",    "{}",                                                   "qk_rope_head_dim", {"qk_rope_head_dim", "partial_rotary_factor"}    },
-    {"v4_flash",    "{\"num_key_value_heads\": 2}",                         NULL,               {"num_key_value_heads", "1..1"}                  },
-    {"v4_flash",    "{\"compress_ratios\": [0, 0, 4]}",                     NULL,               {"compress_ratios", "3 ", "43"}                  },
+    {"v4_flash",      "{}",                                                 "compress_ratios",    {"compress_ratios", "missing", "layer_types"}    },
+    {"v4_flash",      "{}",                                                 "num_hash_layers",    {"num_hash_layers", "missing", "mlp_layer_types"}},
+    {"v4_flash_0731", "{\"dspark_block_size\": 8}",                         NULL,                 {"dspark_block_size", "8", "1..7"}               },
+    {"v4_flash_0731",
+     "{\"dspark_noise_token_id\": 129280}",                                 NULL,
+     {"dspark_noise_token_id", "129280"}                                                                                                           },
+    {"v4_flash_0731",
+     "{\"dspark_target_layer_ids\": [41, 40]}",                             NULL,
+     {"dspark_target_layer_ids", "ascending"}                                                                                                      },
+    {"v4_flash_0731",
+     "{\"dspark_target_layer_ids\": [43]}",                                 NULL,
+     {"dspark_target_layer_ids", "num_hidden_layers"}                                                                                              },
+    {"v4_flash_0731",
+     "{\"dspark_target_layer_ids\": []}",                                   NULL,
+     {"dspark_target_layer_ids", "1 to 16"}                                                                                                        },
+    {"v4_flash_0731", "{}",                                                 "dspark_markov_rank", {"dspark_markov_rank", "missing"}                },
+    {"v4_flash",      "{\"o_groups\": 7}",                                  NULL,                 {"o_groups", "is 7", "64"}                       },
+    {"v4_flash",      "{\"qk_rope_head_dim\": 514}",                        NULL,                 {"qk_rope_head_dim", "514", "2..512"}            },
+    {"v4_flash",      "{\"qk_rope_head_dim\": 63}",                         NULL,                 {"qk_rope_head_dim", "63", "even"}               },
+    {"v4_flash",      "{\"partial_rotary_factor\": 0.25}",                  NULL,                 {"is 64", "0.25", "128"}                         },
+    {"v4_flash",      "{}",                                                 "qk_rope_head_dim",   {"qk_rope_head_dim", "partial_rotary_factor"}    },
+    {"v4_flash",      "{\"num_key_value_heads\": 2}",                       NULL,                 {"num_key_value_heads", "1..1"}                  },
+    {"v4_flash",      "{\"compress_ratios\": [0, 0, 4]}",                   NULL,                 {"compress_ratios", "3 ", "43"}                  },
     {"tiny_v4",
      "{\"layer_types\": null, \"compress_ratios\": [0, 2, 2, 1, 1, 0]}",    NULL,
-     {"compress_ratios", "has 2 for layer 1", "0, 4 or 128"}                                                                                     },
+     {"compress_ratios", "has 2 for layer 1", "0, 4 or 128"}                                                                                       },
     {"tiny_v4",
      "{\"compress_ratios\": [0, 128, 4, 4, 4, 0]}",                         NULL,
-     {"compress_ratios", "contradicts layer_types"}                                                                                              },
-    {"tiny_v4",     "{\"layer_types\": [\"sliding_attention\"]}",           NULL,               {"layer_types", "1 ", "6"}                       },
-    {"tiny_v4",     "{\"swiglu_limit\": -1}",                               NULL,               {"swiglu_limit", "-1", "0.."}                    },
-    {"tiny_v4",     "{\"hc_mult\": 0}",                                     NULL,               {"hc_mult", "is 0", "1..16"}                     },
+     {"compress_ratios", "contradicts layer_types"}                                                                                                },
+    {"tiny_v4",       "{\"layer_types\": [\"sliding_attention\"]}",         NULL,                 {"layer_types", "1 ", "6"}                       },
+    {"tiny_v4",       "{\"swiglu_limit\": -1}",                             NULL,                 {"swiglu_limit", "-1", "0.."}                    },
+    {"tiny_v4",       "{\"hc_mult\": 0}",                                   NULL,                 {"hc_mult", "is 0", "1..16"}                     },
  /* what these families do not have */
-    {"v3",          "{\"hidden_act\": \"gelu\"}",                           NULL,               {"hidden_act", "gelu", "silu"}                   },
-    {"v3",          "{\"attention_bias\": true}",                           NULL,               {"attention_bias", "true", "only false"}         },
+    {"v3",            "{\"hidden_act\": \"gelu\"}",                         NULL,                 {"hidden_act", "gelu", "silu"}                   },
+    {"v3",            "{\"attention_bias\": true}",                         NULL,                 {"attention_bias", "true", "only false"}         },
     {"v3_2_exp",
      "{\"rope_interleave\": false}",                                        NULL,
-     {"rope_interleave", "false", "only true"}                                                                                                   },
-    {"v2",          "{\"num_nextn_predict_layers\": 1}",                    NULL,               {"num_nextn_predict_layers", "is 1"}             },
+     {"rope_interleave", "false", "only true"}                                                                                                     },
+    {"v2",            "{\"num_nextn_predict_layers\": 1}",                  NULL,                 {"num_nextn_predict_layers", "is 1"}             },
 };
 
 static void faults_are_named(void **state) {
@@ -510,6 +611,8 @@ int test_config(void) {
         cmocka_unit_test(freedoms_are_accepted),
         cmocka_unit_test(families_have_other_names),
         cmocka_unit_test(v4_ratio_lists_may_differ_in_length),
+        cmocka_unit_test(dspark_stages_follow_the_layers),
+        cmocka_unit_test(v41_layers_follow_their_sources),
         cmocka_unit_test(unknown_keys_are_counted),
         cmocka_unit_test(generation_config_never_refuses_a_model),
         cmocka_unit_test(faults_are_named),

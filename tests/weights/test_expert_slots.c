@@ -1,6 +1,9 @@
 /* test_expert_slots.c - which expert each slot holds: as opened, and as placed later. */
 #include "check.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "weights/configs.h"
 #include "weights/weights.h"
 
@@ -20,7 +23,7 @@ static hd_weights *open_rank(const hd_model_spec *spec, const hd_parallel_config
     return w;
 }
 
-/* Slot s holds expert s % n; ranks take the copies of an expert in turn. */
+/* Slot s holds expert s % n; the rows of a rank take the copies of an expert in turn. */
 static void check_opened(const char *name, const hd_parallel_config *parallel) {
     hd_model_spec *spec = config_open(name);
     const int32_t n = spec->route.n_experts;
@@ -38,7 +41,11 @@ static void check_opened(const char *name, const hd_parallel_config *parallel) {
             for (int32_t e = 0; e < n; e++) {
                 const int32_t copies = (map->n_slots - 1 - e) / n + 1;
                 const int32_t ep = hd_parallel_coords(parallel, rank).ep;
-                assert_int_equal(map->slot[e], e + ep % copies * n);
+                assert_int_equal(map->n_choices % copies, 0); /* in equal parts */
+                for (int32_t k = 0; k < map->n_choices; k++) {
+                    assert_int_equal(map->slot[e * map->n_choices + k],
+                                     e + (ep + k) % copies * n);
+                }
             }
         }
         hd_weights_close(w);
@@ -166,12 +173,142 @@ static void tables_describe_all_slots(void **state) {
     assert_ptr_equal(t.shape.data, bytes + 98);
 }
 
+/* ---- experts from other ranks ---- */
+
+typedef struct pair {
+    hd_model_spec *spec;
+    hd_weights *whole, *from, *to;
+    int32_t layer, expert; /* that `from` has and `to` has not */
+    uint8_t *packed;
+    size_t bytes;
+} pair;
+
+static pair open_pair(const char *dir) {
+    pair p = {0};
+    const hd_parallel_config two = hd_parallel_expert(2, 0);
+    assert_int_equal(hd_model_spec_open(&p.spec, dir, NULL), HD_OK);
+    assert_int_equal(hd_weights_open(&p.whole, dir, p.spec, NULL), HD_OK);
+    assert_int_equal(hd_weights_open_shards(&p.from, p.whole, &two, 0, NULL), HD_OK);
+    assert_int_equal(hd_weights_open_shards(&p.to, p.whole, &two, 1, NULL), HD_OK);
+    p.layer = moe_layer(p.spec);
+    p.expert = 1;
+    p.bytes = hd_weights_packed_bytes(p.from, p.layer);
+    assert_true(p.bytes > 0);
+    assert_int_equal(hd_weights_packed_bytes(p.to, p.layer), p.bytes);
+    p.packed = malloc(p.bytes);
+    assert_non_null(p.packed);
+    assert_int_equal(hd_weights_pack_expert(p.from, p.layer, p.expert, p.packed, NULL), HD_OK);
+    return p;
+}
+
+static void close_pair(pair *p) {
+    free(p->packed);
+    hd_weights_close(p->to);
+    hd_weights_close(p->from);
+    hd_weights_close(p->whole);
+    hd_model_spec_close(p->spec);
+}
+
+/* The map with the expert in the last slot. */
+static const int32_t *moved_map(const pair *p) {
+    static int32_t map[MAX_SLOTS];
+    read_slots(hd_weights_expert_map(p->to, p->layer), map);
+    const int32_t n = hd_weights_expert_map(p->to, p->layer)->n_slots, last = map[n - 1];
+    map[n - 1] = p->expert;
+    map[p->expert] = last;
+    return map;
+}
+
+static void check_same(const hd_weight *a, const hd_weight *b) {
+    const hd_stored_format f = hd_weight_format(a);
+    assert_int_equal(a->rows, b->rows);
+    assert_int_equal(a->cols, b->cols);
+    assert_memory_equal(a->data, b->data, hd_stored_data_bytes(&f, a->rows, a->cols));
+    if (a->scale) {
+        assert_memory_equal(a->scale, b->scale, hd_stored_scale_bytes(&f, a->rows, a->cols));
+    }
+}
+
+/* All matrices with their scales arrive, are used by the next map and freed by the one after. */
+static void experts_arrive_whole(void **state) {
+    (void)state;
+    static const char *const dirs[] = {"models/tiny-v4", "models/tiny-v3"};
+    for (size_t i = 0; i < HD_LEN(dirs); i++) {
+        pair p = open_pair(dirs[i]);
+        const int32_t *map = moved_map(&p);
+        int32_t first[MAX_SLOTS];
+        read_slots(hd_weights_expert_map(p.to, p.layer), first);
+        assert_int_equal(hd_weights_check_map(p.to, p.layer, map, NULL), HD_EINVAL);
+        for (int32_t k = 0; k < 2; k++) { /* the second time it is there */
+            assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL),
+                             HD_OK);
+        }
+        assert_int_equal(hd_weights_place_experts(p.to, p.layer, map, NULL, NULL), HD_OK);
+        for (int r = 0; r < 3; r++) {
+            const hd_expert_table *a = hd_weights_experts(p.from, p.layer, HD_EXPERT_GATE + r);
+            const hd_expert_table *b = hd_weights_experts(p.to, p.layer, HD_EXPERT_GATE + r);
+            const int32_t own = hd_weights_shard(p.to)->n_experts;
+            check_same(&a->slots[p.expert], &b->slots[own - 1]);
+        }
+        assert_int_equal(hd_weights_place_experts(p.to, p.layer, first, NULL, NULL), HD_OK);
+        assert_int_equal(hd_weights_check_map(p.to, p.layer, map, NULL), HD_EINVAL);
+        close_pair(&p);
+    }
+}
+
+/* Whatever byte of a packed expert is another, it is not kept. */
+static void damaged_experts_are_refused(void **state) {
+    (void)state;
+    pair p = open_pair("models/tiny-v4");
+    const size_t stride = p.bytes / 300;
+    hd_err err = {0};
+    for (size_t at = 0; at < p.bytes; at += at < 128 ? 1 : stride) {
+        p.packed[at] ^= 1;
+        assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL),
+                         HD_EFORMAT);
+        p.packed[at] ^= 1;
+    }
+    assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert + 1, p.packed, &err),
+                     HD_EFORMAT);
+    assert_int_equal(hd_weights_check_map(p.to, p.layer, moved_map(&p), NULL), HD_EINVAL);
+    int32_t map[MAX_SLOTS]; /* the same places, another version */
+    read_slots(hd_weights_expert_map(p.to, p.layer), map);
+    assert_int_equal(hd_weights_place_experts(p.to, p.layer, map, NULL, NULL), HD_OK);
+    err = (hd_err){0};
+    assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, &err),
+                     HD_EFORMAT);
+    assert_non_null(strstr(err.msg, "version"));
+    assert_int_equal(hd_weights_pack_expert(p.to, p.layer, p.expert, p.packed, NULL),
+                     HD_EINVAL);
+    close_pair(&p);
+}
+
+/* Staged experts that no map uses are freed; the sanitizer looks for what is left. */
+static void staged_experts_can_be_dropped(void **state) {
+    (void)state;
+    pair p = open_pair("models/tiny-v3");
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL),
+                         HD_OK);
+        assert_int_equal(hd_weights_check_map(p.to, p.layer, moved_map(&p), NULL), HD_OK);
+        if (k == 0) hd_weights_drop_staged(p.to);
+        if (k == 0) {
+            assert_int_equal(hd_weights_check_map(p.to, p.layer, moved_map(&p), NULL),
+                             HD_EINVAL);
+        }
+    }
+    close_pair(&p);
+}
+
 int test_expert_slots(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_are_opened_in_order),
         cmocka_unit_test(slots_exchange_experts),
         cmocka_unit_test(wrong_places_are_refused),
         cmocka_unit_test(tables_describe_all_slots),
+        cmocka_unit_test(experts_arrive_whole),
+        cmocka_unit_test(damaged_experts_are_refused),
+        cmocka_unit_test(staged_experts_can_be_dropped),
     };
     return cmocka_run_group_tests_name("expert_slots", tests, NULL, NULL);
 }

@@ -1,0 +1,424 @@
+/* comm_cases.c - see comm_cases.h. */
+#include "comm_cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/checked.h"
+#include "base/random_fill.h"
+
+enum { MAX_N = 3000, MAX_SLOTS = 24, MAX_ROWS = 12, MAX_TOP_K = 3 };
+enum { MAX_RANKS = COMM_MAX_RANKS };
+
+void comm_expect(comm_rank *r, bool holds, const char *what, int64_t at) {
+    if (holds || r->wrong[0]) return;
+    snprintf(r->wrong, sizeof r->wrong, "%.120s at %lld, seed %llu, tp %d dp %d ep %d", what,
+             (long long)at, (unsigned long long)r->seed, r->parallel.tp, r->parallel.dp,
+             r->parallel.ep);
+}
+
+static void expect_no_failure(comm_rank *r) {
+    hd_err err = {0};
+    if (hd_stream_sync(r->stream, &err) != HD_OK) comm_expect(r, false, err.msg, 0);
+}
+
+/* ---- data: every rank can compute that of the others ---- */
+
+uint32_t comm_draw(uint64_t seed, int64_t i, uint32_t below) {
+    return (uint32_t)(hd_random_fill_at(seed, (uint64_t)i) % below);
+}
+
+/* sums of such values depend on their order */
+static float value(uint64_t seed, int32_t number, int64_t i) {
+    return (float)comm_draw(1000 * seed + (uint64_t)number, i, 20011) / 10007.0f - 1.0f;
+}
+
+static hd_rank_group group_of(const comm_rank *r, hd_group g) {
+    return hd_parallel_group(&r->parallel, r->number, g);
+}
+
+static float *fill(const comm_rank *r, int64_t n) {
+    float *x = malloc((size_t)n * sizeof *x + 1);
+    for (int64_t i = 0; x && i < n; i++) x[i] = value(r->seed, r->number, i);
+    return x;
+}
+
+/* The sum that comm.h defines, of members [first, first + m). */
+static float tree(const comm_rank *r, hd_group group, int32_t first, int32_t m, int64_t i) {
+    const hd_rank_group g = group_of(r, group);
+    if (m == 1) return value(r->seed, g.first + first * g.stride, i);
+    const int32_t half = m <= 2 ? 1 : m <= 4 ? 2 : 4;
+    return tree(r, group, first, half, i) + tree(r, group, first + half, m - half, i);
+}
+
+/* ---- the collectives ---- */
+
+static void check_all_reduce(comm_rank *r, hd_group group) {
+    const int64_t n = comm_draw(r->seed, 1, MAX_N);
+    float *x = fill(r, n);
+    hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){group, hd_f32(x), n});
+    for (int64_t i = 0; i < n; i++) {
+        comm_expect(r, x[i] == tree(r, group, 0, group_of(r, group).n, i), "sum", i);
+    }
+    free(x);
+}
+
+/* Member i's part of n elements; parts differ in size, and some are empty. */
+static int64_t part(const comm_rank *r, int32_t i, int32_t members, int64_t n) {
+    if (i == 0 || i == members) return i ? n : 0;
+    const int64_t even = n * i / members;
+    return even + (n * (i + 1) / members - even) * comm_draw(r->seed, 100 + i, 3) / 2;
+}
+
+static void check_reduce_scatter(comm_rank *r, hd_group group) {
+    const hd_rank_group g = group_of(r, group);
+    const int64_t n = comm_draw(r->seed, 1, MAX_N);
+    const int64_t first = part(r, g.index, g.n, n), end = part(r, g.index + 1, g.n, n);
+    float *x = fill(r, n);
+    hd_comm_reduce_scatter(r->comm, r->stream,
+                           &(hd_reduce_scatter_args){group, hd_f32(x), n, first, end - first});
+    hd_comm_all_gather(
+        r->comm, r->stream,
+        &(hd_all_gather_args){group, x, 1, (int32_t)n, (int32_t)first, (int32_t)(end - first)});
+    for (int64_t i = 0; i < n; i++) {
+        comm_expect(r, x[i] == tree(r, group, 0, g.n, i), "gathered parts of a sum", i);
+    }
+    free(x);
+}
+
+/* Every member gets the bytes of the first one, by their number. More broadcasts than may travel at
+ * once: the first member must not run away from the others. */
+static void check_broadcast(comm_rank *r, hd_group group) {
+    uint8_t got[MAX_N], want[MAX_N];
+    const hd_rank_group *g = &r->comm->groups[group];
+    for (uint64_t round = 0; round < 2 * HD_COMM_MAX_INFLIGHT; round++) {
+        const size_t n = comm_draw(r->seed + round, 1, MAX_N);
+        for (size_t i = 0; i < n; i++) {
+            want[i] = (uint8_t)hd_random_fill_at(r->seed + round + (uint64_t)g->first, i);
+            got[i] = g->index ? (uint8_t)~want[i] : want[i];
+        }
+        hd_comm_broadcast(r->comm, r->stream, &(hd_broadcast_args){group, got, n});
+        for (size_t i = 0; i < n; i++) {
+            comm_expect(r, got[i] == want[i], "broadcast", (int64_t)i);
+        }
+    }
+}
+
+static void check_all_gather(comm_rank *r, hd_group group) {
+    const hd_rank_group g = group_of(r, group);
+    const int32_t rows = (int32_t)comm_draw(r->seed, 1, 20),
+                  cols = (int32_t)comm_draw(r->seed, 2, 90);
+    const int32_t first = (int32_t)part(r, g.index, g.n, cols);
+    const int32_t own = (int32_t)part(r, g.index + 1, g.n, cols) - first;
+    float *x = fill(r, (int64_t)rows * cols);
+    hd_comm_all_gather(r->comm, r->stream,
+                       &(hd_all_gather_args){group, x, rows, cols, first, own});
+    for (int32_t k = 0; k < g.n; k++) {
+        for (int32_t c = (int32_t)part(r, k, g.n, cols); c < part(r, k + 1, g.n, cols); c++) {
+            for (int64_t i = c; i < (int64_t)rows * cols; i += cols) {
+                comm_expect(r, x[i] == value(r->seed, g.first + k * g.stride, i), "column", i);
+            }
+        }
+    }
+    free(x);
+}
+
+/* ---- dispatch and combine ---- */
+
+/* A micro-batch of a rank. */
+typedef struct rows {
+    int32_t slot[MAX_ROWS * MAX_TOP_K]; /* of the group, that each row chose */
+    int32_t offset[MAX_SLOTS + 1], assignment[MAX_ROWS * MAX_TOP_K];
+    int32_t in_offset[MAX_SLOTS + 1];
+    float weight[MAX_ROWS * MAX_TOP_K], in_weight[MAX_RANKS * MAX_ROWS * MAX_TOP_K];
+    float *x, *y, *in_x, *in_y;
+    hd_dispatch_args out;
+    hd_combine_args back;
+} rows;
+
+static float *nans(int64_t n) {
+    float *x = malloc((size_t)n * sizeof *x + 1);
+    for (int64_t i = 0; x && i < n; i++) x[i] = NAN;
+    return x;
+}
+
+/* The seed of a rank's micro-batch. */
+static uint64_t seed_of(const comm_rank *r, int32_t of_rank, int32_t batch) {
+    return 77 * r->seed + 13 * (uint64_t)of_rank + (uint64_t)batch;
+}
+
+static int32_t top_k_of(const comm_rank *r) {
+    return 1 + (int32_t)comm_draw(r->seed, 2, MAX_TOP_K);
+}
+
+static int32_t rows_of(uint64_t seed) {
+    return (int32_t)comm_draw(seed, 1, MAX_ROWS + 1);
+}
+
+/* Expert slots of a rank. */
+static int32_t slots_of(const comm_rank *r) {
+    return 1 + (int32_t)comm_draw(r->seed, 4, MAX_SLOTS / MAX_RANKS);
+}
+
+static int32_t slot_of(const comm_rank *r, uint64_t seed, int32_t choice) {
+    return (int32_t)comm_draw(seed, 100 + choice, (uint32_t)(slots_of(r) * r->parallel.ep));
+}
+
+/* cols and top_k are those of the round; every rank has its own number of rows, maybe none. */
+static void make_rows(rows *b, const comm_rank *r, int32_t number) {
+    const uint64_t own = seed_of(r, r->number, number);
+    const int32_t n = rows_of(own), top_k = top_k_of(r);
+    const int32_t cols = 1 + (int32_t)comm_draw(r->seed, 3, 40), ep = r->parallel.ep;
+    const int32_t in_rows = ep * MAX_ROWS * top_k;
+    int32_t place = 0;
+    b->x = fill(r, (int64_t)n * cols);
+    b->y = nans((int64_t)n * top_k * cols);
+    b->in_x = nans((int64_t)in_rows * cols);
+    b->in_y = nans((int64_t)in_rows * cols);
+    for (int32_t i = 0; i < n * top_k; i++) {
+        b->slot[i] = slot_of(r, own, i);
+        b->weight[i] = value(own, 1, i);
+    }
+    for (int32_t q = 0; q < slots_of(r) * ep; q++) {
+        b->offset[q] = place;
+        for (int32_t i = 0; i < n * top_k; i++) {
+            if (b->slot[i] == q) b->assignment[place++] = i;
+        }
+        b->offset[q + 1] = place;
+    }
+    b->out = (hd_dispatch_args){.x = hd_f32(b->x),
+                                .weight = b->weight,
+                                .offset = b->offset,
+                                .assignment = b->assignment,
+                                .rows = n,
+                                .cols = cols,
+                                .top_k = top_k,
+                                .in_x = hd_f32(b->in_x),
+                                .in_weight = b->in_weight,
+                                .in_offset = b->in_offset,
+                                .in_rows = in_rows,
+                                .n_slots = slots_of(r)};
+    b->back = (hd_combine_args){.in_y = hd_f32(b->in_y),
+                                .y = hd_f32(b->y),
+                                .rows = n,
+                                .cols = cols,
+                                .top_k = top_k,
+                                .in_rows = in_rows};
+}
+
+static void free_rows(rows *b) {
+    free(b->x);
+    free(b->y);
+    free(b->in_x);
+    free(b->in_y);
+}
+
+static float computed(float x, float weight, int32_t slot) {
+    return x * (float)(slot + 2) + weight;
+}
+
+/* What the experts of this rank make of the received rows. */
+static void compute(const rows *b, const comm_rank *r) {
+    const hd_dispatch_args *a = &b->out;
+    for (int32_t q = 0; q < a->n_slots; q++) {
+        const int32_t slot = group_of(r, HD_GROUP_EP).index * a->n_slots + q;
+        for (int32_t i = b->in_offset[q]; i < b->in_offset[q + 1]; i++) {
+            for (int32_t c = 0; c < a->cols; c++) {
+                b->in_y[i * a->cols + c] =
+                    computed(b->in_x[i * a->cols + c], b->in_weight[i], slot);
+            }
+        }
+    }
+}
+
+static void check_results(comm_rank *r, const rows *b) {
+    const hd_dispatch_args *a = &b->out;
+    for (int32_t i = 0; i < a->rows * a->top_k; i++) {
+        const int32_t choice = b->assignment[i];
+        for (int32_t c = 0; c < a->cols; c++) {
+            const float want = computed(b->x[choice / a->top_k * a->cols + c],
+                                        b->weight[choice], b->slot[choice]);
+            comm_expect(r, b->y[i * a->cols + c] == want, "result of an expert", i);
+        }
+    }
+}
+
+/* Several micro-batches travel at once; in which order their stages run is drawn. */
+static void check_experts(comm_rank *r) {
+    enum { BATCHES = 7 };
+    rows b[BATCHES];
+    int32_t sent = 0, computed_to = 0, combined = 0;
+    for (int32_t i = 0; i < BATCHES; i++) make_rows(&b[i], r, i);
+    for (int64_t turn = 0; combined < BATCHES; turn++) {
+        switch (comm_draw(r->seed, 200 + turn, 3)) {
+        case 0:
+            if (sent == BATCHES || sent == combined + HD_COMM_MAX_INFLIGHT) break;
+            hd_comm_dispatch_send(r->comm, r->stream, &b[sent++].out);
+            break;
+        case 1:
+            if (computed_to == sent) break;
+            hd_comm_dispatch_arrive(r->comm, r->stream, &b[computed_to].out);
+            compute(&b[computed_to], r);
+            hd_comm_combine_send(r->comm, r->stream, &b[computed_to++].back);
+            break;
+        default:
+            if (combined == computed_to) break;
+            hd_comm_combine_arrive(r->comm, r->stream, &b[combined].back);
+            check_results(r, &b[combined++]);
+        }
+    }
+    for (int32_t i = 0; i < BATCHES; i++) free_rows(&b[i]);
+}
+
+/* ---- all of it ---- */
+
+void comm_call_at_random(comm_rank *r) {
+    for (int32_t i = 0; i < r->rounds; i++, r->seed++) {
+        const hd_group group = (hd_group)comm_draw(r->seed, 0, HD_N_GROUPS);
+        switch (comm_draw(r->seed, 5, 5)) {
+        case 0:
+            check_all_reduce(r, group);
+            break;
+        case 1:
+            check_reduce_scatter(r, group);
+            break;
+        case 2:
+            check_broadcast(r, group);
+            break;
+        case 3:
+            check_all_gather(r, group);
+            break;
+        default:
+            check_experts(r);
+        }
+        expect_no_failure(r);
+    }
+}
+
+const hd_parallel_config comm_layouts[COMM_LAYOUTS] = {
+    {1, 1, 1, 1, 1, 1, 0, 0, 0, false},
+    {2, 1, 1, 2, 2, 2, 0, 0, 0, false},
+    {3, 1, 1, 3, 3, 3, 0, 0, 0, false},
+    {5, 1, 1, 1, 1, 5, 0, 0, 0, false},
+    {8, 1, 1, 8, 8, 8, 0, 0, 0, false},
+    {2, 2, 1, 2, 2, 4, 0, 0, 0, false},
+    {1, 7, 7, 1, 1, 1, 0, 0, 0, false},
+    {1, 4, 4, 1, 1, 1, 0, 0, 0, false},
+    {1, 3, 3, 1, 1, 1, 0, 0, 0, false},
+    {2, 4, 4, 2, 4, 8, 0, 0, 0, false},
+    {1, 8, 4, 1, 2, 2, 0, 0, 0, false}, /* all experts in two halves of the world */
+};
+
+/* ---- eight terms, added on 1, 2, 4 and 8 ranks ---- */
+
+enum { TERMS = COMM_TERMS, TERM_N = 1000 };
+
+static float sum_terms(int32_t first, int32_t m, int64_t i) {
+    if (m == 1) return value(5, first, i);
+    return sum_terms(first, m / 2, i) + sum_terms(first + m / 2, m / 2, i);
+}
+
+void comm_add_terms(comm_rank *r) {
+    const int32_t own = TERMS / r->parallel.tp;
+    float x[TERM_N];
+    for (int64_t i = 0; i < TERM_N; i++) x[i] = sum_terms(r->number * own, own, i);
+    hd_comm_all_reduce(r->comm, r->stream,
+                       &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), TERM_N});
+    for (int64_t i = 0; i < TERM_N; i++)
+        comm_expect(r, x[i] == sum_terms(0, TERMS, i), "term", i);
+}
+
+/* ---- failures ---- */
+
+void comm_sleep_ms(int32_t ms) {
+    nanosleep(&(struct timespec){0, ms * 1000000L}, NULL);
+}
+
+typedef struct loss {
+    float *x;
+    rows b;
+} loss;
+
+/* A round of calls, the first of them only with `some`. Returns false after a failure. */
+static bool make_calls(comm_rank *r, loss *l, bool some, hd_err *err) {
+    const hd_dispatch_args *out = &l->b.out;
+    const hd_combine_args *back = &l->b.back;
+    hd_comm_all_reduce(r->comm, r->stream,
+                       &(hd_all_reduce_args){HD_GROUP_DP, hd_f32(l->x), MAX_N});
+    if (hd_stream_sync(r->stream, err) != HD_OK) return false;
+    hd_comm_dispatch_send(r->comm, r->stream, out);
+    if (some) return true;
+    hd_comm_dispatch_arrive(r->comm, r->stream, out);
+    if (hd_stream_sync(r->stream, err) != HD_OK) return false;
+    compute(&l->b, r);
+    hd_comm_combine_send(r->comm, r->stream, back);
+    hd_comm_combine_arrive(r->comm, r->stream, back);
+    return hd_stream_sync(r->stream, err) == HD_OK;
+}
+
+static void expect_lost(comm_rank *r, const hd_err *err, int64_t round) {
+    comm_expect(r, err->status == HD_EPEER && strstr(err->msg, "rank out of order"), err->msg,
+                round);
+}
+
+/* The victim ends before or in a round of calls and frees what the others may be reading. They
+ * cannot finish that round, and no call after it. */
+void comm_lose_a_rank(comm_rank *r) {
+    const int64_t last = comm_draw(r->seed, 9, 6);
+    const bool some = comm_draw(r->seed, 10, 2), is_victim = r->number == r->victim;
+    loss l = {.x = fill(r, MAX_N)};
+    hd_err err = {0};
+    int64_t round = 0;
+    make_rows(&l.b, r, 0);
+    while (round < last && make_calls(r, &l, false, &err)) round++;
+    if (is_victim) {
+        comm_expect(r, round == last, err.msg, round);
+        if (some) make_calls(r, &l, true, &err);
+        if (r->seed % 3 == 0) comm_sleep_ms(20); /* the others sleep by then */
+        hd_comm_abort(r->comm, "rank out of order");
+    } else {
+        if (err.status == HD_OK) make_calls(r, &l, false, &err);
+        expect_lost(r, &err, round);
+        err = (hd_err){0};
+        make_calls(r, &l, false, &err);
+        expect_lost(r, &err, round);
+    }
+    memset(l.x, 0, MAX_N * sizeof *l.x);
+    free(l.x);
+    free_rows(&l.b);
+}
+
+/* The last rank has room for fewer rows than arrive: no rank gets a result. */
+void comm_overflow(comm_rank *r) {
+    loss l = {.x = fill(r, MAX_N)};
+    hd_err err = {0};
+    make_rows(&l.b, r, 0);
+    if (r->number == 1) l.b.out.in_rows = 1;
+    make_calls(r, &l, false, &err);
+    comm_expect(r, err.status == HD_EPEER && strstr(err.msg, "rank 1 receives"), err.msg, 0);
+    comm_expect(r, r->number == 0 || isnan(l.b.in_x[l.b.out.cols]), "a row beyond the room", 1);
+    free(l.x);
+    free_rows(&l.b);
+}
+
+/* ---- waiting ---- */
+
+enum { LATE_MS = 200 };
+
+static int64_t cpu_time_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+void comm_come_late(comm_rank *r) {
+    float x[1] = {1};
+    if (r->number == r->victim) comm_sleep_ms(LATE_MS);
+    const int64_t before = cpu_time_ns();
+    hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), 1});
+    comm_expect(r, x[0] == 2, "sum", 0);
+    comm_expect(r, cpu_time_ns() - before < LATE_MS * 1000000 / 4, "a wait that spins", 0);
+}

@@ -1,0 +1,608 @@
+/* test_comm_ucx.c - communication between processes (comm/ucx.h): the cases of comm_cases.h over
+ * shared memory and TCP; a killed and a stopped rank; strangers at the rendezvous. */
+#include "check.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/random_fill.h"
+#include "comm/channel.h"
+#include "comm/messages.h"
+#include "comm/ucx.h"
+#include "comm_cases.h"
+
+/* A free port; another process may take it before rank 0 does, which did not happen yet. */
+static void find_port(char at[32]) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t n = sizeof a;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+    snprintf(at, 32, "127.0.0.1:%d", ntohs(a.sin_port));
+    close(fd);
+}
+
+typedef struct world {
+    char at[32];
+    const char *transports, *secret;
+    int32_t silence_ms, wait_ms;
+    comm_rank like;
+} world;
+
+static void run_rank(const world *w, comm_rank *r, int32_t number) {
+    const hd_cpu_options one = {.n_threads = 1};
+    hd_ops ops;
+    hd_err err = {0};
+    hd_comm_ucx *u = NULL;
+    *r = w->like;
+    r->number = number;
+    const hd_comm_ucx_options o = {
+        .rendezvous = {.rank = number,
+                       .world = hd_parallel_world(&r->parallel),
+                       .at = w->at,
+                       .secret = w->secret,
+                       .silence_ms = w->silence_ms},
+        .parallel = r->parallel,
+        .wait_ms = w->wait_ms,
+        .transports = w->transports
+    };
+    hd_ops_init_ref(&ops);
+    if (hd_device_open_cpu(&r->device, &one, &err) != HD_OK ||
+        hd_stream_open(&r->stream, r->device, &err) != HD_OK ||
+        hd_comm_ucx_open(&u, &o, r->device, &ops, &err) != HD_OK) {
+        comm_expect(r, false, err.msg, 0);
+        return;
+    }
+    r->comm = hd_comm_ucx_interface(u);
+    r->run(r);
+    hd_comm_ucx_close(u);
+    hd_stream_close(r->stream);
+    hd_device_close(r->device);
+}
+
+static comm_rank *share_ranks(void) {
+    comm_rank *ranks = mmap(NULL, sizeof *ranks * COMM_MAX_RANKS, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(ranks != MAP_FAILED);
+    return ranks;
+}
+
+static void start_ranks(const world *w, comm_rank *ranks, pid_t *pids) {
+    for (int32_t i = 0; i < hd_parallel_world(&w->like.parallel); i++) {
+        pids[i] = fork();
+        assert_true(pids[i] >= 0);
+        if (pids[i]) continue;
+        run_rank(w, &ranks[i], i);
+        _exit(0);
+    }
+}
+
+/* All but `lost` (-1: none) must end well. */
+static void join_ranks(const world *w, comm_rank *ranks, const pid_t *pids, int32_t lost) {
+    for (int32_t i = 0; i < hd_parallel_world(&w->like.parallel); i++) {
+        int status = 0;
+        if (i == lost) continue;
+        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
+        if (ranks[i].wrong[0]) fail_msg("rank %d: %s", i, ranks[i].wrong);
+        if (!WIFEXITED(status) || WEXITSTATUS(status))
+            fail_msg("rank %d: status %x", i, status);
+    }
+}
+
+static void run_world(const world *like) {
+    world w = *like;
+    pid_t pids[COMM_MAX_RANKS];
+    comm_rank *ranks = share_ranks();
+    find_port(w.at);
+    start_ranks(&w, ranks, pids);
+    join_ranks(&w, ranks, pids, -1);
+    munmap(ranks, sizeof *ranks * COMM_MAX_RANKS);
+}
+
+static void need_ucx(void) {
+    if (!hd_comm_ucx_is_built()) skip();
+}
+
+/* ---- the cases of all backends ---- */
+
+/* Shared memory and TCP in turn; UCX finds no TCP device without sysfs. */
+static const char *transport_of(uint64_t i) {
+    return i % 2 && access("/sys/class/net", R_OK) == 0 ? "tcp,self" : "sysv,self";
+}
+
+static void test_every_call_in_every_layout(void **state) {
+    (void)state;
+    need_ucx();
+    for (int32_t i = 0; i < COMM_LAYOUTS; i++) {
+        run_world(&(world){
+            .transports = transport_of((uint64_t)i),
+            .secret = i % 3 ? NULL : "between the ranks",
+            .like = {.parallel = comm_layouts[i],
+                     .run = comm_call_at_random,
+                     .rounds = COMM_ROUNDS,
+                     .seed = 1 + (uint64_t)i * COMM_ROUNDS}
+        });
+    }
+}
+
+static void test_sums_do_not_depend_on_the_ranks(void **state) {
+    (void)state;
+    need_ucx();
+    for (int32_t tp = 1; tp <= COMM_TERMS; tp *= 2) {
+        run_world(&(world){
+            .transports = transport_of(0),
+            .like = {.parallel = hd_parallel_tensor(tp), .run = comm_add_terms}
+        });
+    }
+}
+
+static void test_a_lost_rank_ends_the_waiting_of_all(void **state) {
+    (void)state;
+    need_ucx();
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        const int32_t n = 2 + (int32_t)comm_draw(seed, 1, 4);
+        run_world(&(world){
+            .transports = transport_of(seed),
+            .like = {.parallel = hd_parallel_expert(n, 0),
+                     .run = comm_lose_a_rank,
+                     .seed = seed,
+                     .victim = (int32_t)comm_draw(seed, 2, (uint32_t)n)}
+        });
+    }
+}
+
+static void test_too_many_rows_are_an_error_of_all(void **state) {
+    (void)state;
+    need_ucx();
+    run_world(&(world){
+        .like = {.parallel = hd_parallel_expert(2, 0), .run = comm_overflow, .seed = 3}
+    });
+}
+
+static void test_who_waits_sleeps(void **state) {
+    (void)state;
+    need_ucx();
+    for (int32_t i = 0; i < 2; i++) {
+        run_world(&(world){
+            .transports = transport_of((uint64_t)i),
+            .like = {.parallel = hd_parallel_tensor(2), .run = comm_come_late}
+        });
+    }
+}
+
+/* ---- a sum of more than one shot ---- */
+
+enum { LARGE = 300000 };
+
+static float term(int32_t rank, int64_t i) {
+    return (float)((i * 7 + rank * 13) % 101) / 3.0f;
+}
+
+static void sum_much(comm_rank *r) {
+    float *x = malloc(LARGE * sizeof *x);
+    for (int64_t i = 0; x && i < LARGE; i++) x[i] = term(r->number, i);
+    hd_comm_all_reduce(r->comm, r->stream,
+                       &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), LARGE});
+    for (int64_t i = 0; x && i < LARGE; i++) {
+        const float want = r->parallel.tp == 3 ? (term(0, i) + term(1, i)) + term(2, i)
+                                               : term(0, i) + term(1, i);
+        comm_expect(r, x[i] == want, "sum", i);
+    }
+    free(x);
+}
+
+static void test_large_sums(void **state) {
+    (void)state;
+    need_ucx();
+    for (int32_t i = 0; i < 4; i++) {
+        run_world(&(world){
+            .transports = transport_of((uint64_t)i),
+            .like = {.parallel = hd_parallel_tensor(2 + i / 2), .run = sum_much}
+        });
+    }
+}
+
+/* ---- ranks that are killed or stopped ---- */
+
+static void sum_until_lost(comm_rank *r) {
+    char name[40];
+    hd_err err = {0};
+    float x[100] = {0};
+    snprintf(name, sizeof name, "rank %d is lost", r->victim);
+    for (r->rounds = 1; hd_stream_sync(r->stream, &err) == HD_OK; r->rounds++) {
+        hd_comm_all_reduce(r->comm, r->stream,
+                           &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), HD_LEN(x)});
+    }
+    comm_expect(r, err.status == HD_EPEER && strstr(err.msg, name), err.msg, r->rounds);
+}
+
+/* Signals the victim in the middle; the others must end with its number. */
+static void lose(int signal, int32_t victim, int32_t silence_ms, const char *transport) {
+    world w = {
+        .transports = transport,
+        .silence_ms = silence_ms,
+        .like = {.parallel = hd_parallel_tensor(3), .run = sum_until_lost, .victim = victim}
+    };
+    pid_t pids[COMM_MAX_RANKS];
+    comm_rank *ranks = share_ranks();
+    find_port(w.at);
+    start_ranks(&w, ranks, pids);
+    while (*(volatile int32_t *)&ranks[victim].rounds < 20 && !ranks[victim].wrong[0]) {
+        comm_sleep_ms(1);
+    }
+    kill(pids[victim], signal);
+    join_ranks(&w, ranks, pids, victim);
+    kill(pids[victim], SIGKILL);
+    waitpid(pids[victim], NULL, 0);
+    munmap(ranks, sizeof *ranks * COMM_MAX_RANKS);
+}
+
+/* Silence would be noticed after a minute only. */
+static void test_a_killed_rank_is_named(void **state) {
+    (void)state;
+    need_ucx();
+    for (int32_t i = 0; i < 6; i++) {
+        lose(SIGKILL, i % 3, 60000, transport_of((uint64_t)i));
+    }
+}
+
+static void test_a_stopped_rank_is_named(void **state) {
+    (void)state;
+    need_ucx();
+    lose(SIGSTOP, 0, 3000, transport_of(0));
+    lose(SIGSTOP, 2, 3000, transport_of(1));
+}
+
+/* A rank whose watch lives, but which calls nothing. The other waits for it only once it is
+ * there. */
+static void hang(comm_rank *r) {
+    float x[1] = {0};
+    hd_err err = {0};
+    volatile int32_t *is_there = &r[r->victim - r->number].rounds;
+    if (r->number == r->victim) *is_there = 1;
+    while (!*is_there) comm_sleep_ms(1);
+    while (r->number == r->victim && !hd_comm_ended(r->comm)) comm_sleep_ms(1);
+    hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), 1});
+    hd_stream_sync(r->stream, &err);
+    comm_expect(r, err.status == HD_EPEER && strstr(err.msg, "rank 1 is lost: rank 0 waited"),
+                err.msg, 0);
+}
+
+static void test_a_rank_that_hangs_is_named(void **state) {
+    (void)state;
+    need_ucx();
+    run_world(&(world){
+        .wait_ms = 100, .like = {.parallel = hd_parallel_tensor(2), .run = hang, .victim = 1}
+    });
+}
+
+/* ---- ranks that are left begin anew, and one comes back ---- */
+
+enum { ANEW = 4 };
+
+/* What the processes of a test tell each other. */
+typedef struct anew {
+    char at[32];
+    int32_t members[ANEW]; /* of the last sum that each rank has got right */
+    uint32_t epochs[ANEW];
+    int32_t stop, left[ANEW], waited;
+    char wrong[200];
+} anew;
+
+/* Two are too few. */
+static bool one_or_at_least_three(void *ctx, int32_t n, hd_parallel_config *out) {
+    (void)ctx;
+    *out = hd_parallel_tensor(n);
+    return n != 2;
+}
+
+static void count_waiting(void *ctx) {
+    ((volatile anew *)ctx)->waited = 1;
+}
+
+static void ignore_end(void *ctx) {
+    (void)ctx;
+}
+
+/* Members add their numbers, and 100 each, until they are told to stop. */
+static hd_status add_numbers(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t number,
+                             hd_err *err) {
+    const hd_comm_members *m = hd_comm_ucx_members(u);
+    const hd_comm *c = hd_comm_ucx_interface(u);
+    for (;;) {
+        float want = 0, x = 100 + (float)number;
+        int32_t stops = *(volatile int32_t *)&a->stop;
+        hd_comm_broadcast(c, s, &(hd_broadcast_args){HD_GROUP_TP, &stops, sizeof stops});
+        hd_comm_all_reduce(c, s, &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(&x), 1});
+        HD_TRY(hd_stream_sync(s, err));
+        for (int32_t i = 0; i < m->n; i++) want += 100 + (float)m->number[i];
+        if (x != want)
+            snprintf(a->wrong, sizeof a->wrong, "%g, not %g", (double)x, (double)want);
+        ((volatile int32_t *)a->members)[number] = m->n;
+        a->epochs[number] = m->epoch;
+        if (stops) return HD_OK;
+    }
+}
+
+static void work_anew(anew *a, int32_t number) {
+    const hd_cpu_options one = {.n_threads = 1};
+    hd_ops ops;
+    hd_device *d;
+    hd_stream *s;
+    hd_comm_ucx *u = NULL;
+    hd_err err = {0};
+    hd_parallel_config layout;
+    const hd_comm_ucx_options o = {
+        .rendezvous = {.rank = number, .world = ANEW, .at = a->at, .silence_ms = 20000},
+        .parallel = hd_parallel_tensor(ANEW),
+        .transports = transport_of(0),
+        .on_end = ignore_end,
+        .layout_of = one_or_at_least_three,
+        .ctx = a
+    };
+    hd_ops_init_ref(&ops);
+    hd_status st = hd_device_open_cpu(&d, &one, &err);
+    if (st == HD_OK) st = hd_stream_open(&s, d, &err);
+    if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, &ops, &err);
+    while (st == HD_OK && add_numbers(a, u, s, number, &err) != HD_OK) {
+        err = (hd_err){0};
+        st = hd_comm_ucx_begin_anew(u, &layout, count_waiting, &err);
+    }
+    if (st != HD_OK && st != HD_EAGAIN) snprintf(a->wrong, sizeof a->wrong, "%.190s", err.msg);
+    hd_comm_ucx_close(u);
+    a->left[number] = 1;
+    _exit(0);
+}
+
+static pid_t start_anew(anew *a, int32_t number) {
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) work_anew(a, number);
+    return pid;
+}
+
+static void await_members(anew *a, const bool *alive, int32_t n) {
+    for (int32_t i = 0; i < ANEW; i++) {
+        while (alive[i] && ((volatile int32_t *)a->members)[i] != n && !a->wrong[0]) {
+            comm_sleep_ms(1);
+        }
+    }
+    if (a->wrong[0]) fail_msg("%s", a->wrong);
+}
+
+static void lose_anew(pid_t *pids, bool *alive, int32_t number) {
+    kill(pids[number], SIGKILL);
+    waitpid(pids[number], NULL, 0);
+    alive[number] = false;
+}
+
+static void come_anew(anew *a, pid_t *pids, bool *alive, int32_t number) {
+    pids[number] = start_anew(a, number);
+    alive[number] = true;
+}
+
+static void test_ranks_that_are_left_begin_anew(void **state) {
+    (void)state;
+    need_ucx();
+    anew *a = mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(a != MAP_FAILED);
+    pid_t pids[ANEW];
+    bool alive[ANEW];
+    find_port(a->at);
+    for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
+    await_members(a, alive, 4);
+    lose_anew(pids, alive, 2);
+    await_members(a, alive, 3);
+    const uint32_t before = a->epochs[0];
+    come_anew(a, pids, alive, 2);
+    await_members(a, alive, 4);
+    assert_true(a->epochs[0] > before && a->epochs[2] == a->epochs[0]);
+    lose_anew(pids, alive, 1);
+    lose_anew(pids, alive, 3);
+    while (!*(volatile int32_t *)&a->waited && !a->wrong[0]) comm_sleep_ms(1); /* for a third */
+    come_anew(a, pids, alive, 3);
+    await_members(a, alive, 3);
+    *(volatile int32_t *)&a->stop = 1;
+    for (int32_t i = 0; i < ANEW; i++) {
+        if (!alive[i]) continue;
+        waitpid(pids[i], NULL, 0);
+        assert_int_equal(a->left[i], 1);
+    }
+    if (a->wrong[0]) fail_msg("%s", a->wrong);
+    munmap(a, sizeof *a);
+}
+
+/* ---- strangers ---- */
+
+static int connect_to(const char *at) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    a.sin_port = htons((uint16_t)atoi(strchr(at, ':') + 1));
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    while (connect(fd, (struct sockaddr *)&a, sizeof a)) comm_sleep_ms(5);
+    return fd;
+}
+
+/* Rank 0 in a process of its own; *world_ok says how it ended. */
+static pid_t start_host(const hd_rendezvous_options *o, hd_err *err) {
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid) return pid;
+    hd_rendezvous *m;
+    hd_rendezvous_open(&m, o, "zero", 4, err);
+    hd_rendezvous_close(m);
+    _exit(0);
+}
+
+static void test_strangers_do_not_stop_the_rendezvous(void **state) {
+    (void)state;
+    char at[32], bytes[3000];
+    int fds[100];
+    hd_err mine = {0};
+    hd_err *err =
+        mmap(NULL, sizeof *err, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    find_port(at);
+    hd_rendezvous_options o = {
+        .world = 2, .at = at, .secret = "right", .facts = {{"version", 1}, {"model", 2}}
+    };
+    const pid_t pid = start_host(&o, err);
+    for (int32_t i = 0; i < 100; i++) {
+        fds[i] = connect_to(at);
+        for (size_t k = 0; k < sizeof bytes; k++) {
+            bytes[k] = (char)hd_random_fill_at((uint64_t)i, k);
+        }
+        send(fds[i], bytes, comm_draw((uint64_t)i, 1, sizeof bytes), MSG_NOSIGNAL);
+    }
+    hd_rendezvous *m;
+    o.rank = 1;
+    o.secret = "wrong";
+    assert_int_equal(hd_rendezvous_open(&m, &o, "one", 3, &mine), HD_EFORMAT);
+    assert_non_null(strstr(mine.msg, "key of this world"));
+    o.secret = "right";
+    o.world = 3;
+    mine = (hd_err){0};
+    assert_int_equal(hd_rendezvous_open(&m, &o, "one", 3, &mine), HD_EPEER);
+    assert_non_null(strstr(mine.msg, "rank 1 expects 3 ranks, rank 0 expects 2"));
+    o.world = 2;
+    o.facts[1].value = 1;
+    mine = (hd_err){0};
+    assert_int_equal(hd_rendezvous_open(&m, &o, "one", 3, &mine), HD_EPEER);
+    assert_non_null(strstr(mine.msg, "rank 1 has another model than rank 0"));
+    o.facts[1].value = 2;
+    uint32_t n;
+    assert_int_equal(hd_rendezvous_open(&m, &o, "one", 3, NULL), HD_OK);
+    assert_memory_equal(hd_rendezvous_address(m, 0, &n), "zero", 4);
+    assert_int_equal(n, 4);
+    hd_rendezvous_close(m);
+    for (int32_t i = 0; i < 100; i++) close(fds[i]);
+    waitpid(pid, NULL, 0);
+    assert_string_equal(err->msg, "");
+    munmap(err, sizeof *err);
+}
+
+static void test_rendezvous_refusals(void **state) {
+    (void)state;
+    hd_rendezvous *m;
+    hd_err err = {0};
+    char at[32];
+    hd_rendezvous_options o = {.world = 2, .at = "10.0.0.1:70"};
+    assert_int_equal(hd_rendezvous_open(&m, &o, "", 0, &err), HD_EINVAL);
+    assert_non_null(strstr(err.msg, "need a shared secret"));
+    o.at = "nowhere";
+    assert_int_equal(hd_rendezvous_open(&m, &o, "", 0, NULL), HD_EINVAL);
+    find_port(at);
+    o.at = at;
+    o.start_ms = 50;
+    err = (hd_err){0};
+    assert_int_equal(hd_rendezvous_open(&m, &o, "", 0, &err), HD_EPEER);
+    assert_non_null(strstr(err.msg, "rank 1 did not come"));
+    o.rank = 1;
+    err = (hd_err){0};
+    assert_int_equal(hd_rendezvous_open(&m, &o, "", 0, &err), HD_EPEER);
+    assert_non_null(strstr(err.msg, "rank 1 cannot reach rank 0"));
+    assert_null(m);
+}
+
+static void test_rank_and_world_from_the_environment(void **state) {
+    (void)state;
+    int32_t rank = -1, n = -1;
+    assert_false(hd_rendezvous_from_environment(&rank, &n));
+    setenv("SLURM_PROCID", "3", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "3", 1);
+    assert_false(hd_rendezvous_from_environment(&rank, &n));
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    assert_true(hd_rendezvous_from_environment(&rank, &n));
+    assert_true(rank == 3 && n == 4);
+    setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    assert_true(hd_rendezvous_from_environment(&rank, &n));
+    assert_true(rank == 1 && n == 2);
+    setenv("OMPI_COMM_WORLD_RANK", "one", 1);
+    assert_true(hd_rendezvous_from_environment(&rank, &n) && rank == 3);
+    unsetenv("SLURM_PROCID");
+    unsetenv("SLURM_STEP_NUM_TASKS");
+    unsetenv("OMPI_COMM_WORLD_RANK");
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+}
+
+/* ---- headers of messages ---- */
+
+static const hd_message_limits limits = {
+    .world = 4, .epoch = 3, .max_bytes = 100, .key = {1, 2},
+               .authenticates_bytes = true
+};
+
+static void test_headers_are_checked(void **state) {
+    (void)state;
+    const char bytes[101] = "a payload";
+    const hd_message good = {.group = 1, .lane = 2, .from = 3, .ticket = 9, .n = 8};
+    hd_message m = good;
+    hd_message_seal(&m, &limits, bytes);
+    assert_int_equal(hd_message_check(&m, &limits, bytes, 8, NULL), HD_OK);
+    assert_int_equal(hd_message_check(&m, &limits, bytes, 9, NULL), HD_EFORMAT);
+    for (size_t i = 0; i < sizeof m; i++) { /* every byte counts */
+        hd_message bad = m;
+        ((uint8_t *)&bad)[i] ^= 1;
+        assert_int_equal(hd_message_check(&bad, &limits, bytes, 8, NULL), HD_EFORMAT);
+    }
+    const hd_message wrong[] = {{.group = HD_N_GROUPS},
+                                {.lane = HD_N_MESSAGE_LANES},
+                                {.from = 4},
+                                {.from = -1},
+                                {.n = 101}};
+    for (size_t i = 0; i < HD_LEN(wrong); i++) {
+        m = wrong[i];
+        hd_message_seal(&m, &limits, bytes);
+        assert_int_equal(hd_message_check(&m, &limits, bytes, m.n, NULL), HD_EFORMAT);
+    }
+    m = good;
+    hd_message_limits earlier = limits;
+    earlier.epoch = 2;
+    hd_message_seal(&m, &earlier, bytes);
+    assert_int_equal(hd_message_check(&m, &limits, bytes, 8, NULL), HD_EAGAIN);
+}
+
+static void test_bytes_are_authenticated_between_hosts(void **state) {
+    (void)state;
+    char bytes[8] = "payload";
+    hd_message_limits here = limits;
+    here.authenticates_bytes = false;
+    hd_message m = {.from = 1, .n = sizeof bytes};
+    hd_message_seal(&m, &limits, bytes);
+    assert_int_equal(hd_message_check(&m, &limits, bytes, sizeof bytes, NULL), HD_OK);
+    assert_int_equal(hd_message_check(&m, &here, bytes, sizeof bytes, NULL), HD_EFORMAT);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] ^= 1;
+        assert_int_equal(hd_message_check(&m, &limits, bytes, sizeof bytes, NULL), HD_EFORMAT);
+        bytes[i] ^= 1;
+    }
+}
+
+int test_comm_ucx(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_headers_are_checked),
+        cmocka_unit_test(test_bytes_are_authenticated_between_hosts),
+        cmocka_unit_test(test_a_rank_that_hangs_is_named),
+        cmocka_unit_test(test_ranks_that_are_left_begin_anew),
+        cmocka_unit_test(test_rank_and_world_from_the_environment),
+        cmocka_unit_test(test_rendezvous_refusals),
+        cmocka_unit_test(test_strangers_do_not_stop_the_rendezvous),
+        cmocka_unit_test(test_every_call_in_every_layout),
+        cmocka_unit_test(test_sums_do_not_depend_on_the_ranks),
+        cmocka_unit_test(test_a_lost_rank_ends_the_waiting_of_all),
+        cmocka_unit_test(test_too_many_rows_are_an_error_of_all),
+        cmocka_unit_test(test_who_waits_sleeps),
+        cmocka_unit_test(test_large_sums),
+        cmocka_unit_test(test_a_killed_rank_is_named),
+        cmocka_unit_test(test_a_stopped_rank_is_named),
+    };
+    return cmocka_run_group_tests_name("comm_ucx", tests, NULL, NULL);
+}

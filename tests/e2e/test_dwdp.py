@@ -1,0 +1,90 @@
+"""Ranks that divide the memory of the experts and fetch the others' (--dwdp): the answers are those of
+one rank, however many ranks there are and however far ahead they fetch."""
+
+import json
+
+import pytest
+from conftest import run_hadal
+from serving import TINY, Server, wait_until
+from test_experts import answers, live_stats
+from test_ranks import check_pause_and_abort, group_metric
+from test_rebalance import figure
+from toy_models import make_toy_model
+
+FLAGS = ("--threads", 2, "--max-running", 24, "--context", 512)
+TIGHT = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
+
+
+def answers_of(*flags):
+    server = Server(*flags)
+    try:
+        return answers(server)
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def want():
+    """The answers of one rank, which has all experts."""
+    return answers_of(*FLAGS)
+
+
+@pytest.mark.parametrize("ranks, depth", [(2, 1), (3, 2), (4, 3)])  # 16 experts: 5, 5 and 6 of three ranks
+def test_crowds_get_the_answers_of_one_rank(serve, want, ranks, depth):
+    server = serve(*FLAGS, "--dwdp", ranks, "--prefetch-depth", depth)
+    assert answers(server) == want
+    if ranks == 2:
+        assert answers(server) == want  # with prefix caches
+    parallel = server.get("/server_info").json["parallel"]
+    assert (parallel["ranks"], parallel["dp"], parallel["ep"], parallel["dwdp"]) == (ranks, ranks, 1, ranks)
+    assert min(group_metric(server, "steps_total")) > 0
+    # of 16 experts in 7 layers each rank lacks what it does not hold
+    assert figure(server, "experts_elsewhere") == 7 * 16 * (ranks - 1)
+    assert figure(server, "experts_fetched_total") > 0 == figure(server, "expert_fetches_failed_total")
+    assert live_stats(server)["experts_elsewhere"]["source"] == "peer"
+
+
+def test_retracted_requests_and_chunks(want):
+    assert answers_of(*TIGHT, "--dwdp", 2) == answers_of(*TIGHT)
+
+
+@pytest.mark.threads
+def test_pause_and_abort_reach_all_ranks(serve):
+    check_pause_and_abort(serve("--threads", 2, "--dwdp", 2, "--max-running", 2, "--context", 512))
+
+
+def test_a_rank_with_nothing_to_do_runs_no_steps(serve):
+    server = serve("--threads", 2, "--dwdp", 2, "--context", 512)
+    assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 30, "ignore_eos": True}).status == 200
+    wait_until(lambda: sum(group_metric(server, "generation_tokens_total")) == 30, "all tokens")
+    idle, busy = sorted(group_metric(server, "steps_total"))
+    assert idle == 0 < busy
+
+
+def test_draft_blocks(tmp_path):
+    model = make_toy_model("v4_dspark", tmp_path)
+
+    def said(*flags):
+        command = ["generate", model, "--raw", "-p", "the cat", "--max-tokens", 30, "--json", "--backend", "cpu"]
+        done = run_hadal(*command, "--threads", 2, "--temperature", 1, "--draft-tokens", 5, *flags)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    plain, fetched = said(), said("--dwdp", 2)
+    assert fetched["text"] == plain["text"] and fetched["drafted"] == plain["drafted"] > 0
+
+
+@pytest.mark.parametrize(
+    "flags, why",
+    [
+        (("--dwdp", 2, "--tp", 2), "it takes the place of tp, dp and ep"),
+        (("--dwdp", 2, "--backend", "null"), "the null backend has no weights to share"),
+        (("--dwdp", 17), "16 experts cannot be shared by dwdp 17"),
+        (("--dwdp", 2, "--experts-disk", 1), "several ranks hold parts of them"),
+        (("--dwdp", 2, "--layout", "auto", "--ranks", 2), "and no dwdp"),
+        (("--prefetch-depth", 2), "prefetch_depth is for dwdp above 1"),
+        (("--dwdp", 2, "--rebalance", "auto"), "experts do not move with attention groups"),
+    ],
+)
+def test_what_cannot_be_is_refused(refused, flags, why):
+    assert why in refused("generate", TINY, "-p", "hi", *flags)

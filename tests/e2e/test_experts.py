@@ -1,0 +1,150 @@
+"""Experts stay in the model's files, or in host memory: the answers are those of resident experts,
+whatever memory they are staged in; bad files and options are refused by name."""
+
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from serving import TINY, events_of, wait_until
+from test_metrics import stream
+from test_rebalance import figure
+from test_ranks import body_of
+
+CLIENTS = 64
+ONE, TWO, THREE, HALF = "0.000062", "0.000124", "0.0002", "0.004"  # gigabytes; one expert of tiny-v4 takes 61440 bytes
+
+
+def answers(server):
+    def ask(i):
+        reply = server.post("/v1/completions", {**body_of(i), "max_tokens": 12})
+        assert reply.status == 200, reply.text
+        return reply.json["choices"][0]["text"]
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return list(pool.map(ask, range(CLIENTS)))
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of tiny-v4 that a test may spoil."""
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("eval", "golden", "*.png"))
+    return folder
+
+
+@pytest.mark.parametrize("memory", [ONE, pytest.param(THREE, marks=pytest.mark.threads), HALF, "auto"])
+def test_crowds_get_the_answers_of_resident_experts(serve, memory):
+    flags = ("--threads", 2, "--max-running", 24, "--context", 512)
+    want = answers(serve(*flags))
+    server = serve(*flags, "--experts-disk", memory)
+    for _ in range(2):  # the second time with a prefix cache
+        assert answers(server) == want
+    assert figure(server, "experts_used_total") > 1000
+    assert 0 < figure(server, "experts_fetched_total") <= figure(server, "experts_used_total")
+    assert figure(server, "expert_fetches_failed_total") == 0
+    if memory == "auto":
+        assert figure(server, "expert_slots") == figure(server, "experts_elsewhere")
+        assert figure(server, "experts_fetched_total") <= figure(server, "experts_elsewhere")
+
+
+def test_retracted_requests_and_chunks(serve):
+    flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
+    want = answers(serve(*flags))
+    assert answers(serve(*flags, "--experts-disk", THREE)) == want
+
+
+@pytest.mark.parametrize("memory", [TWO, HALF])
+def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
+    flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
+    want = answers(serve(*flags))
+    server = serve(*flags, "--experts-host", memory)
+    assert answers(server) == want
+    shown = live_stats(server)["experts_elsewhere"]
+    assert shown["source"] == "host" and shown["elsewhere"] == 7 * 16
+    assert shown["slots"] == (2 if memory == TWO else 76)
+    assert 0 <= shown["staged"] < shown["used"] and shown["fetch_bytes"] > 0
+
+
+def test_what_is_used_most_becomes_resident(serve):
+    server = serve("--threads", 1, "--context", 512, "--experts-host", HALF)
+    body = {"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+
+    def has_moved():
+        assert server.post("/v1/completions", body).status == 200
+        return figure(server, "experts_moved_to_device_total") > 5
+
+    wait_until(has_moved, "experts move")
+    assert figure(server, "experts_staged_total") > 0
+
+
+def live_stats(server):
+    with stream(server, "GET", "/engine/live") as view:
+        return json.loads(next(events_of(view)))["stats"]
+
+
+def test_the_live_view_shows_what_is_on_disk(serve):
+    server = serve("--threads", 1, "--experts-disk", THREE)
+    assert ask(server).status == 200
+    disk = live_stats(server)["experts_elsewhere"]
+    assert disk["source"] == "file"
+    assert disk["slots"] == 3 < disk["elsewhere"] and disk["slot_bytes"] == 3 * 61440
+    assert 0 <= disk["staged"] < disk["used"] and disk["fetch_bytes"] > 0 == disk["failed"]
+    assert "experts_elsewhere" not in live_stats(serve("--threads", 1))
+
+
+def ask(server):
+    return server.post("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0})
+
+
+def test_a_file_that_was_cut_short_is_named(serve, model):
+    server = serve(model=model, *("--threads", 1, "--experts-disk", THREE))
+    want = ask(server).json["choices"][0]["text"]
+    weights = model / "model.safetensors"
+    content = weights.read_bytes()
+    os.truncate(weights, len(content) // 2)
+    for _ in range(3):
+        reply = ask(server)
+        assert reply.status == 500 and "model.safetensors" in reply.text, reply.text
+    assert server.get("/health").status == 200
+    assert figure(server, "expert_fetches_failed_total") > 0
+    assert want
+
+
+def test_a_file_that_changes_is_named(serve, model):
+    server = serve(model=model, *("--threads", 1, "--experts-disk", THREE))
+    assert ask(server).status == 200
+    with open(model / "model.safetensors", "r+b") as f:
+        f.seek(-1000, os.SEEK_END)
+        f.write(b"\0" * 100)
+    reply = ask(server)
+    assert reply.status == 500 and "was changed since it was opened" in reply.text
+
+
+def test_a_file_that_is_replaced_is_no_matter(serve, model):
+    server = serve(model=model, *("--threads", 1, "--experts-disk", THREE))
+    want = ask(server).json["choices"][0]["text"]
+    (model / "new").write_bytes(b"not a model")
+    os.replace(model / "new", model / "model.safetensors")
+    assert ask(server).json["choices"][0]["text"] == want
+
+
+@pytest.mark.parametrize(
+    "flags, why",
+    [
+        (("--experts-disk", "much"), "must be off, auto or a number of gigabytes above 0"),
+        (("--experts-disk", "-1"), "must be off, auto or a number of gigabytes above 0"),
+        (("--experts-disk", "nan"), "must be off, auto or a number of gigabytes above 0"),
+        (("--experts-disk", "0.00001"), "one expert of this model takes 61440 bytes"),
+        (("--experts-disk", "1", "--tp", 2), "several ranks hold parts of them"),
+        (("--experts-disk", "1", "--ep", 2), "several ranks hold parts of them"),
+        (("--experts-disk", "1", "--backend", "null"), "the null backend has none"),
+        (("--experts-host", "much"), "experts_host is 'much'; must be off, auto or"),
+        (("--experts-host", "0.0001"), "at least 2 are fetched at once here"),
+        (("--experts-host", "1", "--dwdp", 2), "in host memory here: several ranks hold parts"),
+        (("--experts-host", "1", "--experts-disk", "1"), "on disk or in host memory, not in both"),
+    ],
+)
+def test_what_cannot_be_is_refused(refused, flags, why):
+    assert why in refused("generate", TINY, "-p", "hi", *flags)

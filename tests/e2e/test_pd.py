@@ -1,0 +1,324 @@
+"""Prefill and decode on different servers: a request has the same reply as on one server, whatever the
+prefill server has, does or loses."""
+
+import concurrent.futures
+import json
+import pathlib
+import socket
+
+import pytest
+from serving import TINY, Server, read_all, wait_until
+from test_router import Router, free_port, of, settled
+
+FLAGS = ("--threads", "1", "--max-running", "8", "--kv-host", "0.2")
+PAGE = 128  # tokens, of both models
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a", "b"]}
+
+
+def ids(n, start=0):
+    return [(i * 37 + start * 11) % 1000 + 5 for i in range(n)]
+
+
+class Pd(Server):
+    """A server with a role, and its figures."""
+
+    def __init__(self, role, *flags, listen=None, peers=(), **options):
+        words = ["--role", role]
+        if role != "decode":
+            self.listen = listen or f"127.0.0.1:{free_port()}"
+            words += ["--transfer-listen", self.listen]
+        if peers:
+            words += ["--prefill-peers", ",".join(p if isinstance(p, str) else f"{of(p)}={p.listen}" for p in peers)]
+        super().__init__(*FLAGS, *words, *flags, **options)
+
+    def figure(self, name, **labels):
+        """The sum of a figure's series that have these labels."""
+        total = 0.0
+        for line in self.get("/metrics").text.splitlines():
+            name_of = line.split("{")[0]
+            if name_of == f"hadal_pd_{name}" and all(f'{k}="{v}"' in line for k, v in labels.items()):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+    def wait_paired(self, n=1):
+        wait_until(lambda: self.figure("peer_up") == n, f"{n} peers are up")
+        return self
+
+    def is_quiet(self):
+        return self.figure("leases") == 0
+
+    def ask(self, prefill, body, path="/v1/completions"):
+        headers = {"X-Hadal-Prefill": prefill if isinstance(prefill, str) else of(prefill)}
+        return self.post(path, body, headers=headers)
+
+
+def read_some(s, n):
+    data = b""
+    while len(data) < n:
+        piece = s.recv(n - len(data))
+        assert piece, data
+        data += piece
+    return data
+
+
+def flush(*servers):
+    for s in servers:
+        wait_until(lambda s=s: s.post("/flush_cache").status == 200, "the cache is empty")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    server = Server(*FLAGS)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    prefill = Pd("prefill")
+    decode = Pd("decode", peers=[prefill]).wait_paired()
+    yield prefill, decode
+    wait_until(lambda: prefill.is_quiet() and decode.is_quiet(), "no lease is left")
+    decode.close()
+    prefill.close()
+
+
+BODIES = {
+    "drafts": {"prompt": ids(300, 1), "max_tokens": 24, "seed": 1},
+    "no drafts": {"prompt": ids(300, 2), "max_tokens": 20, "seed": 2, "draft_tokens": 0},
+    "greedy": {"prompt": ids(400, 3), "max_tokens": 12, "temperature": 0},
+    "choices": {"prompt": ids(260, 4), "max_tokens": 16, "seed": 4, "n": 3},
+    "two prompts": {"prompt": [ids(150, 5), ids(270, 6)], "max_tokens": 12, "seed": 5},
+    "log-probabilities": {"prompt": ids(280, 7), "max_tokens": 12, "seed": 6, "logprobs": 3},
+    "of the prompt": {"prompt": ids(200, 8), "max_tokens": 4, "seed": 8, "echo": True, "logprobs": 1},
+    "penalties": {"prompt": ids(200, 9), "max_tokens": 12, "seed": 7, "frequency_penalty": 0.7, "presence_penalty": 0.3},
+    "constraint": {"prompt": ids(200, 10), "max_tokens": 30, "seed": 8, "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_reply_is_that_of_one_server(alone, pair, name):
+    prefill, decode = pair
+    body = BODIES[name]
+    before = decode.figure("pages_total", side="receive")
+    said = decode.ask(prefill, body)
+    assert said.status == 200, said.text
+    assert settled(said.json) == settled(alone.post("/v1/completions", body).json)
+    fetched = decode.figure("pages_total", side="receive") - before
+    assert (fetched > 0) == (name != "of the prompt")  # its scores need computed rows
+
+
+@pytest.mark.parametrize("n", [1, 2, PAGE - 1, PAGE, PAGE + 1, PAGE + 2, 2 * PAGE, 2 * PAGE + 1, 3 * PAGE + 64, 1000])
+def test_prompts_of_any_length(alone, pair, n):
+    prefill, decode = pair
+    body = {"prompt": ids(n, n), "max_tokens": 6, "seed": n}
+    before = decode.figure("received_tokens_total")
+    assert settled(decode.ask(prefill, body).json) == settled(alone.post("/v1/completions", body).json)
+    assert decode.figure("received_tokens_total") - before == (n - 1) // PAGE * PAGE
+
+
+def test_only_what_lacks_is_sent(alone, pair):
+    prefill, decode = pair
+    first, second = ids(2 * PAGE + 1, 50), ids(5 * PAGE + 1, 50)
+    flush(prefill, decode)
+    counts = []
+    for prompt in (first, second, second):
+        before = decode.figure("received_tokens_total")
+        body = {"prompt": prompt, "max_tokens": 8, "seed": 5}
+        assert settled(decode.ask(prefill, body).json) == settled(alone.post("/v1/completions", body).json)
+        counts.append(decode.figure("received_tokens_total") - before)
+    assert counts == [2 * PAGE, 3 * PAGE, 0]
+
+
+@pytest.fixture
+def busy(pair):
+    """Requests that run on the decode server, so that a prefill there is predicted to take longer."""
+    _, decode = pair
+    body = json.dumps({"prompt": "1", "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
+    clients = [decode.socket() for _ in range(4)]
+    for s in clients:
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    wait_until(lambda: decode.loads()["num_running_reqs"] == 4, "they run")
+    yield
+    for s in clients:
+        s.close()
+
+
+def test_a_conversation_by_the_router(alone, pair, busy):
+    prefill, decode = pair
+    router = Router("--decode", of(decode), "--prefill", of(prefill)).wait_up(2)
+    try:
+        wait_until(lambda: sum(s["running"] for s in router.servers() if s["role"] == "decode") == 4, "the router knows")
+        before = decode.figure("leases_owned_total", side="receive")
+        messages = [{"role": "user", "content": "".join(f"What is {i} + {i * 7}? " for i in range(100))}]
+        for _ in range(2):
+            body = {"messages": messages, "max_tokens": 12, "seed": 9}
+            said = router.post("/v1/chat/completions", body).json
+            assert settled(said) == settled(alone.post("/v1/chat/completions", body).json)
+            messages = [*messages, said["choices"][0]["message"], {"role": "user", "content": "And 3 + 4? " * 120}]
+        assert decode.figure("leases_owned_total", side="receive") == before + 2
+    finally:
+        router.close()
+
+
+def test_many_at_once(alone, pair):
+    prefill, decode = pair
+    flush(prefill, decode)
+    bodies = [{"prompt": ids(200 + 40 * i, 60 + i % 3), "max_tokens": 6, "seed": i} for i in range(6)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        said = list(pool.map(lambda b: settled(decode.ask(prefill, b).json), bodies))
+    assert said == [settled(alone.post("/v1/completions", b).json) for b in bodies]
+    wait_until(lambda: prefill.is_quiet() and decode.is_quiet(), "no lease is left")
+
+
+def test_unknown_names_and_none(alone, pair):
+    prefill, decode = pair
+    body = {"prompt": ids(150, 70), "max_tokens": 4, "seed": 1}
+    straight = settled(alone.post("/v1/completions", body).json)
+    for name in ("127.0.0.1:1", "", "x" * 2000, "a b\tc"):
+        assert settled(decode.ask(name, body).json) == straight
+    assert decode.figure("skipped_total", reason="unknown") == 4
+    assert settled(prefill.ask(prefill, body).json) == straight  # a role that fetches nothing
+
+
+def test_a_client_that_leaves_ends_the_lease(pair):
+    prefill, decode = pair
+    flush(prefill, decode)
+    prefill.post("/pause_generation", {"mode": "in_place"})
+    try:
+        body = json.dumps({"prompt": ids(900, 80), "max_tokens": 4}).encode()
+        with decode.socket() as s:
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nX-Hadal-Prefill: %s\r\nContent-Length: %d\r\n\r\n" % (of(prefill).encode(), len(body)) + body)
+            wait_until(lambda: prefill.figure("leases", side="send") == 1, "the lease is open")
+            assert decode.figure("leases", side="receive") == 1
+        wait_until(lambda: decode.is_quiet() and prefill.figure("leases_aborted_total", reason="cancel") >= 1, "the lease is over")
+    finally:
+        prefill.post("/continue_generation", {})
+    wait_until(lambda: prefill.is_quiet() and prefill.loads()["num_running_reqs"] == 0, "nothing runs for it")
+
+
+def under_way(prefill, decode, body, then):
+    """Asks while the prefill server is paused, and calls then(). Returns the reply."""
+    prefill.post("/pause_generation", {"mode": "in_place"})
+    before = decode.figure("leases_total", side="receive")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        said = pool.submit(decode.ask, prefill, body)
+        wait_until(lambda: decode.figure("leases_total", side="receive") > before, "the lease is open")
+        then()
+        return said.result()
+
+
+def test_a_prefill_server_that_is_killed_and_comes_back(alone):
+    prefill = Pd("prefill")
+    decode = Pd("decode", peers=[prefill]).wait_paired()
+    try:
+        body = {"prompt": ids(700, 90), "max_tokens": 16, "seed": 3}
+        straight = settled(alone.post("/v1/completions", body).json)
+        assert settled(under_way(prefill, decode, body, prefill.process.kill).json) == straight
+        prefill.wait()
+        assert decode.is_quiet() and decode.figure("leases_aborted_total", reason="peer") == 1
+        flush(decode)
+        assert settled(decode.ask(prefill, body).json) == straight
+        assert decode.figure("skipped_total", reason="down") == 1
+        prefill = Pd("prefill", listen=prefill.listen, port=prefill.port)
+        decode.wait_paired()
+        flush(decode)
+        assert settled(decode.ask(prefill, body).json) == straight
+        assert decode.figure("leases_owned_total", side="receive") == 1
+    finally:
+        decode.close()
+        prefill.close()
+
+
+def test_a_prefill_server_that_takes_too_long(alone):
+    prefill = Pd("prefill")
+    decode = Pd("decode", "--prefill-seconds", "1", peers=[prefill]).wait_paired()
+    try:
+        body = {"prompt": ids(400, 95), "max_tokens": 8, "seed": 3}
+        said = under_way(prefill, decode, body, lambda: None)
+        assert settled(said.json) == settled(alone.post("/v1/completions", body).json)
+        assert decode.figure("leases_aborted_total", reason="deadline") == 1
+        prefill.post("/continue_generation", {})
+        wait_until(prefill.is_quiet, "no lease is left")
+    finally:
+        decode.close()
+        prefill.close()
+
+
+def test_both_roles_serve_each_other(alone):
+    ports = [free_port() for _ in range(4)]
+    names = [f"127.0.0.1:{p}={'127.0.0.1'}:{t}" for p, t in (ports[:2], ports[2:])]
+    one = Pd("both", listen=f"127.0.0.1:{ports[1]}", port=ports[0], peers=[names[1]])
+    two = Pd("both", listen=f"127.0.0.1:{ports[3]}", port=ports[2], peers=[names[0]])
+    try:
+        for s in (one, two):
+            s.wait_paired(2)  # one it fetches from, and one that fetches from it
+        for i, (here, there) in enumerate([(one, two), (two, one)]):
+            body = {"prompt": ids(300, 100 + i), "max_tokens": 8, "seed": 3}
+            assert settled(here.ask(there, body).json) == settled(alone.post("/v1/completions", body).json)
+            assert here.figure("leases_owned_total", side="receive") == 1
+    finally:
+        one.close()
+        two.close()
+
+
+def test_strangers_harm_nobody(alone, pair):
+    """X05, X06, X27: connections that say nothing, half a frame, a byte now and then, or what is no frame."""
+    prefill, decode = pair
+    host, port = prefill.listen.split(":")
+    silent, half, slow, wrong, flood = (socket.create_connection((host, int(port)), timeout=60) for _ in range(5))
+    challenge = read_some(half, 48)  # a header and a nonce
+    half.sendall(challenge[:20])
+    wrong.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
+    assert read_all(wrong)[48:] == b""  # closed at once
+    flood.sendall(challenge[:28] + b"\xff" * 4 + challenge[32:])
+    body = {"prompt": ids(300, 120), "max_tokens": 4, "seed": 3}
+    owned = decode.figure("leases_owned_total", side="receive")
+    assert settled(decode.ask(prefill, body).json) == settled(alone.post("/v1/completions", body).json)
+    assert decode.figure("leases_owned_total", side="receive") == owned + 1
+    more = [socket.create_connection((host, int(port)), timeout=60) for _ in range(40)]  # the oldest go
+    for s in (silent, half, slow, flood):
+        try:
+            slow.sendall(challenge[:1])
+        except OSError:
+            pass
+        read_all(s)
+        s.close()
+    for s in (*more, wrong):
+        s.close()
+    assert decode.figure("peer_up") == 1
+
+
+# X09, X10: pages that the other side would not have computed
+REFUSED = {
+    "weights": ({"model": "copy"}, "this server has another weights"),
+    "family": ({"model": TINY.parent / "tiny-v3"}, "this server has another model family"),
+    "page size": ({"flags": ("--drafter", "none")}, "this server has another page size"),
+    "number format": ({"flags": ("--backend", "ref")}, "this server has another number format"),
+    "key": ({"env": {"HADAL_PEER_KEY": "another key of 16"}}, "was not made with the key"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_another_server_is_refused_by_name(pair, tmp_path, what):
+    prefill, _ = pair
+    options, why = REFUSED[what]
+    options = dict(options)
+    if options.get("model") == "copy":
+        options["model"] = tmp_path / "copy"
+        options["model"].mkdir()
+        for f in filter(pathlib.Path.is_file, TINY.iterdir()):
+            (options["model"] / f.name).write_bytes(f.read_bytes())
+        weights = next(options["model"].glob("*.safetensors"))
+        data = bytearray(weights.read_bytes())
+        data[-1000:] = bytes(1000)
+        weights.write_bytes(data)
+    decode = Pd("decode", *options.pop("flags", ()), peers=[prefill], **options)
+    try:
+        wait_until(lambda: why in decode.get("/server_info").json["peers"][0]["why"], why)
+        assert decode.ask(prefill, {"prompt": ids(3), "max_tokens": 1}).status == 200
+        assert decode.figure("skipped_total", reason="down") == 1
+        assert decode.get("/server_info").json["peers"][0]["up"] is False
+    finally:
+        decode.close()
+    assert why in decode.log.decode()

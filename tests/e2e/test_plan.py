@@ -1,0 +1,162 @@
+"""hadal plan: a table, JSON, an explanation and a chart of layouts, for released models and the
+shipped one; files of GPUs; refusals."""
+
+import json
+import math
+
+import pytest
+from conftest import HADAL, ROOT, run_hadal
+
+CONFIGS = ROOT / "tests" / "configs"
+
+
+def plan(config, *args):
+    done = run_hadal("plan", CONFIGS / f"{config}.json", *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def predicted(config, *args):
+    return json.loads(plan(config, *args, "--json"))
+
+
+def test_does_flash_fit_four_h200():
+    """64 users of 32K tokens: which layouts fit, and which is best."""
+    args = ("--gpus", 4, "--users", 64, "--prompt", 30000, "--output", 2000)
+    all = predicted("v4_flash", *args)
+    assert all["note"] == "predicted, not measured"
+    assert {(x["layout"]["tp"], x["layout"]["dp"], x["layout"]["ep"]) for x in all["layouts"]} == {(4, 1, 1), (4, 1, 2), (4, 1, 4), (2, 2, 4), (1, 4, 4)}
+    assert all["load"]["users"] == 64 and all["gpu"]["memory_gb"] == 150.75
+    for x in all["layouts"]:
+        b = x["bytes"]
+        assert b["weights"] == sum(b["weights_by_part"].values())
+        assert b["free"] == pytest.approx(148.75e9 - b["weights"] - b["kv"] - b["activations"])
+        assert x["fits"] == (b["free"] >= 0)
+        for step in (x["prefill"], x["decode"]):
+            assert step["seconds"] == pytest.approx(step["kernel_seconds"] + step["exchange_seconds"])
+    assert any(x["best"] for x in all["layouts"])
+    lines = plan("v4_flash", *args).splitlines()
+    assert lines[0].startswith("PREDICTED, not measured") and "64 requests" in lines[2]
+    assert sum(line.startswith("* tp=") for line in lines) == sum(x["best"] for x in all["layouts"])
+    assert "--kv-tokens 512000" in lines[-1]  # of 16 users: with one attention group per GPU
+
+
+def test_a_model_that_does_not_fit():
+    (x,) = predicted("v4_flash", "--gpus", 1)["layouts"]
+    assert not x["fits"] and not x["best"] and x["bytes"]["free"] < 0
+    assert "No layout fits: the nearest lacks" in plan("v4_flash")
+    assert "No layout fits" not in plan("v4_flash", "--gpus", 2)
+
+
+def test_spare_slots_and_balance():
+    """Spare slots take memory; unbalanced experts take time."""
+    even = ("--gpus", 8, "--layout", "tp=1,dp=8,ep=8", "--users", 512)
+    (plain,), (spare,), (skewed,) = (predicted("v3", *even, *more)["layouts"] for more in ([], ["--redundant", 8], ["--balancedness", 0.5]))
+    assert spare["bytes"]["spare_slots"] * 33 == pytest.approx(spare["bytes"]["weights_by_part"]["routed experts"], rel=1e-6)
+    assert spare["bytes"]["weights"] - plain["bytes"]["weights"] == pytest.approx(spare["bytes"]["spare_slots"], rel=0.01)
+    assert skewed["decode"]["seconds"] > plain["decode"]["seconds"]
+    assert skewed["decode"]["bytes_sent"] == pytest.approx(2 * plain["decode"]["bytes_sent"])
+
+
+def test_drafts_overlap_and_price():
+    args = ("--gpus", 4, "--layout", "tp=4", "--users", 1)
+    (plain,), (drafts,), (overlap,) = (predicted("v4_flash", *args, *more)["layouts"] for more in ([], ["--drafts", 3, "--accepted", 1.5], ["--overlap"]))
+    assert drafts["user_tokens_per_second"] == pytest.approx(2.5 / drafts["decode"]["seconds"])
+    assert drafts["decode"]["seconds"] > plain["decode"]["seconds"]
+    assert overlap["decode"]["seconds"] == pytest.approx(max(plain["decode"]["kernel_seconds"], plain["decode"]["exchange_seconds"]))
+    (priced,) = predicted("v4_flash", *args, "--price", 3)["layouts"]
+    assert priced["price_per_million_output_tokens"] == pytest.approx(4 * 3 / 3600 / priced["output_tokens_per_second"] * 1e6)
+    assert "$ per" in plan("v4_flash", *args, "--price", 3) and "$" not in plan("v4_flash", *args)
+
+
+def test_long_prompts_are_chunks(tmp_path):
+    """Each chunk sees more keys: twice the prompt takes more than twice the time."""
+    ttft = [predicted("v3", "--gpus", 8, "--layout", "tp=8", "--prompt", n, "--users", 1)["layouts"][0]["ttft_seconds"] for n in (8192, 16384, 131072)]
+    assert ttft[1] > 2 * ttft[0] and ttft[2] > 8 * ttft[1]
+
+
+def test_explain():
+    text = plan("v4_flash", "--gpus", 2, "--explain")
+    for words in ("bytes of a rank", "routed experts", "KV pools", "a step of prefill", "a step of decode", "grouped_swiglu", "kernel: 1.5 us + max("):
+        assert words in text
+
+
+def test_chart(tmp_path):
+    page = tmp_path / "plan.html"
+    plan("r1", "--gpus", 8, "--chart", page)
+    text = page.read_text()
+    assert "<svg" in text and "tp=1,dp=8,ep=8" in text and "Pareto front" in text and "not measured" in text
+
+
+def test_a_gpu_from_a_file(tmp_path):
+    """Twice the memory rate halves the part of a step that reads."""
+    file = tmp_path / "gpu.json"
+    steps = []
+    for rate in (4, 8):
+        file.write_text(json.dumps({"like": "h200", "memory_tb_s": rate, "launch_us": 0}))
+        (x,) = predicted("v3", "--gpus", 8, "--layout", "tp=8", "--gpu", file, "--users", 1)["layouts"]
+        steps.append(x["decode"]["kernel_seconds"])
+    assert steps[0] == pytest.approx(2 * steps[1], rel=0.01)
+    assert math.isfinite(steps[0])
+
+
+def test_experts_from_other_ranks():
+    (x,) = predicted("v3", "--gpus", 4, "--layout", "dwdp=4")["layouts"]
+    assert x["dwdp"] == 4 and not x["fits"] and x["fetch_seconds"] > 0 and x["bytes"]["staged_experts"] > 0
+    assert x["decode"]["seconds"] == x["fetch_seconds"]
+    text = plan("v4_flash", "--gpus", 4, "--layout", "dwdp=4", "--explain")
+    assert "experts of two layers" in text and "serve does not have this layout" in text
+    assert "dense MLPs: weights / n" in plan("v3", "--gpus", 8, "--layout", "tp=8", "--explain")
+
+
+def test_prompts_and_answers_on_gpus_of_their_own():
+    args = ("--prefill", 2, "--decode", 2, "--users", 64, "--prompt", 8000, "--output", 1000)
+    x = predicted("v4_flash", *args)
+    assert {(p["servers"], p["layout"]["tp"], p["layout"]["dp"]) for p in x["decode"]} == {(1, 2, 1), (1, 1, 2), (2, 1, 1)}
+    assert not any(p["fits"] for p in x["prefill"] if p["servers"] == 2)
+    assert x["pairs"]
+    for pair in x["pairs"]:
+        prefill, decode = x["prefill"][pair["prefill"]], x["decode"][pair["decode"]]
+        assert prefill["best"] and decode["best"]
+        assert pair["requests_per_second"] == min(p["requests_per_second"] for p in (prefill, decode))
+        assert pair["output_tokens_per_second"] == pytest.approx(1000 * pair["requests_per_second"])
+        assert pair["transfer_seconds"] == pytest.approx(25e-6 + pair["kv_bytes_of_prompt"] / 50e9)
+        assert pair["ttft_seconds"] == pytest.approx(prefill["ttft_seconds"] + pair["transfer_seconds"])
+    text = plan("v4_flash", *args, "--price", 3, "--explain")
+    for words in ("prefill on 2 GPUs", "decode on 2 GPUs", "MB of KV pages", "in prefill would be even", "per Mtoken", "a step of decode"):
+        assert words in text
+    assert "none of" in plan("v3", "--prefill", 1, "--decode", 1)
+
+
+def test_the_shipped_model():
+    done = run_hadal("plan", ROOT / "models" / "tiny-v4")
+    assert done.returncode == 0 and "* tp=1,dp=1,ep=1" in done.stdout
+
+
+def test_refusals(refused, tmp_path):
+    flash = CONFIGS / "v4_flash.json"
+    assert "is no GPU (h100, h200, b200)" in refused("plan", flash, "--gpu", "a100")
+    assert "neither auto nor tp=N" in refused("plan", flash, "--layout", "pp=2")
+    assert "is not for 4 GPUs" in refused("plan", flash, "--gpus", 4, "--layout", "tp=2")
+    assert "dwdp is alone" in refused("plan", flash, "--gpus", 4, "--layout", "dwdp=4,tp=4")
+    assert "belong together" in refused("plan", flash, "--prefill", 2)
+    assert "--gpus 3 is not" in refused("plan", flash, "--gpus", 3, "--prefill", 1, "--decode", 1)
+    assert "for one pool" in refused("plan", flash, "--prefill", 1, "--decode", 1, "--layout", "tp=1")
+    assert "this model knows" in refused("plan", flash, "--prompt", 2000000)
+    assert "slots do not divide" in refused("plan", flash, "--gpus", 3, "--layout", "dp=3,ep=3", "--redundant", 1)
+    assert "accepted of 1" in refused("plan", flash, "--drafts", 1, "--accepted", 2)
+    assert "has no drafter" in refused("plan", CONFIGS / "v2_lite.json", "--drafts", 1)
+    assert "cannot write" in refused("plan", flash, "--gpus", 2, "--chart", tmp_path / "none" / "x.html", code=4)
+    (tmp_path / "gpu.json").write_text('{"like": "h200", "speed": 1}')
+    assert "speed is no number of a GPU" in refused("plan", flash, "--gpu", tmp_path / "gpu.json")
+
+
+def test_the_page_has_the_predictions(monkeypatch):
+    """docs/plan.md compares published speeds with what plan says now."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import make_plan
+
+    page = make_plan.PAGE.read_text()
+    for row in make_plan.ROWS:
+        line = "| " + " | ".join(make_plan.speed_row(HADAL, *row)) + " |"
+        assert line in page, line

@@ -1,0 +1,309 @@
+"""One model on ranks in processes of their own answers as in one process; refusals."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+
+import pytest
+from conftest import HADAL, as_root, run_hadal
+from serving import TINY, Server, wait_until
+from test_ranks import answers, check_pause_and_abort, group_metric
+from worlds import CLEAN, KEY, NO_DEVICE, SMALL, TRANSPORTS, free_address, needs_ucx
+
+pytestmark = needs_ucx
+
+
+@pytest.fixture(scope="module")
+def alone():
+    server = Server(*SMALL)
+    want = answers(server)
+    server.close()
+    return want
+
+
+# ---- answers ----
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("n", [2, 4])
+def test_answers_are_those_of_one_process(world, alone, n, transport):
+    w = world(n, "--ep", n, env={"UCX_TLS": TRANSPORTS[transport]})
+    assert w.server.get("/server_info").json["parallel"]["ranks"] == n
+    assert answers(w.server) == alone
+    assert w.server.get("/health").text == "ok"
+    assert all(code == 0 for _, code in w.close())
+
+
+GROUPS = {"two groups": ("--dp", 2, "--ep", 2), "with followers": ("--dp", 2, "--tp", 2, "--ep", 4)}
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_attention_groups_in_processes(world, alone, groups, transport):
+    n = 4 if "--tp" in GROUPS[groups] else 2
+    w = world(n, *GROUPS[groups], env={"UCX_TLS": TRANSPORTS[transport]})
+    assert w.server.get("/server_info").json["parallel"]["dp"] == 2
+    assert answers(w.server) == alone
+    finished = group_metric(w.server, "generation_tokens_total")
+    assert min(finished) > 0
+    assert all(code == 0 for _, code in w.close())
+
+
+def test_processes_choose_one_layout(world, alone):
+    w = world(2, "--layout", "auto")
+    assert w.server.get("/server_info").json["parallel"]["dp"] == 2
+    assert answers(w.server) == alone
+
+
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a", "b"], "additionalProperties": False}
+CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 40}
+# what the scheduler and the sampler of a group learn of a request, and return
+FEATURES = {
+    "alternatives": ("/v1/completions", {"prompt": "The cat", "max_tokens": 8, "logprobs": 3}),
+    "of the prompt": ("/v1/completions", {"prompt": "The cat sat on the mat", "max_tokens": 4, "logprobs": 2, "echo": True}),
+    "choices": ("/v1/completions", {"prompt": "One day", "max_tokens": 12, "n": 3, "temperature": 0.9, "seed": 5}),
+    "drafts": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 30, "draft_tokens": 3}),
+    "penalties": ("/v1/completions", {"prompt": "One day", "max_tokens": 20, "repetition_penalty": 1.4, "logit_bias": {"300": 3}, "presence_penalty": 0.5}),
+    "stops": ("/v1/completions", {"prompt": "One day", "max_tokens": 40, "stop": ["."], "min_tokens": 3}),
+    "a schema": ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}),
+    "a pattern": ("/v1/chat/completions", {**CHAT, "regex": "[a-c]{3}d?"}),
+    "a choice": ("/v1/chat/completions", {**CHAT, "guided_choice": ["red", "blue"]}),
+    "a call": ("/v1/chat/completions", {**CHAT, "max_tokens": 80, "tools": [TOOL], "tool_choice": "required"}),
+    "tools": ("/v1/chat/completions", {**CHAT, "tools": [TOOL]}),
+}  # fmt: skip
+
+
+def replies(server):
+    def of(path, body):
+        reply = server.post(path, {"temperature": 0, **body})
+        assert reply.status == 200, reply.text
+        choices = reply.json["choices"]
+        for c in choices:
+            for call in c.get("message", {}).get("tool_calls") or []:
+                del call["id"]
+        return choices
+
+    return {name: of(*request) for name, request in FEATURES.items()}
+
+
+def test_every_feature_in_another_process(world):
+    server = Server(*SMALL)
+    want = replies(server)
+    server.close()
+    w = world(2, "--dp", 2, "--ep", 2)
+    for _ in range(2):  # each in both groups
+        assert replies(w.server) == want
+        w.server.post("/v1/completions", {"prompt": "The next in turn", "max_tokens": 1})
+        assert w.server.post("/flush_cache", {}).status == 200
+    assert min(group_metric(w.server, "generation_tokens_total")) > 100
+
+
+def test_pause_and_abort_in_another_process(world):
+    check_pause_and_abort(world(2, "--dp", 2, "--ep", 2).server)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_experts_move_between_processes(world, alone, transport):
+    w = world(3, "--ep", 3, "--redundant", 8, "--rebalance", 4, env={"UCX_TLS": TRANSPORTS[transport]})
+    assert answers(w.server) == alone
+    figures = dict(line.rsplit(" ", 1) for line in w.server.get("/metrics").text.splitlines() if line[:1] != "#")
+    moved = sum(float(v) for k, v in figures.items() if k.split("{")[0] == "hadal_expert_moves_total")
+    assert moved > 0
+    assert all(code == 0 for _, code in w.close())
+
+
+def test_mpirun_is_a_launcher(alone):
+    if not shutil.which("mpirun"):
+        pytest.skip("mpirun is not installed")
+    launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4"]
+    server = Server(*SMALL, "--ep", 4, "--meet", free_address(), launcher=launcher, env=CLEAN)
+    assert answers(server) == alone
+    children = [int(p) for p in pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()]
+    first = [p for p in children if b"OMPI_COMM_WORLD_RANK=0\0" in pathlib.Path(f"/proc/{p}/environ").read_bytes()]
+    assert len(children) == 4 and len(first) == 1
+    os.kill(first[0], signal.SIGTERM)
+    assert server.wait() == 0, server.log.decode()
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A cluster of this host alone, of Debian's slurmctld, slurmd and slurm-client."""
+    if not all(map(shutil.which, ("slurmctld", "slurmd", "srun"))):
+        pytest.skip("slurm is not installed")
+    if not os.path.isdir("/sys/fs/cgroup"):
+        pytest.skip("slurmd does not start without /sys/fs/cgroup")
+    host, conf = socket.gethostname().split(".")[0], tmp_path / "slurm.conf"
+    ports = [free_address().rsplit(":", 1)[1] for _ in range(2)]
+    conf.write_text(f"""
+        ClusterName=test
+        SlurmctldHost={host}(127.0.0.1)
+        SlurmctldPort={ports[0]}
+        SlurmdPort={ports[1]}
+        AuthType=auth/none
+        CredType=cred/none
+        SlurmUser=root
+        ProctrackType=proctrack/linuxproc
+        TaskPlugin=task/none
+        MpiDefault=none
+        SelectType=select/linear
+        JobAcctGatherType=jobacct_gather/none
+        StateSaveLocation={tmp_path}
+        SlurmdSpoolDir={tmp_path}/spool
+        SlurmctldPidFile={tmp_path}/slurmctld.pid
+        SlurmdPidFile={tmp_path}/slurmd.pid
+        NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} State=UNKNOWN
+        PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+    """)
+    daemons = [["slurmctld", "-D", "-i", "-f", conf], ["slurmd", "-D", "-f", conf]]
+    with contextlib.ExitStack() as stack:
+        for words in daemons:
+            p = subprocess.Popen([str(w) for w in words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stack.callback(p.wait)
+            stack.callback(p.terminate)
+        env = {**CLEAN, "SLURM_CONF": str(conf)}
+        wait_until(lambda: "idle" in subprocess.run(["sinfo", "-h", "-o", "%t"], env=env, capture_output=True, text=True).stdout, "the node is idle")
+        yield env
+
+
+@as_root
+def test_srun_is_a_launcher(slurm, alone):
+    launcher = ["srun", "--overcommit", "-n", "4"]
+    server = Server(*SMALL, "--dp", 2, "--tp", 2, "--ep", 4, "--meet", free_address(), launcher=launcher, env=slurm)
+    assert server.get("/server_info").json["parallel"]["ranks"] == 4
+    assert answers(server) == alone
+    # a SIGTERM to srun itself would kill the ranks
+    subprocess.run(["scancel", "--signal", "TERM", "--user", "root"], env=slurm, check=True)
+    assert server.wait() == 0, server.log.decode()
+
+
+# ---- two hosts ----
+
+
+def ip(*words):
+    return subprocess.run(["ip", *map(str, words)], capture_output=True, text=True)
+
+
+@pytest.fixture
+def host():
+    """The name of a network namespace that is another host: 10.77.N.2, and this one 10.77.N.1."""
+    if not shutil.which("ip"):
+        pytest.skip("iproute2 is not installed")
+    name, net = f"hadal{os.getpid()}", f"10.77.{os.getpid() % 250}"
+    veth = name[-12:] + "a", name[-12:] + "b"
+    made = [ip("netns", "add", name), ip("link", "add", veth[0], "type", "veth", "peer", veth[1], "netns", name)]
+    if any(m.returncode for m in made):
+        ip("netns", "del", name)
+        pytest.skip(f"no network namespaces here: {made[0].stderr or made[1].stderr}".strip())
+    ip("addr", "add", f"{net}.1/24", "dev", veth[0])
+    ip("link", "set", veth[0], "up")
+    ip("-n", name, "addr", "add", f"{net}.2/24", "dev", veth[1])
+    ip("-n", name, "link", "set", veth[1], "up")
+    ip("-n", name, "link", "set", "lo", "up")
+    yield name, net, veth
+    ip("link", "del", veth[0])
+    ip("netns", "del", name)
+
+
+@as_root
+def test_a_rank_does_not_meet_itself(host):
+    # where only one port is left, a connection to that port starts from it
+    narrow = "echo 30176 30177 > /proc/sys/net/ipv4/ip_local_port_range && exec \"$@\""
+    words = ["serve", TINY, *SMALL, "--ep", 2, "--rank", 1, "--world", 2, "--meet", "127.0.0.1:30176", "--start-seconds", 1]
+    inside = ["ip", "netns", "exec", host[0], "sh", "-c", narrow, "sh", HADAL, *words]
+    got = subprocess.run([str(w) for w in inside], env=CLEAN, capture_output=True, text=True)
+    assert "rank 1 cannot reach rank 0 at 127.0.0.1:30176: Connection refused" in got.stderr
+
+
+@as_root
+@pytest.mark.skipif("tcp" not in TRANSPORTS, reason=NO_DEVICE)
+def test_two_hosts_and_a_cut_cable(world, host, alone):
+    name, net, veth = host
+    wrap = lambda rank: ["ip", "netns", "exec", name, "env", f"UCX_NET_DEVICES={veth[1]}"]
+    env = {**KEY, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": veth[0]}
+    w = world(2, "--ep", 2, env=env, meet=f"{net}.1:30177", wrap=wrap)
+    assert answers(w.server) == alone
+    ip("link", "set", veth[0], "down")
+    lost = "degraded: rank 1 is lost: it was silent for 1000 ms"
+    wait_until(lambda: w.server.get("/health").text == lost, "rank 0 goes on without rank 1")
+    assert answers(w.server) == alone
+    ip("link", "set", veth[0], "up")
+    wait_until(lambda: w.server.get("/health").text == "ok", "rank 1 comes again by itself")
+    assert answers(w.server) == alone
+    assert all(code == 0 for _, code in w.close())
+
+
+def test_a_foreign_interface_needs_a_key():
+    said = run_hadal("serve", TINY, *SMALL, "--ep", 2, "--rank", 1, "--world", 2, "--meet", "10.1.2.3:70", env=CLEAN)
+    assert said.returncode == 2 and "need a shared secret" in said.stderr
+
+
+# ---- refusals ----
+
+
+@pytest.fixture
+def other_model(tmp_path):
+    shutil.copytree(TINY, tmp_path / "m")
+    config = tmp_path / "m" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    return tmp_path / "m"
+
+
+def test_ranks_that_differ_are_refused_by_name(other_model):
+    meet = free_address()
+
+    def stranger(*flags, model=TINY, rank=1, env=CLEAN):
+        return run_hadal("serve", model, *SMALL, "--meet", meet, "--rank", rank, "--world", 2, *flags, env=env)
+
+    first = subprocess.Popen([str(w) for w in [HADAL, "serve", TINY, *SMALL, "--ep", 2, "--meet", meet, "--rank", 0, "--world", 2, "--port", 0]],
+                             env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    try:
+        for said, run in {
+            "rank 1 has another model than rank 0": stranger("--ep", 2, model=other_model),
+            "rank 1 has another layout than rank 0": stranger("--tp", 2),
+            "rank 1 has another set of options than rank 0": stranger("--ep", 2, "--chunk", 32),
+            "a message was not made with the key of this world": stranger("--ep", 2, env={**CLEAN, **KEY}),
+            "error: rank 0 cannot listen at": stranger("--ep", 2, "--port", 0, rank=0),
+        }.items():
+            assert run.returncode != 0 and said in run.stderr
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_a_second_rank_of_the_same_number_is_refused():
+    meet = free_address()
+    flags = [*SMALL, "--ep", 4, "--meet", meet, "--world", 4]
+    words = [str(w) for w in [HADAL, "serve", TINY, *flags, "--port", 0]]
+    ranks = [subprocess.Popen([*words, "--rank", str(r)], env=CLEAN, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for r in (0, 1, 1)]
+    try:
+        twins = ranks[1:]
+        twin = wait_until(lambda: next((p for p in twins if p.poll() is not None), None), "one of the two is refused")
+        assert "rank 0 refuses: rank 1 is there already" in twin.communicate()[1]
+    finally:
+        for p in ranks:
+            p.kill()
+            p.communicate() if p.returncode is None else p.wait()
+
+
+def test_a_rank_that_never_comes_is_named():
+    said = run_hadal("serve", TINY, *SMALL, "--ep", 2, "--port", 0, "--rank", 0, "--world", 2, "--meet", free_address(), "--start-seconds", 1, env=CLEAN)
+    assert said.returncode == 5 and "rank 1 did not come" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rank", 1], "--rank and --world go together"),
+        (["--rank", 2, "--world", 2], "ranks are 0 to 1"),
+        (["--rank", 0, "--world", 3, "--ep", 2], "3 processes for tp 1 and ep 2"),
+        (["--meet", "127.0.0.1:1"], "--meet is for ranks in processes"),
+    ],
+)
+def test_flags_that_make_no_sense(flags, said):
+    run = run_hadal("serve", TINY, "--backend", "cpu", "--port", 0, "--no-sandbox", *flags, env=CLEAN)
+    assert run.returncode == 2 and said in run.stderr

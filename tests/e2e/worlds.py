@@ -1,0 +1,67 @@
+"""A world of ranks in processes, for tests."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+
+import pytest
+from conftest import HADAL
+from serving import TINY, Server
+
+FAULTY = pathlib.Path(HADAL).parent / "drive_ranks"
+SMALL = ("--threads", 1, "--max-running", 16, "--context", 1024, "--backend", "cpu")
+NO_DEVICE = "UCX finds no network device without /sys/class/net"
+TRANSPORTS = {"shared memory": "sysv,self"}
+if os.path.exists("/sys/class/net"):  # where UCX finds its devices
+    TRANSPORTS["tcp"] = "tcp,self"
+KEY = {"HADAL_RANK_KEY": "a secret of all ranks"}
+# what the environment of another launcher says is not meant for these ranks
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_"))}
+
+needs_ucx = pytest.mark.skipif(
+    "built without UCX" in subprocess.run([HADAL, "serve", TINY, "--ep", "2", "--backend", "cpu", "--rank", "0", "--world", "2", "--meet", "127.0.0.1:1", "--start-seconds", "1", "--no-sandbox", "--port", "0"], capture_output=True, text=True).stderr,
+    reason="this build has no UCX",
+)  # fmt: skip
+
+
+def free_address(host="127.0.0.1"):
+    with socket.socket() as s:
+        s.bind((host, 0))
+        return f"{host}:{s.getsockname()[1]}"
+
+
+class World:
+    """Rank 0 with the other ranks, which are the processes `ranks[1:]`."""
+
+    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None):
+        """faults: of ranks, as drive_ranks takes them."""
+        self.meet = meet or free_address()
+        self.env = {**CLEAN, **(env or {})}
+        self.flags = [*SMALL, *flags, "--world", n, "--meet", self.meet]
+        self.wrap = wrap
+        self.ranks = [None] * n
+        for rank in range(1, n):
+            self.start(rank, (faults or {}).get(rank))
+        self.server = Server(*self.flags, "--rank", 0, env=self.env)
+        self.ranks[0] = self.server.process
+
+    def start(self, rank, fault=None):
+        words = [*self.wrap(rank), FAULTY if fault else HADAL, "serve", TINY, *self.flags, "--rank", rank]
+        env = {**self.env, "FAULT": fault} if fault else self.env
+        self.ranks[rank] = subprocess.Popen([str(w) for w in words], env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def close(self):
+        """Ends rank 0; the others end with it. Returns what they said."""
+        if self.server.process.poll() is None:
+            self.server.signal(signal.SIGTERM)
+        self.server.wait()
+        return [(p.communicate()[1], p.returncode) for p in self.ranks[1:]]
+
+    def kill(self):
+        for p in self.ranks:
+            if p and p.poll() is None:
+                p.send_signal(signal.SIGCONT)
+                p.kill()
+                p.wait()

@@ -1,0 +1,229 @@
+/* test_tiers.c - KV pages in host memory change no text: conversations that come back when the
+ * device has dropped their pages, with host memory for none, few and all of them. */
+#include "check.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fakes/engine_rig.h"
+#include "kv/disk_files.h"
+#include "kv/kv.h"
+
+enum { N_TEXTS = 4, ROUNDS = 2, CHOICES = 2, CONTEXT = 768, FULL_HOST = 100 };
+
+/* Bytes of a page that is in host memory. */
+static double page_bytes(const char *model, hd_kv_group group) {
+    hd_model_spec *spec;
+    assert_int_equal(hd_model_spec_open(&spec, model, NULL), HD_OK);
+    const size_t bytes =
+        hd_kv_page_bytes(spec, spec->n_layers + spec->n_mtp, group, HD_F32, HD_MAX_DRAFTS);
+    hd_model_spec_close(spec);
+    return (double)bytes;
+}
+
+/* Two KV pools of one context, and n_host pages for entries in host memory; 0: none. */
+static hd_engine *open_tight(const char *model, int32_t n_host) {
+    enum { WINDOWS = 64, PAGE = 128 };
+    const double windows = WINDOWS * page_bytes(model, HD_KV_WINDOW);
+    const double entries = (n_host + 0.5) * page_bytes(model, HD_KV_FULL);
+    return rig_open("cpu",
+                    &(hd_engine_options){.model_dir = model,
+                                         .max_running = 3,
+                                         .max_context = CONTEXT,
+                                         .kv_tokens = CONTEXT,
+                                         .chunk_tokens = 48,
+                                         .snapshot_tokens = WINDOWS * PAGE,
+                                         .kv_host_gb = n_host ? (windows + entries) / 1e9 : 0});
+}
+
+static hd_engine *open_roomy(const char *model) {
+    return rig_open("cpu", &(hd_engine_options){.model_dir = model,
+                                                .max_running = 3,
+                                                .max_context = CONTEXT,
+                                                .kv_tokens = 8 * N_TEXTS * CONTEXT});
+}
+
+/* A text of its own that grows in every round. */
+static void write_messages(char *out, size_t size, int text, int round) {
+    int n = snprintf(out, size, "[{\"role\": \"user\", \"content\": \"");
+    for (int i = 0; i < 40 * (round + 4); i++) {
+        n += snprintf(out + n, size - (size_t)n, "%d ", (text + 3) * (i + 7) % 97);
+    }
+    snprintf(out + n, size - (size_t)n, "and a story.\"}]");
+}
+
+/* Asks text after text, so that each comes back when all others came between. */
+static void ask(hd_engine *e, rig_answer *out, int32_t drafts) {
+    static char messages[4096];
+    for (int r = 0; r < ROUNDS; r++) {
+        for (int t = 0; t < N_TEXTS; t++) {
+            write_messages(messages, sizeof messages, t, r);
+            rig_run(e,
+                    &(hd_request){.size = sizeof(hd_request),
+                                  .messages = messages,
+                                  .thinking = -1,
+                                  .max_tokens = 24,
+                                  .temperature = 1,
+                                  .seed = (uint64_t)t,
+                                  .draft_tokens = drafts,
+                                  .response_format = t ? HD_FORMAT_FREE : HD_FORMAT_REGEX,
+                                  .format_text = t ? NULL : "[0-9 ]{20,90}",
+                                  .n = CHOICES},
+                    out + (r * N_TEXTS + t) * CHOICES);
+        }
+    }
+}
+
+/* By round, text and choice. */
+enum { N_ANSWERS = ROUNDS * N_TEXTS * CHOICES };
+static rig_answer roomy[N_ANSWERS], tight[N_ANSWERS];
+
+static void drop(rig_answer *answers) {
+    for (int i = 0; i < N_ANSWERS; i++) rig_deinit(&answers[i]);
+}
+
+/* Compares with `roomy`, in which so many tokens were cached. */
+static void compare(const char *model, int32_t n_host, int32_t drafts, int64_t cached) {
+    hd_engine *e = open_tight(model, n_host);
+    hd_engine_stats s;
+    ask(e, tight, drafts);
+    hd_engine_read_stats(e, &s);
+    hd_engine_close(e);
+    for (int i = 0; i < N_ANSWERS; i++) rig_same(&roomy[i], &tight[i]);
+    drop(tight);
+    assert_int_equal(s.host_pages[HD_KV_FULL], n_host);
+    assert_true((s.host_saved[HD_KV_FULL] > 0) == (n_host > 0));
+    if (n_host < FULL_HOST) return;
+    assert_true(s.host_loaded[HD_KV_FULL] > 0);
+    assert_true(s.cached_tokens >= cached); /* as if the device had room for all */
+}
+
+static void tiers_change_no_text(void **state) {
+    (void)state;
+    static const char *const models[] = {"models/tiny-v4", "models/tiny-v3"};
+    static const int32_t host[] = {0, 1, 7, FULL_HOST};
+    for (size_t m = 0; m < HD_LEN(models); m++) {
+        hd_engine_stats s;
+        hd_engine *e = open_roomy(models[m]);
+        ask(e, roomy, 0);
+        hd_engine_read_stats(e, &s);
+        hd_engine_close(e);
+        for (size_t h = 0; h < HD_LEN(host); h++) {
+            if (is_brief() && host[h] != 7) continue;
+            compare(models[m], host[h], h % 2 ? 3 : 0, s.cached_tokens);
+        }
+        drop(roomy);
+    }
+}
+
+/* ---- a disk ---- */
+
+/* As open_tight(), with a folder for pages; few pages fit host memory. */
+static hd_engine *open_with_disk(const char *model, const char *disk) {
+    return rig_open("cpu", &(hd_engine_options){.model_dir = model,
+                                                .max_running = 3,
+                                                .max_context = CONTEXT,
+                                                .kv_tokens = CONTEXT,
+                                                .chunk_tokens = 48,
+                                                .kv_host_gb = 0.04,
+                                                .kv_disk = disk});
+}
+
+static hd_engine_stats stats_of(hd_engine *e) {
+    hd_engine_stats s;
+    hd_engine_read_stats(e, &s);
+    return s;
+}
+
+static void await_written(hd_engine *e) {
+    hd_engine_stats before, now = stats_of(e);
+    do {
+        before = now;
+        usleep(20000);
+        now = stats_of(e);
+    } while (now.kv_disk.pages[HD_KV_FULL] == 0 ||
+             now.kv_disk.written[HD_KV_FULL] != before.kv_disk.written[HD_KV_FULL] ||
+             now.kv_disk.written[HD_KV_WINDOW] != before.kv_disk.written[HD_KV_WINDOW]);
+}
+
+/* Texts do not change, whether pages are written, read back by the same process or by the next. */
+static void a_disk_changes_no_text(void **state) {
+    (void)state;
+    static const char *const models[] = {"models/tiny-v4", "models/tiny-v3"};
+    for (size_t m = 0; m < (is_brief() ? 1 : HD_LEN(models)); m++) {
+        char dir[] = "/tmp/hadal_tier_XXXXXX", disk[64];
+        int n;
+        assert_non_null(mkdtemp(dir));
+        snprintf(disk, sizeof disk, "%s:0.5", dir);
+        hd_engine *e = open_roomy(models[m]);
+        ask(e, roomy, 0);
+        hd_engine_close(e);
+        for (int process = 0; process < 2; process++) {
+            e = open_with_disk(models[m], disk);
+            ask(e, tight, process ? 3 : 0);
+            await_written(e);
+            const hd_engine_stats s = stats_of(e);
+            assert_true(s.kv_disk.pages[HD_KV_FULL] > 0);
+            assert_true(process == 0 || s.kv_disk.tokens > 0);
+            assert_true(s.kv_disk.read_failed == 0 && s.kv_disk.write_failed == 0);
+            hd_engine_close(e);
+            for (int i = 0; i < N_ANSWERS; i++) rig_same(&roomy[i], &tight[i]);
+            drop(tight);
+        }
+        drop(roomy);
+        assert_int_equal(hd_disk_files_delete(dir, &n, NULL), HD_OK);
+        assert_int_equal(rmdir(dir), 0);
+    }
+}
+
+static void refuse(hd_engine_options *o, const char *disk, const char *text) {
+    char why[600];
+    hd_engine *e;
+    o->kv_disk = disk;
+    assert_true(hd_engine_open(&e, o, why, sizeof why) != 0);
+    if (!strstr(why, text)) fail_msg("%s instead of %s", why, text);
+}
+
+static void a_disk_that_cannot_be_is_refused(void **state) {
+    (void)state;
+    hd_engine_options o = {
+        .size = sizeof o, .model_dir = TINY, .backend = "cpu", .threads = 1, .kv_host_gb = 0.1};
+    static const char *const wrong[] = {"",       ":1",    "dir",     "dir:",     "dir:x",
+                                        "dir:-1", "dir:0", "dir:1GB", "dir:1e99", "dir:nan"};
+    for (size_t i = 0; i < HD_LEN(wrong); i++) refuse(&o, wrong[i], "must be DIR:GB");
+    refuse(&o, "/nowhere/at/all:1", "/nowhere/at/all: No such file or directory");
+    refuse(&o, "/dev/null:1", "/dev/null: Not a directory");
+    o.tp = 2;
+    refuse(&o, "/tmp:1", "several ranks");
+    o.tp = 1;
+    o.kv_host_gb = 0;
+    refuse(&o, "/tmp:1", "kv_disk without kv_host");
+    o.kv_host_gb = 0.1;
+    o.backend = "null";
+    refuse(&o, "/tmp:1", "the null backend");
+}
+
+/* A budget without room for a page is refused, with what a page takes. */
+static void a_budget_below_a_page_is_refused(void **state) {
+    (void)state;
+    char why[600];
+    hd_engine *e;
+    hd_engine_options o = {.size = sizeof o, .model_dir = TINY, .backend = "cpu", .threads = 1};
+    o.kv_host_gb = 1e-6;
+    assert_int_equal(hd_engine_open(&e, &o, why, sizeof why), HD_EINVAL);
+    assert_non_null(strstr(why, "kv_host_gb 1e-06 holds no page: one of entries has "));
+    o.kv_host_gb = -1;
+    assert_int_equal(hd_engine_open(&e, &o, why, sizeof why), HD_EINVAL);
+    assert_non_null(strstr(why, "kv_host_gb is -1; must be 0 to "));
+}
+
+int test_tiers(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiers_change_no_text),
+        cmocka_unit_test(a_disk_changes_no_text),
+        cmocka_unit_test(a_disk_that_cannot_be_is_refused),
+        cmocka_unit_test(a_budget_below_a_page_is_refused),
+    };
+    return cmocka_run_group_tests_name("tiers", tests, NULL, NULL);
+}

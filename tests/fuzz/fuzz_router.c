@@ -1,0 +1,27 @@
+/* fuzz_router.c - any bytes as a load report of a server, a request body, and a list of servers. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "router/router_internal.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
+    router_load load;
+    router_prefix prefix;
+    static router_picture picture;
+    char *text = malloc(n + 1);
+    if (!text) abort();
+    memcpy(text, data, n);
+    text[n] = '\0';
+    if (router_load_parse(&load, text, n) && (load.running < 0 || load.pending_tokens < 0))
+        abort();
+    router_prefix_of(&prefix, text, n, 1);
+    if (router_prefix_end(prefix.n) > prefix.bytes) abort();
+    picture.n = 0;
+    router_picture_add(&picture, ROUTER_DECODE, "decode", text, &(hd_err){0});
+    if (picture.n > ROUTER_MAX_PEERS) abort();
+    free(text);
+    return 0;
+}

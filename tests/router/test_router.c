@@ -1,0 +1,173 @@
+/* test_router.c - prompts as hashes, lists of servers, load reports, and the choice of a server. */
+#include "check.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "router/picture.h"
+#include "router/prefix.h"
+#include "router/router_internal.h"
+
+static router_prefix prefix_of(const char *body, uint64_t salt) {
+    router_prefix p;
+    router_prefix_of(&p, body, strlen(body), salt);
+    return p;
+}
+
+/* A chat of two long messages; the second begins with a letter of its own. */
+static router_prefix chat(char second, uint64_t salt) {
+    char body[4000];
+    char text[1000];
+    memset(text, 'a', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    snprintf(body, sizeof body,
+             "{\"max_tokens\": %d, \"messages\": [{\"role\": \"user\", \"content\": \"%s\"}, "
+             "{\"role\": \"user\", \"content\": \"%c%s\"}]}",
+             second, text, second, text);
+    return prefix_of(body, salt);
+}
+
+static int32_t common(const router_prefix *a, const router_prefix *b) {
+    int32_t n = 0;
+    while (n < a->n && n < b->n && a->hashes[n] == b->hashes[n]) n++;
+    return n;
+}
+
+static void test_prefixes(void **state) {
+    const router_prefix a = chat('x', 1), b = chat('y', 1), other_key = chat('x', 2);
+    const router_prefix again = chat('x', 1);
+    (void)state;
+    assert_int_equal(a.n, 7); /* 2036 bytes in blocks of 256 */
+    assert_int_equal(common(&a, &again), 7);
+    assert_int_equal(common(&a, &b), 4); /* whatever else the bodies say */
+    assert_int_equal(common(&a, &other_key), 0);
+    assert_int_equal(prefix_of("{\"prompt\": \"short\"}", 1).n, 0);
+    assert_int_equal(prefix_of("no JSON", 1).bytes, 0);
+    assert_int_equal(prefix_of("", 1).n, 0);
+    assert_int_equal(router_prefix_end(16), 16 * 256);
+    assert_int_equal(router_prefix_end(17), 16 * 256 + 512);
+}
+
+/* of the tests; too large for a stack */
+static router_picture p;
+
+static void test_lists(void **state) {
+    static const char *const bad[] = {"a",       ":1",       "a:",           "a:0",
+                                      "a:65536", "a:1,,b:2", "a/b:1",        "a:1,a:1",
+                                      "a b:1",   "u@a:1",    "a:99999999999"};
+    hd_err err = {0};
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(bad); i++) {
+        assert_int_equal(router_picture_open(&p, &err), HD_OK);
+        assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", bad[i], &err),
+                         HD_EINVAL);
+        assert_non_null(strstr(err.msg, "--decode"));
+        router_picture_close(&p);
+    }
+    assert_int_equal(router_picture_open(&p, &err), HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", "a:1,[::1]:65535", &err),
+                     HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_PREFILL, "prefill", "b:1", &err), HD_OK);
+    assert_int_equal(p.n, 3);
+    assert_string_equal(p.peers[1].name, "[::1]:65535");
+    assert_int_equal(p.peers[2].role, ROUTER_PREFILL);
+    router_picture_close(&p);
+}
+
+static void open_picture(const char *decode, const char *prefill) {
+    hd_err err = {0};
+    assert_int_equal(router_picture_open(&p, &err), HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", decode, &err), HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_PREFILL, "prefill", prefill, &err), HD_OK);
+    for (int32_t i = 0; i < p.n; i++) {
+        p.peers[i].up = true;
+        p.peers[i].load.max_running = 8;
+    }
+}
+
+static void test_choice(void **state) {
+    const router_prefix x = chat('x', 1), y = chat('y', 1);
+    (void)state;
+    open_picture("a:1,b:1,c:1", NULL);
+    router_choice choice = router_choose(&p, &x, 0, 1, 0);
+    assert_int_equal(choice.peer, 1); /* all are equal: in turn */
+    router_sent(&p, &x, &choice);
+    assert_int_equal(router_choose(&p, &x, 0, 2, 0).peer, 1); /* it has the prefix, */
+    assert_int_equal(router_choose(&p, &y, 0, 2, 0).peer, 1); /* or a part of it */
+    assert_int_equal(router_choose(&p, &x, 1 << 1, 2, 0).peer, 2);
+    p.peers[1].load.pending_tokens = 4000; /* overload: elsewhere, */
+    assert_int_equal(router_choose(&p, &x, 0, 2, 0).peer, 2);
+    p.peers[1].load.pending_tokens = 0;
+    p.peers[1].inflight = 4; /* so with far more requests than the mean, */
+    assert_int_not_equal(router_choose(&p, &x, 0, 2, 0).peer, 1);
+    p.peers[0].inflight = p.peers[2].inflight = 4; /* but not where all have as many */
+    assert_int_equal(router_choose(&p, &x, 0, 2, 0).peer, 1);
+    p.peers[1].rest_until_ns = 10;
+    assert_int_not_equal(router_choose(&p, &x, 0, 2, 9).peer, 1);
+    assert_int_equal(router_choose(&p, &x, 0, 2, 10).peer, 1);
+    for (int32_t i = 0; i < p.n; i++) p.peers[i].up = false;
+    assert_int_equal(router_choose(&p, &x, 0, 2, 10).peer, -1);
+    router_picture_close(&p);
+}
+
+static void test_prefill(void **state) {
+    const router_prefix shortest = prefix_of("{\"prompt\": \"short\"}", 1), x = chat('x', 1);
+    (void)state;
+    open_picture("a:1", "b:1,c:1");
+    router_prefix longer = x;
+    longer.bytes = 40000;
+    assert_int_equal(router_choose(&p, &shortest, 0, 0, 0).prefill, -1);
+    p.peers[0].load.running = 2; /* its steps are slower than those of an idle one */
+    p.peers[0].load.pending_tokens = 1000;
+    assert_int_equal(router_choose(&p, &shortest, 0, 0, 0).prefill, -1);
+    const router_choice choice = router_choose(&p, &longer, 0, 0, 0);
+    assert_int_equal(choice.peer, 0);
+    assert_true(choice.prefill >= 1);
+    p.peers[1].up = p.peers[2].up = false; /* without them it computes itself */
+    assert_int_equal(router_choose(&p, &longer, 0, 0, 0).prefill, -1);
+    p.peers[0].up = false;
+    p.peers[2].up = true; /* the last server answers alone */
+    assert_int_equal(router_choose(&p, &longer, 0, 0, 0).peer, 2);
+    router_picture_close(&p);
+}
+
+/* X30: load reports of any content */
+static void test_reports(void **state) {
+    static const char good[] = "{\"loads\": [{\"num_running_reqs\": 1, \"num_waiting_reqs\": "
+                               "2, \"num_used_tokens\": 30,"
+                               " \"num_total_tokens\": 70, \"max_running_requests\": 8}]}";
+    static const char *const bad[] = {
+        "",
+        "{}",
+        "[]",
+        "{\"loads\": []}",
+        "{\"loads\": [3]}",
+        "{\"loads\": [{\"num_running_reqs\": -1, \"num_waiting_reqs\": 2, \"num_used_tokens\": "
+        "3,"
+        " \"num_total_tokens\": 7, \"max_running_requests\": 8}]}",
+        "{\"loads\": [{\"num_running_reqs\": 1e30, \"num_waiting_reqs\": 2, "
+        "\"num_used_tokens\": "
+        "3, \"num_total_tokens\": 7, \"max_running_requests\": 8}]}",
+        "{\"loads\": [{\"num_running_reqs\": 1, \"num_waiting_reqs\": 2, \"num_used_tokens\": "
+        "7,"
+        " \"num_total_tokens\": 3, \"max_running_requests\": 8}]}"};
+    router_load load;
+    (void)state;
+    assert_true(router_load_parse(&load, good, sizeof good - 1));
+    assert_int_equal(load.running, 1);
+    assert_int_equal(load.waiting, 2);
+    assert_int_equal(load.max_running, 8);
+    assert_int_equal(load.pending_tokens, 40);
+    for (size_t i = 0; i < HD_LEN(bad); i++) {
+        assert_false(router_load_parse(&load, bad[i], strlen(bad[i])));
+    }
+}
+
+int test_router(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_choice),   cmocka_unit_test(test_prefill),
+        cmocka_unit_test(test_reports),
+    };
+    return cmocka_run_group_tests_name("router", tests, NULL, NULL);
+}

@@ -1,0 +1,112 @@
+/* test_fetched_experts.c - experts in host memory: the bits of resident ones, with room for two experts
+ * on the device up to all, while others become resident after every step. */
+#include "fakes/crowd.h"
+
+#include "base/random_fill.h"
+
+enum { PROMPT = 90, MOST = 130, CROWD = 4 };
+
+static const char *const models[] = {"v4_small_mtp", "v3_small_mtp", "v2_groups", "v4_dspark",
+                                     "v4_odd"};
+
+/* Two for the sets; some resident; sets that hold a layer; all. */
+static const int32_t rooms[] = {2, 3, 9, 17, 0};
+
+static void logits_have_the_same_bits(void **state) {
+    (void)state;
+    static request r;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        machine plain, fetched;
+        open_machine(&plain, models[i], 0.0f);
+        init_request(&r, &plain, 0, PROMPT, 3);
+        float *want = logits_of(&plain, r.text, PROMPT);
+        for (size_t k = 0; k < HD_LEN(rooms); k++) {
+            open_machine_fetched(&fetched, models[i], rooms[k]);
+            float *have = logits_of(&fetched, r.text, PROMPT);
+            assert_memory_equal(have, want,
+                                (size_t)PROMPT * (size_t)plain.spec->vocab * sizeof *have);
+            free(have);
+            close_machine(&fetched);
+        }
+        free(want);
+        close_machine(&plain);
+    }
+}
+
+static void init_crowd(const machine *m, request *crowd) {
+    for (int32_t k = 0; k < CROWD; k++) {
+        init_request(&crowd[k], m, k, 5 + 13 * k, (uint64_t)(40 + k));
+        crowd[k].most = MOST;
+        crowd[k].chunk = k == 1 ? 4 : k == 2 ? 11 : 0;
+        crowd[k].n_drafts = hd_weights_n_mtp(m->weights) ? k : 0;
+    }
+}
+
+static void enter_all(machine *m, request *crowd) {
+    for (int32_t k = 0; k < CROWD; k++) enter(m, &crowd[k]);
+}
+
+static bool is_over(const request *crowd) {
+    bool over = true;
+    for (int32_t k = 0; k < CROWD; k++) over &= crowd[k].ended;
+    return over;
+}
+
+/* Makes other experts seem to be used most, and carries on with moves. */
+static void disturb(machine *m, int64_t *rows, uint64_t step) {
+    const int64_t n = hd_model_n_expert_rows(m->spec);
+    for (int64_t i = 0; i < n; i++) {
+        rows[i] += (int64_t)(hd_random_fill_at(step, (uint64_t)i) % 1000);
+    }
+    hd_expert_stage_follow(m->stage, rows);
+    hd_expert_stage_move(m->stage);
+}
+
+/* Drafts, chunked prompts, retractions and moves, side by side. */
+static void crowds_have_the_same_texts(void **state) {
+    (void)state;
+    static request want[CROWD], have[CROWD];
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        machine plain, fetched;
+        open_machine(&plain, models[i], 0.0f);
+        init_crowd(&plain, want);
+        enter_all(&plain, want);
+        run_all(&plain, want, CROWD);
+        for (size_t k = 0; k < HD_LEN(rooms); k++) {
+            open_machine_fetched(&fetched, models[i], rooms[k]);
+            int64_t *rows = calloc((size_t)hd_model_n_expert_rows(fetched.spec), sizeof *rows);
+            assert_non_null(rows);
+            init_crowd(&fetched, have);
+            enter_all(&fetched, have);
+            for (uint64_t steps = 0; !is_over(have); steps++) {
+                step(&fetched, have, CROWD);
+                disturb(&fetched, rows, steps);
+                if (steps != 9) continue;
+                enter(&fetched, &have[1]); /* retracted */
+                enter(&fetched, &have[3]);
+            }
+            for (int32_t c = 0; c < CROWD; c++) {
+                assert_int_equal(have[c].n, want[c].n);
+                assert_memory_equal(have[c].text, want[c].text,
+                                    (size_t)want[c].n * sizeof(int32_t));
+                assert_memory_equal(have[c].logprob, want[c].logprob,
+                                    (size_t)want[c].n * sizeof(float));
+            }
+            const hd_expert_stage_stats s = hd_expert_stage_read_stats(fetched.stage);
+            const bool all = rooms[k] == 0, some = rooms[k] > 4;
+            assert_true(all ? s.fetched == 0 && s.staged == s.used : s.fetched > 0);
+            assert_true(all || !some ? s.moved == 0 : s.moved > 3);
+            free(rows);
+            close_machine(&fetched);
+        }
+        close_machine(&plain);
+    }
+}
+
+int test_fetched_experts(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_have_the_same_bits),
+        cmocka_unit_test(crowds_have_the_same_texts),
+    };
+    return cmocka_run_group_tests_name("fetched_experts", tests, NULL, NULL);
+}

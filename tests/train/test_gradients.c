@@ -1,0 +1,262 @@
+/* test_gradients.c - gradients of whole models against slopes of the loss that an independent
+ * program in float64 measured (tests/reference/gradients.py), for every tensor of each case;
+ * and micro-batches that change no bit. */
+#include "check.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "base/json.h"
+#include "train/trainer.h"
+
+enum { PARTS = 5 }; /* of numbers: factors, log-probabilities, entropies; the MTP layer's two */
+
+static const char *const cases[] = {"v2_plain", "v3_small_mtp", "v32_rope_mtp", "v4_small_mtp"};
+
+typedef struct rig {
+    char dir[64];
+    hd_model_spec *spec;
+    hd_weights *weights;
+    hd_trainer *trainer;
+    json_t *tokens, *slopes;
+    int32_t *ids;
+    int32_t n;
+    float *numbers; /* [PARTS, n] */
+} rig;
+
+static json_t *load(const rig *r, const char *name) {
+    char path[100];
+    json_t *out;
+    snprintf(path, sizeof path, "%s/%s", r->dir, name);
+    assert_int_equal(hd_json_load(&out, path, 1 << 24, NULL), HD_OK);
+    return out;
+}
+
+/* mtp: with 0.3 times the MTP layer's mean loss */
+static void open_rig(rig *r, const char *name, bool mtp) {
+    *r = (rig){.n = 0};
+    snprintf(r->dir, sizeof r->dir, "tests/golden/%s", name);
+    r->tokens = load(r, "tokens.json");
+    r->slopes = load(r, mtp ? "slopes_mtp.json" : "slopes.json");
+    r->n = (int32_t)json_array_size(r->tokens);
+    r->ids = calloc((size_t)r->n, sizeof *r->ids);
+    r->numbers = calloc(PARTS * (size_t)r->n, sizeof *r->numbers);
+    assert_true(r->ids && r->numbers);
+    for (int32_t i = 0; i < r->n; i++) {
+        r->ids[i] = (int32_t)json_integer_value(json_array_get(r->tokens, (size_t)i));
+        r->numbers[i] = 1.0f / (float)(r->n - 1);
+        r->numbers[3 * r->n + i] = 0.3f / (float)(r->n - 2);
+    }
+    assert_int_equal(hd_model_spec_open(&r->spec, r->dir, NULL), HD_OK);
+    assert_int_equal(hd_weights_open_updatable(&r->weights, r->dir, r->spec, NULL), HD_OK);
+}
+
+static void open_trainer(rig *r, int32_t rows, int32_t threads, bool mtp) {
+    const hd_trainer_options o = {.spec = r->spec,
+                                  .weights = r->weights,
+                                  .rows = rows,
+                                  .context = r->n,
+                                  .drafts = mtp,
+                                  .threads = threads};
+    assert_int_equal(hd_trainer_open(&r->trainer, &o, NULL), HD_OK);
+}
+
+static void close_rig(rig *r) {
+    hd_trainer_close(r->trainer);
+    hd_weights_close(r->weights);
+    hd_model_spec_close(r->spec);
+    json_decref(r->tokens);
+    json_decref(r->slopes);
+    free(r->ids);
+    free(r->numbers);
+}
+
+/* The first n tokens, of which all but one have a loss. */
+static hd_train_sequence sequence(const rig *r, int32_t n) {
+    return (hd_train_sequence){.tokens = r->ids,
+                               .n = n,
+                               .first = 1,
+                               .factor = r->numbers,
+                               .logprob = r->numbers + r->n,
+                               .entropy = r->numbers + 2 * (int64_t)r->n,
+                               .draft_factor = r->numbers + 3 * (int64_t)r->n,
+                               .draft_logprob = r->numbers + 4 * (int64_t)r->n};
+}
+
+/* Element i of direction k, as in gradients.py. */
+static double sign(uint64_t i, uint64_t k) {
+    uint64_t z = i + (k << 40) + 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z = z ^ (z >> 31);
+    return z & 1 ? -1.0 : 1.0;
+}
+
+static void check_parameter(const rig *r, const hd_parameter *p) {
+    const json_t *slopes = json_object_get(json_object_get(r->slopes, "tensors"), p->name);
+    const uint64_t n = (uint64_t)p->rows * (uint64_t)p->cols;
+    double square = 0.0;
+    if (!slopes) fail_msg("%s: %s has no slopes", r->dir, p->name);
+    for (uint64_t i = 0; i < n; i++) square += (double)p->grad[i] * (double)p->grad[i];
+    for (uint64_t k = 0; k < json_array_size(slopes); k++) {
+        const double want = json_real_value(json_array_get(slopes, k));
+        double got = 0.0;
+        for (uint64_t i = 0; i < n; i++) got += sign(i, k) * (double)p->grad[i];
+        if (!(fabs(got - want) <= 1e-4 * sqrt(square) + 1e-7)) {
+            fail_msg("%s: %s: slope %llu is %.9g, not %.9g; the gradient's length is %.3g",
+                     r->dir, p->name, (unsigned long long)k, got, want, sqrt(square));
+        }
+    }
+}
+
+static void check_slopes(const char *name, bool mtp) {
+    rig r;
+    int32_t n;
+    double loss = 0.0;
+    open_rig(&r, name, mtp);
+    open_trainer(&r, r.n, 2, mtp);
+    const hd_train_sequence s = sequence(&r, r.n);
+    assert_int_equal(hd_trainer_accumulate(r.trainer, &s, 1, NULL), HD_OK);
+    hd_parameters_join_drafts(hd_trainer_parameters(r.trainer));
+    for (int32_t k = 0; k < r.n - 1; k++) loss -= (double)s.logprob[k] / (r.n - 1);
+    for (int32_t k = 1; mtp && k < r.n - 1; k++)
+        loss -= 0.3 * (double)s.draft_logprob[k] / (r.n - 2);
+    assert_true(fabs(loss - json_real_value(json_object_get(r.slopes, "loss"))) < 1e-5);
+    const hd_parameter *all = hd_parameters_all(hd_trainer_parameters(r.trainer), &n);
+    assert_int_equal(n, json_object_size(json_object_get(r.slopes, "tensors")));
+    for (int32_t k = 0; k < n; k++) check_parameter(&r, &all[k]);
+    close_rig(&r);
+}
+
+static void gradients_are_slopes(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(cases); i++) check_slopes(cases[i], false);
+}
+
+static bool has_mtp(const char *name) {
+    return strstr(name, "_mtp") != NULL;
+}
+
+/* Also of what the MTP layer shares with the main model. */
+static void gradients_of_the_mtp_loss_are_slopes(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        if (has_mtp(cases[i])) check_slopes(cases[i], true);
+    }
+}
+
+/* With a detached MTP layer the main model's gradients are those without its loss, bit for bit, and the
+ * layer's own are those with it. */
+static void a_detached_mtp_layer_moves_itself_alone(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        rig r[3]; /* without the loss, detached, attached */
+        int32_t n[3];
+        if (!has_mtp(cases[i])) continue;
+        for (int k = 0; k < 3; k++) {
+            open_rig(&r[k], cases[i], false);
+            const hd_trainer_options o = {.spec = r[k].spec,
+                                          .weights = r[k].weights,
+                                          .rows = r[k].n,
+                                          .context = r[k].n,
+                                          .drafts = true,
+                                          .detached = k == 1};
+            assert_int_equal(hd_trainer_open(&r[k].trainer, &o, NULL), HD_OK);
+            hd_train_sequence s = sequence(&r[k], r[k].n);
+            if (k == 0) s.draft_factor = NULL;
+            assert_int_equal(hd_trainer_accumulate(r[k].trainer, &s, 1, NULL), HD_OK);
+            hd_parameters_join_drafts(hd_trainer_parameters(r[k].trainer));
+        }
+        const hd_parameter *p[3];
+        for (int k = 0; k < 3; k++) {
+            p[k] = hd_parameters_all(hd_trainer_parameters(r[k].trainer), &n[k]);
+        }
+        for (int32_t j = 0; j < n[0]; j++) {
+            const bool own = hd_parameters_is_draft(hd_trainer_parameters(r[0].trainer), j);
+            const size_t bytes = (size_t)p[0][j].rows * (size_t)p[0][j].cols * sizeof(float);
+            assert_memory_equal(p[1][j].grad, p[own ? 2 : 0][j].grad, bytes);
+        }
+        for (int k = 0; k < 3; k++) close_rig(&r[k]);
+    }
+}
+
+/* Three sequences in one micro-batch, or each in one of its own, on other threads. */
+static void micro_batches_change_no_bit(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        const bool mtp = has_mtp(cases[i]);
+        float *first = NULL;
+        for (int pass = 0; pass < 2; pass++) {
+            rig r;
+            int64_t n;
+            open_rig(&r, cases[i], false);
+            open_trainer(&r, pass ? r.n - 1 : 3 * r.n, pass ? 1 : 3, mtp);
+            const hd_train_sequence s[] = {sequence(&r, 5), sequence(&r, r.n),
+                                           sequence(&r, 40)};
+            assert_int_equal(hd_trainer_accumulate(r.trainer, s, HD_LEN(s), NULL), HD_OK);
+            hd_parameters *p = hd_trainer_parameters(r.trainer);
+            hd_parameters_join_drafts(p);
+            const float *all = hd_gradients_all(hd_parameters_gradients(p), &n);
+            if (pass) {
+                assert_memory_equal(first, all, (size_t)n * sizeof *all);
+            } else {
+                first = malloc((size_t)n * sizeof *first);
+                assert_non_null(first);
+                memcpy(first, all, (size_t)n * sizeof *first);
+            }
+            close_rig(&r);
+        }
+        free(first);
+    }
+}
+
+static double sum_logprobs(rig *r, const int32_t *routes, const float **grads, int64_t *n) {
+    hd_train_sequence s = sequence(r, r->n);
+    double sum = 0.0;
+    s.routes = routes;
+    hd_parameters_clear_gradients(hd_trainer_parameters(r->trainer));
+    assert_int_equal(hd_trainer_accumulate(r->trainer, &s, 1, NULL), HD_OK);
+    *grads = hd_gradients_all(hd_parameters_gradients(hd_trainer_parameters(r->trainer)), n);
+    for (int32_t i = 0; i < r->n - 1; i++) sum += (double)s.logprob[i];
+    return sum;
+}
+
+/* Other experts than the routers' change the loss and are counted; one that does not exist is refused. */
+static void given_routes_are_used(void **state) {
+    (void)state;
+    rig r;
+    int64_t n;
+    const float *grads;
+    open_rig(&r, "v3_small_mtp", false);
+    open_trainer(&r, r.n, 2, false);
+    const int32_t layers = r.spec->n_layers, top_k = r.spec->route.top_k;
+    const int64_t all = (int64_t)(r.n - 1) * layers * top_k;
+    int32_t *routes = calloc((size_t)all, sizeof *routes);
+    assert_non_null(routes);
+    for (int64_t i = 0; i < all; i++) { /* top_k experts in a row */
+        routes[i] = (int32_t)((i / top_k + i % top_k) % r.spec->route.n_experts);
+    }
+    const double own = sum_logprobs(&r, NULL, &grads, &n);
+    assert_int_equal(hd_trainer_replayed(r.trainer).routed, 0);
+    const double given = sum_logprobs(&r, routes, &grads, &n);
+    const hd_replay_count count = hd_trainer_replayed(r.trainer);
+    assert_true(own != given && count.other > 0 && count.other <= count.routed);
+    assert_true(sum_logprobs(&r, routes, &grads, &n) == given);
+    routes[(int64_t)(layers - 1) * top_k] = r.spec->route.n_experts; /* of a MoE layer */
+    hd_train_sequence s = sequence(&r, r.n);
+    s.routes = routes;
+    assert_int_equal(hd_trainer_accumulate(r.trainer, &s, 1, NULL), HD_EINVAL);
+    free(routes);
+    close_rig(&r);
+}
+
+int test_gradients(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_are_slopes),
+        cmocka_unit_test(gradients_of_the_mtp_loss_are_slopes),
+        cmocka_unit_test(a_detached_mtp_layer_moves_itself_alone),
+        cmocka_unit_test(given_routes_are_used),
+        cmocka_unit_test(micro_batches_change_no_bit),
+    };
+    return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
+}

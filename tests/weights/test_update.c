@@ -1,0 +1,184 @@
+/* test_update.c - new weights for an open model: the same ones change nothing, damaged ones
+ * are mended, and a refused update leaves every byte as it was. */
+#include "check.h"
+
+#include <string.h>
+
+#include "base/checksum.h"
+#include "weights/update.h"
+
+static const char *const models[] = {"tests/golden/v2_plain", "tests/golden/v3_small_mtp",
+                                     "tests/golden/v32_rope_mtp", "tests/golden/v4_odd"};
+
+typedef struct opened {
+    hd_device *device;
+    hd_stream *stream;
+    hd_model_spec *spec;
+    hd_weights *weights;
+    const char *dir;
+} opened;
+
+static void open_model(opened *o, const char *dir) {
+    const hd_cpu_options cpu = {.n_threads = 1};
+    o->dir = dir;
+    assert_int_equal(hd_device_open_cpu(&o->device, &cpu, NULL), HD_OK);
+    assert_int_equal(hd_stream_open(&o->stream, o->device, NULL), HD_OK);
+    assert_int_equal(hd_model_spec_open(&o->spec, dir, NULL), HD_OK);
+    assert_int_equal(hd_weights_open_updatable(&o->weights, dir, o->spec, NULL), HD_OK);
+}
+
+static void close_model(opened *o) {
+    hd_weights_close(o->weights);
+    hd_model_spec_close(o->spec);
+    hd_stream_close(o->stream);
+    hd_device_close(o->device);
+}
+
+static uint64_t checksum(const opened *o) {
+    const hd_checkpoint *c = hd_weights_checkpoint(o->weights);
+    uint64_t h = 0;
+    for (int32_t i = 0; i < hd_checkpoint_count(c); i++) {
+        h = hd_checksum(h, hd_checkpoint_at(c, i)->data, hd_checkpoint_at(c, i)->bytes);
+    }
+    return h;
+}
+
+/* Updates by c, which it takes. Returns how many tensors were replaced. */
+static int32_t update(opened *o, hd_checkpoint *c, hd_weights_selector selector) {
+    const hd_weights_update_rule rule = {.selector = selector, .whole = true};
+    hd_weights_update *u;
+    hd_err err = {0};
+    assert_int_equal(hd_weights_update_open(&u, o->weights, &err), HD_OK);
+    assert_int_equal(hd_weights_update_add(u, c, &rule, &err), HD_OK);
+    assert_int_equal(hd_weights_update_apply(u, o->weights, o->stream, &err), HD_OK);
+    const int32_t n = hd_weights_update_count(u);
+    hd_weights_update_close(u);
+    return n;
+}
+
+static hd_checkpoint *read_again(const opened *o) {
+    hd_checkpoint *c;
+    assert_int_equal(hd_checkpoint_read(&c, o->dir, NULL), HD_OK);
+    return c;
+}
+
+static void the_same_weights_change_nothing(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        opened o;
+        open_model(&o, models[i]);
+        const uint64_t before = checksum(&o);
+        const int32_t all = update(&o, read_again(&o), HD_SELECT_ALL);
+        const int32_t target = update(&o, read_again(&o), HD_SELECT_TARGET);
+        assert_int_equal(all, target + update(&o, read_again(&o), HD_SELECT_DRAFT));
+        assert_true(target > 0 && checksum(&o) == before);
+        close_model(&o);
+    }
+}
+
+/* A copy that the device could not make, or memory that was given back: the tensors are lost, each
+ * until an update brings it. */
+static void lost_tensors_come_back(void **state) {
+    (void)state;
+    const hd_weights_update_rule rule = {.whole = true};
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        opened o;
+        hd_weights_update *u;
+        hd_err err = {0};
+        size_t bytes = 0;
+        open_model(&o, models[i]);
+        const uint64_t before = checksum(&o);
+        assert_int_equal(hd_weights_update_open(&u, o.weights, &err), HD_OK);
+        assert_int_equal(hd_weights_update_add(u, read_again(&o), &rule, &err), HD_OK);
+        hd_stream_fail(o.stream, HD_EDEVICE, "copy");
+        assert_int_equal(hd_weights_update_apply(u, o.weights, o.stream, &err), HD_EDEVICE);
+        assert_int_equal(hd_weights_lost(o.weights), hd_weights_update_count(u));
+        hd_weights_update_close(u);
+        assert_int_equal(hd_weights_discard(o.weights, &bytes, &err), HD_OK);
+        const int32_t all = hd_weights_lost(o.weights);
+        const int32_t some = update(&o, read_again(&o), HD_SELECT_TARGET);
+        assert_true(all > 0 && hd_weights_lost(o.weights) == all - some);
+        update(&o, read_again(&o), HD_SELECT_DRAFT);
+        assert_int_equal(hd_weights_lost(o.weights), 0);
+        assert_true(checksum(&o) == before);
+        close_model(&o);
+    }
+}
+
+static void what_operators_read_is_replaced(void **state) {
+    (void)state;
+    opened o;
+    open_model(&o, models[1]);
+    const hd_weight *head = hd_weights_matrix(o.weights, HD_GLOBAL, HD_HEAD);
+    const float *norm = hd_weights_vector(o.weights, HD_GLOBAL, HD_FINAL_NORM);
+    const uint64_t before = checksum(&o);
+    const float first = norm[0], element = hd_weight_at(head, 1, 1);
+    memset((void *)(uintptr_t)head->data, 0, 64 * (size_t)head->cols / 8);
+    memset((void *)(uintptr_t)norm, 0, sizeof *norm);
+    assert_true(norm[0] == 0 && checksum(&o) != before);
+    update(&o, read_again(&o), HD_SELECT_ALL);
+    assert_true(norm[0] == first && hd_weight_at(head, 1, 1) == element);
+    assert_true(checksum(&o) == before);
+    close_model(&o);
+}
+
+static void refused_updates_change_nothing(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        const hd_weights_update_rule rule = {.selector = HD_SELECT_ALL, .whole = true};
+        hd_weights_update *u;
+        hd_checkpoint *other;
+        hd_err err = {0};
+        opened o;
+        open_model(&o, models[i]);
+        const uint64_t before = checksum(&o);
+        const char *dir = models[(i + 1) % HD_LEN(models)];
+        assert_int_equal(hd_checkpoint_read(&other, dir, NULL), HD_OK);
+        assert_int_equal(hd_weights_update_open(&u, o.weights, &err), HD_OK);
+        assert_int_equal(hd_weights_update_add(u, other, &rule, &err), HD_EFORMAT);
+        assert_non_null(strstr(err.msg, "tensor"));
+        assert_int_equal(hd_weights_update_count(u), 0);
+        assert_int_equal(hd_weights_update_apply(u, o.weights, o.stream, NULL), HD_OK);
+        assert_true(checksum(&o) == before);
+        hd_weights_update_close(u);
+        close_model(&o);
+    }
+}
+
+/* The last of several that bring a tensor counts, whoever else brings it. */
+static void the_last_bringer_counts(void **state) {
+    (void)state;
+    const hd_weights_update_rule all = {.whole = true},
+                                 draft = {.selector = HD_SELECT_DRAFT, .whole = true};
+    opened o;
+    hd_weights_update *u;
+    open_model(&o, models[1]);
+    const uint64_t before = checksum(&o);
+    hd_checkpoint *damaged = read_again(&o);
+    for (int32_t i = 0; i < hd_checkpoint_count(damaged); i++) {
+        const hd_tensor *t = hd_checkpoint_at(damaged, i);
+        memset((void *)(uintptr_t)t->data, 0, t->bytes);
+    }
+    assert_int_equal(hd_weights_update_open(&u, o.weights, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_add(u, damaged, &all, NULL), HD_OK);
+    const int32_t n = hd_weights_update_count(u);
+    assert_int_equal(hd_weights_update_add(u, read_again(&o), &draft, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_count(u), n);
+    assert_int_equal(hd_weights_update_add(u, read_again(&o), &all, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_count(u), n);
+    assert_int_equal(hd_weights_update_apply(u, o.weights, o.stream, NULL), HD_OK);
+    assert_true(checksum(&o) == before);
+    hd_weights_update_close(u);
+    close_model(&o);
+}
+
+int test_update(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_weights_change_nothing),
+        cmocka_unit_test(lost_tensors_come_back),
+        cmocka_unit_test(what_operators_read_is_replaced),
+        cmocka_unit_test(refused_updates_change_nothing),
+        cmocka_unit_test(the_last_bringer_counts),
+    };
+    return cmocka_run_group_tests_name("update", tests, NULL, NULL);
+}
