@@ -153,8 +153,8 @@ static hd_status measure(forest *f, const char *family, const hd_kv_shape *shape
     const hd_cache_options o = {
         .page_tokens = page,
         .lookback = shape->lookback,
-        .n_pages = {(int32_t)pages + SPARE_PAGES, shape->lookback ? 4096 : 0},
-        .n_snapshots = shape->lookback ? 2 * f->n : 0,
+        .n_pages = {(int32_t)pages + SPARE_PAGES, shape->lookback ? 4096 : 0    },
+        .n_host = {0,                            shape->lookback ? 2 * f->n : 0},
         .max_seqs = 1,
         .seq_pages = LONGEST / page + 1
     };

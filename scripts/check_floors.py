@@ -20,7 +20,7 @@ FLOORS = {
     "runner": 6,
     "sched": 7,
     "engine": 8,
-    "api": 9,
+    "api": 9, "train": 9, "capacity": 9, "router": 9, "pd": 9,
     "server": 10,
     "cli": 11,
 }  # fmt: skip
@@ -29,8 +29,9 @@ FLOORS = {
 # those of the rooms listed before it.
 ROOMS = {
     "model": ["backward"],
+    "weights": ["config", "torch"],
     "ops": ["ref", "cpu", "cuda", "backward", "profile"],
-    "cli": ["terminal", "inspect", "bench"],
+    "cli": ["terminal", "inspect", "bench", "planning", "training"],
 }
 
 BANNED = ["strcpy", "strcat", "sprintf", "vsprintf", "strtok", "gets", "alloca", "rand", "atoi"]

@@ -11,7 +11,7 @@ import sys
 
 # retired word: what to say instead
 WORDS = {
-    "lease": "seq_kv, seq", "leases": "seqs", "lifetime": "kv_group", "reach": "lookback",
+    "lifetime": "kv_group", "reach": "lookback",
     "guide": "constraint", "guides": "constraints", "guided": "constrained", "steer": "constraint",
     "steered": "constrained", "flight": "inflight", "orders": "graph_inputs", "outcome": "graph_outputs",
     "nobody": "padding", "nobodys": "is_padding", "standing": "verifiable", "stood": "accepted",
@@ -40,7 +40,7 @@ SENSES = {
     "guided": (r"guided_(json|regex|choice|grammar|object|decoding\w*)", r"src/api/"),  # vLLM's parameters
     "outcome": (r"(api_|hub_)?outcome", r"(src|tests)/(api|hub|server|fakes|fuzz)/"),  # of an HTTP exchange or a transfer
     "flight": (r"in_flight", r""),
-    "listen": (r"\w*listen\w*|\w*LISTEN\w*", r"src/(http|server)/|bench/|tests/"),  # sockets
+    "listen": (r"\w*listen\w*|\w*LISTEN\w*", r"src/(comm|http|server|cli/bench)/|bench/|tests/"),  # sockets
     "settle": (r"http_quota_settle", r""),  # a quota's account
     "fold": (r"\w*", r"src/(tokenizer|grammar|chat)/"),  # case folding
     "exec": (r"exec|execv\w*", r""),
@@ -48,7 +48,7 @@ SENSES = {
 }
 # Words with no other sense: refused in every text, comments and strings included.
 TEXT = {
-    "lease": "sequence", "leases": "sequences", "n_choose": "n_sample", "n_score": "n_prompt_logprobs",
+    "n_choose": "n_sample", "n_score": "n_prompt_logprobs",
     "index_select": "indexer_topk", "linear_grouped": "grouped_gemm",
 "attend_naive": "attention_naive", "lay_step": "prepare_step",
     "settle_step": "commit_step", "steer": "constraint", "steers": "constraint", "steered": "constrained",

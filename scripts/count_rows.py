@@ -14,7 +14,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# Group: (what it lists, its rows). Rows of inputs between machines (X) are left out: there is one.
+# Group: (what it lists, its rows).
 INPUTS = {
     "H": ("HTTP: framing, headers, routing", 42),
     "J": ("JSON and text", 22),
@@ -26,8 +26,9 @@ INPUTS = {
     "C": ("config.json, generation_config.json", 28),
     "K": ("tokenizer files", 26),
     "L": ("command line, environment, host", 40),
+    "X": ("messages between servers", 32),
 }
-FAULTS = {"clients": (1, 16), "load and memory": (17, 31), "threads, processes, the end": (32, 44), "host and time": (82, 88)}
+FAULTS = {"clients": (1, 16), "load and memory": (17, 31), "threads, processes, the end": (32, 44), "prefill and decode apart": (45, 66), "host and time": (82, 88)}
 
 # Rows without a test, and why. Most ask for what this program does not have.
 REASONS = {
@@ -39,9 +40,19 @@ REASONS = {
     "FT38": "one process",
     "FT39": "one process",
     "FT40": "one process",
+    "X01": "no list of addresses: servers prove a secret",
+    "X03": "magic and version are checked like the MAC behind them",
+    "X04": "no features to choose: the version is equal or refused",
+    "X26": "no test floods a link",
+    "X32": "no token is handed over: the receiver samples the first",
+    "X25": "no message has an address or a key of memory",
+    "X31": "no ticket: a prefill server is named from a list",
+    "FT56": "no test drops one direction of a link",
+    "FT64": "no test ends a router",
+    "FT65": "no test of a stale picture",
 }
 
-NAME = r"(?:[HJRMSEFCKL][0-9]{2}|FT[0-9]{2})"
+NAME = r"(?:[HJRMSEFCKLX][0-9]{2}|FT[0-9]{2})"
 LIST = rf"{NAME}(?:(?:, | \.\. ){NAME})*"
 MARKS = [
     re.compile(rf"""["']({NAME})[ _]"""),

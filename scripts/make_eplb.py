@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Writes the simulated figures of docs/eplb.md, and their plots in docs/eplb/.
+
+    scripts/make_eplb.py [HADAL]     # default build/hadal; about a minute
+
+Everything comes from `hadal simulate` with fixed seeds. --check compares instead of writing.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "eplb.md"
+BEGIN, END = "<!-- made by scripts/make_eplb.py -->\n", "<!-- end of what it made -->\n"
+COLORS = {"none": "#888888", "published": "#c0562b", "hadal": "#2b6cc0", "flow": "#2b9a5b"}
+SKEW = "lognormal:1,layers:2"
+
+
+def simulate(hadal, spec, *flags):
+    """{plan: result}, for the plans of one run."""
+    command = [hadal, "simulate", "--generate", spec, "--json", *map(str, flags)]
+    return {r["plan"]: r for r in json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)}
+
+
+# ---- plots ----
+
+
+def plot(title, xlabel, ylabel, x, lines, low=0.0, high=1.0):
+    """An SVG of lines {name: values} over x, with a mark at each value if there are few."""
+    width, height, left, top, right, bottom = 640, 320, 56, 36, 96, 44
+    w, h = width - left - right, height - top - bottom
+
+    def at(i, v):
+        return f"{left + w * (x[i] - x[0]) / (x[-1] - x[0]):.1f},{top + h * (high - min(max(v, low), high)) / (high - low):.1f}"
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">']
+    out.append(f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" y="20" font-size="14">{title}</text>')
+    for k in range(6):
+        v, y = low + (high - low) * k / 5, top + h * (5 - k) / 5
+        out.append(f'<path d="M{left} {y:.1f}h{w}" stroke="#dddddd"/><text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{v:.2f}</text>')
+    ticks = x if len(x) <= 8 else [x[0] + (x[-1] - x[0]) * k // 6 for k in range(7)]
+    for v in ticks:
+        out.append(f'<text x="{left + w * (v - x[0]) / (x[-1] - x[0]):.1f}" y="{top + h + 16}" text-anchor="middle">{v}</text>')
+    out.append(f'<text x="{left + w / 2}" y="{height - 8}" text-anchor="middle">{xlabel}</text>')
+    out.append(f'<text transform="translate(14 {top + h / 2}) rotate(-90)" text-anchor="middle">{ylabel}</text>')
+    for k, (name, values) in enumerate(lines.items()):
+        points = [at(i, v) for i, v in enumerate(values)]
+        out.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{COLORS[name]}" stroke-width="2"/>')
+        if len(x) <= 8:
+            out += [f'<circle cx="{p.split(",")[0]}" cy="{p.split(",")[1]}" r="3" fill="{COLORS[name]}"/>' for p in points]
+        y = top + 14 + 18 * k
+        out.append(f'<path d="M{width - right + 12} {y - 4}h16" stroke="{COLORS[name]}" stroke-width="2"/><text x="{width - right + 34}" y="{y}">{name}</text>')
+    return "\n".join(out) + "\n</svg>\n"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [head, ["---"] * len(head), *rows]]
+    return "\n".join(lines) + "\n"
+
+
+# ---- the figures ----
+
+
+def by_ranks(hadal):
+    ranks, lines, rows = [8, 16, 32, 48, 72], {}, []
+    for n in ranks:
+        got = simulate(hadal, f"{SKEW},passes:40,tokens:{128 * n}", "--ranks", n, "--slots", 288, "--window", 24)
+        for plan, r in got.items():
+            lines.setdefault(plan, []).append(r["balancedness"])
+        rows.append([n, *(f"{got[p]['balancedness']:.3f}" for p in got), f"{got['flow']['bound']:.3f}", *(f"{got[p]['tokens_per_s'] / got['none']['tokens_per_s']:.2f}" for p in ("hadal", "flow"))])
+    svg = plot("288 slots, 1024 rows per rank", "ranks", "balancedness", ranks, lines)
+    return svg, table(["ranks", "none", "published", "hadal", "flow", "bound", "speed of hadal / none", "of flow / none"], rows)
+
+
+def by_batch(hadal):
+    rows = []
+    for per_rank in (64, 256, 1024, 8192):
+        for jitter in (0, 0.3):
+            passes = 40 if per_rank < 8192 else 24
+            got = simulate(hadal, f"{SKEW},passes:{passes},tokens:{4 * per_rank},jitter:{jitter}", "--ranks", 32, "--slots", 288, "--window", 16)
+            rows.append([per_rank, f"{jitter:.0%}", *(f"{got[p]['balancedness']:.3f} ({got[p]['lowest']:.3f})" for p in got)])
+    return table(["rows per rank", "jitter", "none", "published", "hadal", "flow"], rows)
+
+
+def over_time(hadal):
+    got = simulate(hadal, f"{SKEW},passes:256,tokens:4096,switch:80,drift:0.01", "--ranks", 32, "--slots", 288, "--window", 16, "--every", 16)
+    lines = {p: [s["balancedness"] for s in r["steps"]] for p, r in got.items()}
+    svg = plot("All shares change after steps 64, 144 and 224; plans every 16 steps", "step", "balancedness", list(range(len(lines["none"]))), lines)
+    return svg
+
+
+def by_period(hadal):
+    rows = []
+    for drift in (0.01, 0.03):
+        for every in (8, 32, 0):
+            got = simulate(hadal, f"{SKEW},passes:176,tokens:4096,drift:{drift}", "--ranks", 32, "--slots", 288, "--window", 16, "--every", every)
+            rows.append([f"{drift:.0%}", every or "never", *(f"{got[p]['balancedness']:.3f}" for p in ("published", "hadal", "flow")), *(f"{got[p]['moves'] / 2 / max(1, got[p]['plans'] - 1):.0f}" for p in ("published", "hadal", "flow"))])
+    return table(["drift per step", "plan every", "published", "hadal", "flow", "moves per plan and layer: published", "hadal", "flow"], rows)
+
+
+def page(hadal):
+    ranks_svg, ranks = by_ranks(hadal)
+    text = f"""### Balancedness by ranks
+
+`hadal simulate --generate {SKEW},...`: 256 experts, 8 per token, 288 slots, 1024 rows per rank.
+Speed is that of the model of a step; it is a prediction.
+
+{ranks}
+![balancedness against ranks](eplb/ranks.svg)
+
+### By batch
+
+32 ranks, 288 slots; mean, and in brackets what 1 % of steps and layers are below. Jitter is the
+deviation of each expert's share per step.
+
+{by_batch(hadal)}
+### When traffic changes
+
+`published` and `flow` are planned anew, `hadal` is repaired.
+
+![balancedness over time](eplb/time.svg)
+
+{by_period(hadal)}"""
+    return {PAGE.parent / "eplb" / "ranks.svg": ranks_svg, PAGE.parent / "eplb" / "time.svg": over_time(hadal)}, text
+
+
+def main(args):
+    check = "--check" in args
+    rest = [a for a in args if a != "--check"]
+    files, text = page(rest[0] if rest else str(ROOT / "build" / "hadal"))
+    whole = PAGE.read_text()
+    before, after = whole[: whole.index(BEGIN) + len(BEGIN)], whole[whole.index(END) :]
+    files[PAGE] = before + text + after
+    for path, content in files.items():
+        if check and path.read_text() != content:
+            sys.exit(f"{path}: not as made")
+        if not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
