@@ -158,7 +158,7 @@ static bool recover(engine_rank *rank, const hd_err *err) {
 
 /* ---- the beginning of a round ---- */
 
-/* A retraction by a pause that is newer than the order is repeated with the next. */
+/* A retraction by a pause that is newer than the order waits for the next. */
 static hd_status put_mail(engine_rank *rank, int32_t group, hd_bytes *to, hd_err *err) {
     hd_engine *e = rank->engine;
     engine_mail *mail = &e->groups[group].mail;
@@ -168,10 +168,11 @@ static hd_status put_mail(engine_rank *rank, int32_t group, hd_bytes *to, hd_err
     for (int32_t i = 0; i < mail->n_cancelled; i++) {
         HD_TRY(engine_put_record(to, ENGINE_RECORD_CANCEL, group, mail->cancelled[i], err));
     }
-    if (mail->retract) HD_TRY(engine_put_record(to, ENGINE_RECORD_RETRACT, group, 0, err));
+    const bool retract = mail->retract && mail->retract_pause <= rank->order.pauses;
+    if (retract) HD_TRY(engine_put_record(to, ENGINE_RECORD_RETRACT, group, 0, err));
     if (mail->flush) HD_TRY(engine_put_record(to, ENGINE_RECORD_FLUSH, group, 0, err));
     mail->n_submitted = mail->n_cancelled = 0;
-    mail->retract = mail->retract && mail->retract_pause > rank->order.pauses;
+    mail->retract = mail->retract && !retract;
     mail->flush = false;
     return HD_OK;
 }

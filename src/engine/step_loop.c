@@ -276,8 +276,8 @@ static int64_t look_at(const engine_rank *rank) {
 }
 
 /* Copies the mail, and empties the mailbox. Returns whether all groups begin anew. A pause may
- * be newer than the order of this round, whose step admits requests again: its retraction is
- * repeated in the round that rests. */
+ * be newer than the order of this round, whose step admits requests again: its retraction
+ * waits for the round that rests. */
 static bool take_mail(engine_rank *rank) {
     hd_engine *e = rank->engine;
     engine_mail *in = &rank->inbox, *mail = &e->groups[rank->group].mail;
@@ -285,7 +285,7 @@ static bool take_mail(engine_rank *rank) {
     in->n_submitted = mail->n_submitted;
     in->n_cancelled = mail->n_cancelled;
     in->flush = mail->flush;
-    in->retract = mail->retract;
+    in->retract = mail->retract && mail->retract_pause <= rank->order.pauses;
     in->rebalance = mail->rebalance;
     in->record_start = mail->record_start;
     in->record_stop = mail->record_stop;
@@ -297,7 +297,7 @@ static bool take_mail(engine_rank *rank) {
     mail->jobs = NULL;
     mail->n_submitted = mail->n_cancelled = 0;
     mail->flush = false;
-    mail->retract = mail->retract && mail->retract_pause > rank->order.pauses;
+    mail->retract = mail->retract && !in->retract;
     mail->rebalance = mail->record_start = mail->record_stop = false;
     const bool anew = rank->recoveries != e->recoveries;
     rank->recoveries = e->recoveries;
