@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A trainer's side of rollouts, in one page: sample answers with their experts, replace the weights by
-disk and by shared memory while they are written, then score every answer anew with the weights that its
-spans name.
+"""A trainer's side of rollouts, in one page: sample answers with their experts and indexer choices, replace the
+weights by disk and by shared memory while they are written, then score every answer anew with the weights that
+its spans name.
 
-    hadal serve models/tiny-v4 --weights-dir /tmp --max-running 64 --routed-experts
+    hadal serve models/tiny-v4 --weights-dir /tmp --max-running 64 --routed-experts --indexer-topk
     python3 examples/rollout.py http://127.0.0.1:30000 models/tiny-v4
 
 Needs numpy. The "training" scales every norm a little; that is enough for other answers.
@@ -24,6 +24,7 @@ import numpy as np
 
 URL, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
 N, TOKENS, TEMPERATURE = 64, 60, 0.9
+CHOICES = {"return_routed_experts": True, "return_indexer_topk": True}
 
 
 def call(path, body):
@@ -58,20 +59,20 @@ def checksum():
 def sample(seed):
     sampling = {"max_new_tokens": TOKENS, "temperature": TEMPERATURE, "ignore_eos": True, "sampling_seed": seed}
     body = {"input_ids": [605, 14, 261 + seed], "sampling_params": sampling, "return_logprob": True}
-    return call("/generate", {**body, "return_routed_experts": True})
+    return call("/generate", {**body, **CHOICES})
 
 
-def experts(info):
+def choices(info, kind):
     """[tokens - 1, layers, top_k]; row t was computed to sample token t + 1."""
-    return np.frombuffer(base64.b64decode(info["routed_experts"]), "<i4").reshape(info["routed_experts_shape"])
+    return np.frombuffer(base64.b64decode(info[kind]), "<i4").reshape(info[kind + "_shape"])
 
 
 def score(prompt, output):
-    """Log-probabilities and experts of an output, at the temperature that it was sampled at."""
+    """Log-probabilities of an output, at the temperature that it was sampled at, and what comes with them."""
     sampling = {"max_new_tokens": 0, "temperature": TEMPERATURE}
     body = {"input_ids": prompt + output, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-    info = call("/generate", {**body, "return_routed_experts": True})["meta_info"]
-    return [p for p, *_ in info["input_token_logprobs"][len(prompt) :]], experts(info)
+    info = call("/generate", {**body, **CHOICES})["meta_info"]
+    return [p for p, *_ in info["input_token_logprobs"][len(prompt) :]], info
 
 
 data = (MODEL / "model.safetensors").read_bytes()
@@ -98,18 +99,19 @@ try:
         print("spans:", *("{version} {start}-{end}".format(**s) for s in a["meta_info"]["weight_versions"]))
     for version, replace in ways.items():
         replace()
-        differences, other_experts = [], 0
+        differences, other = [], {"routed_experts": 0, "indexer_topk": 0}
         for seed, a in enumerate(answers):
             then = [p for p, *_ in a["meta_info"]["output_token_logprobs"]]
-            now, routes = score([605, 14, 261 + seed], a["output_ids"])
+            now, info = score([605, 14, 261 + seed], a["output_ids"])
             for span in a["meta_info"]["weight_versions"]:
                 if span["version"] == version:
                     part = slice(span["start"], span["end"])
                     differences += [abs(x - y) for x, y in zip(then[part], now[part])]
                     rows = slice(2 + span["start"], 2 + span["end"])
-                    other_experts += int((experts(a["meta_info"])[rows] != routes[rows]).sum())
+                    for kind in other:
+                        other[kind] += int((choices(a["meta_info"], kind)[rows] != choices(info, kind)[rows]).sum())
         same = checksum() == hashes[version]
-        print(f"{version}: {len(differences)} tokens, largest |log p| difference {max(differences, default=0)}, other experts {other_experts}, hashes equal: {same}")
+        print(f"{version}: {len(differences)} tokens, largest |log p| difference {max(differences, default=0)}, other experts {other['routed_experts']}, other keys {other['indexer_topk']}, hashes equal: {same}")
 finally:
     shutil.rmtree(folder)
     shm.unlink(missing_ok=True)

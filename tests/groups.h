@@ -39,6 +39,7 @@
     X(weights) \
     X(dummy) \
     X(shard) \
+    X(quantize) \
     X(update) \
     X(expert_slots) \
     X(expert_cache) \

@@ -157,3 +157,55 @@ void hd_thread_pool_run(hd_thread_pool *p, int32_t n_tasks, hd_task_fn *fn, cons
         }
     }
 }
+
+/* ---- tasks that may fail ---- */
+
+/* The first failure so far. */
+typedef struct failure {
+    pthread_mutex_t lock; /* of the others */
+    int32_t task;
+    hd_err err;
+} failure;
+
+typedef struct fallible_job {
+    hd_fallible_task_fn *fn;
+    const void *arg;
+    failure *first;
+} fallible_job;
+
+static bool is_behind(failure *f, int32_t task) {
+    pthread_mutex_lock(&f->lock);
+    const bool behind = task > f->task;
+    pthread_mutex_unlock(&f->lock);
+    return behind;
+}
+
+static void run_fallible(const void *arg, int32_t task, int32_t index) {
+    const fallible_job *job = arg;
+    hd_err err = {0};
+    (void)index;
+    if (is_behind(job->first, task) || job->fn(job->arg, task, &err) == HD_OK) return;
+    pthread_mutex_lock(&job->first->lock);
+    if (task < job->first->task) {
+        job->first->task = task;
+        job->first->err = err;
+    }
+    pthread_mutex_unlock(&job->first->lock);
+}
+
+hd_status hd_tasks_run(int32_t n_threads, int32_t n_tasks, hd_fallible_task_fn *fn,
+                       const void *arg, hd_err *err) {
+    failure first = {.lock = PTHREAD_MUTEX_INITIALIZER, .task = n_tasks};
+    const fallible_job job = {fn, arg, &first};
+    hd_thread_pool *pool;
+    if (hd_thread_pool_open(&pool, n_threads, false, NULL) == HD_OK) {
+        hd_thread_pool_run(pool, n_tasks, run_fallible, &job);
+    } else {
+        for (int32_t i = 0; i < n_tasks; i++) run_fallible(&job, i, 0);
+    }
+    hd_thread_pool_close(pool);
+    pthread_mutex_destroy(&first.lock);
+    if (first.task == n_tasks) return HD_OK;
+    if (err && err->status == HD_OK) *err = first.err;
+    return first.err.status;
+}

@@ -31,6 +31,14 @@ void hd_thread_pool_bind_owner(
 int32_t hd_thread_pool_size(const hd_thread_pool *p);
 void hd_thread_pool_run(hd_thread_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg);
 
+typedef hd_status hd_fallible_task_fn(const void *arg, int32_t task, hd_err *err);
+
+/* Runs tasks that may fail, on n_threads threads of its own, as hd_thread_pool_open() counts them;
+ * where threads cannot start, the caller runs all. Returns the failure of the first task, by
+ * number, that fails; tasks behind it may be left out. */
+hd_status hd_tasks_run(int32_t n_threads, int32_t n_tasks, hd_fallible_task_fn *fn,
+                       const void *arg, hd_err *err);
+
 HD_END_C
 
 #endif

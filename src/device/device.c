@@ -183,3 +183,11 @@ void *hd_stream_scratch(const hd_stream *s, int32_t worker, size_t bytes) {
 size_t hd_stream_scratch_bytes(const hd_stream *s) {
     return s->scratch_each;
 }
+
+void hd_stream_host_tasks(hd_stream *s, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
+    if (s->device->table->host_memory) {
+        hd_stream_tasks(s, n_tasks, fn, arg);
+    } else {
+        for (int32_t i = 0; i < n_tasks; i++) fn(arg, i, 0);
+    }
+}

@@ -145,6 +145,10 @@ int32_t hd_graph_launches(const hd_graph *g);
 
 void hd_stream_launch(hd_stream *s, const hd_graph *g);
 
+/* Runs fn for every task in [0, n_tasks), all of them on the host: on the threads of a CPU, or on
+ * the caller beside a GPU. Returns when all are done. */
+void hd_stream_host_tasks(hd_stream *s, int32_t n_tasks, hd_task_fn *fn, const void *arg);
+
 /* ---- for operators only ---- */
 
 /* CPU: runs fn(arg, task, worker) for every task in [0, n_tasks), returns when all are done. */

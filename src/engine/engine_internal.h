@@ -154,6 +154,7 @@ struct hd_engine {
     engine_reopening *reopening; /* NULL without ucx */
     hd_weights *whole;           /* the complete model; of one rank, this is its own */
     bool updatable;
+    int32_t threads;           /* as in the options */
     hd_weights_backup *backup; /* of weights that are given back; NULL: they are lost */
     bool replay[HD_N_REPLAYS]; /* choices of every position are kept */
     bool whole_prompts;        /* the last layers compute every position of a prompt */

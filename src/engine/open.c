@@ -251,6 +251,7 @@ static hd_status check_prompt_decoder(hd_engine *e, const hd_engine_options *o, 
 static hd_status check_updatable(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
     e->updatable = o->updatable;
+    e->threads = o->threads;
     if (!o->updatable) {
         if (!o->weights_backup) return HD_OK;
         return HD_FAIL(err, HD_EINVAL, "a backup of weights that cannot be replaced");

@@ -52,6 +52,10 @@ const hd_weights *hd_engine_weights(const hd_engine *e) {
     return e->updatable ? e->whole : NULL;
 }
 
+int32_t hd_engine_threads(const hd_engine *e) {
+    return e->threads;
+}
+
 const char *hd_engine_weight_version(hd_engine *e) {
     pthread_mutex_lock(&e->lock);
     const char *version = e->version ? e->version : FIRST;

@@ -105,6 +105,11 @@ void weight_updates_handle(http_call *c, server *s, weight_updates_handler *fn) 
                    "weights cannot be replaced: the server was started without --weights-dir");
         return;
     }
+    if (atomic_load(&s->draining)) {
+        http_reply_header(c, "Retry-After", "5");
+        http_error(c, 503, "overloaded_error", "draining", NULL, "the server is going down");
+        return;
+    }
     if (http_hand_over(c)) return;
     json_t *body = server_take_body(c);
     if (!body) return;
@@ -330,7 +335,9 @@ static hd_status read_whole_tensors(server *s, json_t *body, hd_checkpoint **out
 
 static hd_status add_tensors(server *s, hd_weights_update **u, json_t *body,
                              hd_weights_selector selector, hd_err *err) {
-    const hd_weights_update_rule rule = {.selector = selector, .once = is_delta(body)};
+    const hd_weights_update_rule rule = {.selector = selector,
+                                         .once = is_delta(body),
+                                         .n_threads = hd_engine_threads(s->engine)};
     hd_checkpoint *c;
     HD_TRY(read_whole_tensors(s, body, &c, err));
     const hd_status st = *u ? HD_OK : open_update(s, u, err);

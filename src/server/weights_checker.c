@@ -135,7 +135,7 @@ static hd_status scramble_all(server *s, json_t *skip, hd_checkpoint **out, hd_e
 }
 
 static void reset_tensors(server *s, weight_call *c, json_t *skip) {
-    const hd_weights_update_rule rule = {.selector = HD_SELECT_ALL};
+    const hd_weights_update_rule rule = {.n_threads = hd_engine_threads(s->engine)};
     hd_weights_update *u = NULL;
     hd_checkpoint *random;
     hd_err err = {0};

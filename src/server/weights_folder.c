@@ -66,7 +66,8 @@ static hd_status check_tokenizer(const server *s, const char *path, hd_err *err)
 
 hd_status weights_read_folder(server *s, hd_weights_update **out, const char *path,
                               hd_weights_selector selector, hd_err *err) {
-    const hd_weights_update_rule rule = {.selector = selector, .whole = true};
+    const hd_weights_update_rule rule = {
+        .selector = selector, .whole = true, .n_threads = hd_engine_threads(s->engine)};
     hd_checkpoint *c;
     HD_TRY(check_place(s, path, err));
     HD_TRY(check_model(s, path, err));

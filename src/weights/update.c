@@ -1,33 +1,32 @@
-/* update.c - collects an update as a list of copies, and makes them.
- *
- * The incoming tensors are bound like those of a checkpoint (bind.c), so every name and format
- * that a file may use is accepted here, too. What has the stored format is copied from where it
- * came; what has not is converted into blocks of the update's own. */
+/* update.c - collects an update as a list of copies, and makes them. One tensor's way is
+ * arrival.c. Values are checked and converted on threads of the update's own, beside the steps;
+ * copies are made on those of the device, between two steps. */
 #include "weights/update.h"
 
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checked.h"
-#include "weights/quantize.h"
+#include "base/thread_pool.h"
+#include "weights/arrival_internal.h"
 #include "weights/weights_internal.h"
 
-/* One array of the model and its next content. */
-typedef struct piece {
-    void *to;
-    const void *from;
-    size_t bytes;
-    int32_t decl;
-    bool on_device;
-} piece;
+enum {
+    ALONE = 8 << 20, /* bytes of an update that one thread checks, before others have started */
+    SPAN = 1 << 20   /* bytes that one task copies */
+};
+
+/* A part of one of an arrival's copies. */
+typedef struct span {
+    int32_t arrival, copy;
+    size_t at;
+} span;
 
 /* Tensors that came together, and what was converted of them. */
 typedef struct bucket {
     hd_checkpoint *source;
-    weights_pieces converted;
-    piece *pieces;
-    size_t n_pieces, cap_pieces;
+    weights_arrival *arrivals; /* [n_arrivals] */
+    span *spans;               /* [n_spans] of host memory */
+    int32_t n_arrivals, n_spans;
     bool *used;  /* [tensors of source] */
     bool *given; /* [schema.n] what it brings, unless a later bucket brings it */
     int32_t n_given;
@@ -39,174 +38,7 @@ struct hd_weights_update {
     size_t n_buckets;
 };
 
-/* One tensor on its way. */
-typedef struct arrival {
-    const hd_weights *w;
-    bucket *b;
-    weights_bound in;
-    int32_t decl;
-    hd_err *err;
-} arrival;
-
-/* Arrays of updatable weights are memory of this process, whatever points to them. */
-static void *writable(const void *p) {
-    return (void *)(uintptr_t)p;
-}
-
-static hd_status add_piece(arrival *a, const void *to, const void *from, size_t bytes,
-                           bool on_device) {
-    bucket *b = a->b;
-    if (b->n_pieces == b->cap_pieces) {
-        const size_t cap = b->cap_pieces ? 2 * b->cap_pieces : 256;
-        piece *more = realloc(b->pieces, cap * sizeof *more);
-        if (!more) return HD_FAIL(a->err, HD_ENOMEM, "no memory for an update");
-        b->pieces = more;
-        b->cap_pieces = cap;
-    }
-    b->pieces[b->n_pieces++] = (piece){writable(to), from, bytes, a->decl, on_device};
-    return HD_OK;
-}
-
-/* The stored array, and the copy of it that a device has. */
-static hd_status replace(arrival *a, const void *stored, const void *read, const void *from,
-                         size_t bytes) {
-    HD_TRY(add_piece(a, stored, from, bytes, false));
-    return read && read != stored ? add_piece(a, read, from, bytes, true) : HD_OK;
-}
-
-static hd_status misfit(const arrival *a, const hd_tensor *t, const char *why) {
-    return weights_misfit(a->b->source, t, a->err, "%s", why);
-}
-
-/* ---- conversions ---- */
-
-static hd_status convert(arrival *a, const uint8_t **out, hd_dtype to, hd_dtype from,
-                         const void *values, int64_t n) {
-    uint8_t *block = weights_take_piece(&a->b->converted, hd_dtype_bytes(to, n), a->err);
-    if (!block) return HD_ENOMEM;
-    *out = block;
-    if (hd_convert(to, block, from, values, n)) return HD_OK;
-    return weights_misfit(a->b->source, a->in.data, a->err,
-                          "bad value: larger than %s can hold", hd_dtype_name(to));
-}
-
-/* Scales in another type are the same numbers, or they are refused. */
-static hd_status convert_scale(arrival *a, const uint8_t **out, const hd_weight *have,
-                               int64_t n) {
-    const hd_weight *in = &a->in.weight;
-    HD_TRY(convert(a, out, have->scale_type, in->scale_type, in->scale, n));
-    for (int64_t i = 0; i < n; i++) {
-        if (hd_dtype_at(have->scale_type, *out, i) ==
-            hd_dtype_at(in->scale_type, in->scale, i)) {
-            continue;
-        }
-        return weights_misfit(a->b->source, a->in.scale, a->err,
-                              "bad scale: number %lld is not exact in %s, the model's type",
-                              (long long)i, hd_dtype_name(have->scale_type));
-    }
-    return HD_OK;
-}
-
-static bool is_plain(const weights_bound *b) {
-    return b->format && b->format->scale_types[0] == HD_NONE;
-}
-
-static bool same_blocks(const hd_weight *a, const hd_weight *b) {
-    return a->type == b->type && a->block_rows == b->block_rows &&
-           a->block_cols == b->block_cols;
-}
-
-static hd_status refuse_format(const arrival *a, const weights_bound *have) {
-    return weights_misfit(a->b->source, a->in.data, a->err,
-                          "dtype mismatch: %s, but the model has %s, which can be made of F32, "
-                          "F16 and BF16 only%s",
-                          a->in.format->name, have->format->name,
-                          hd_can_quantize(&have->weight) || is_plain(have) ? "" : ", not here");
-}
-
-/* ---- a tensor's arrays ---- */
-
-static hd_status replace_scales(arrival *a, const weights_bound *have, const hd_weight *read) {
-    const hd_weight *in = &a->in.weight, *w = &have->weight;
-    const hd_stored_format f = hd_weight_format(w);
-    const uint8_t *from = in->scale;
-    if (in->scale_type != w->scale_type) {
-        HD_TRY(convert_scale(a, &from, w, hd_stored_scales(&f, w->rows, w->cols)));
-    }
-    HD_TRY(
-        replace(a, w->scale, read->scale, from, hd_stored_scale_bytes(&f, w->rows, w->cols)));
-    if (!have->global) return HD_OK;
-    if (read->data != w->data && in->global != w->global) {
-        return misfit(a, a->in.global, "bad scale: on a GPU a global scale cannot change");
-    }
-    HD_TRY(add_piece(a, have->global->data, a->in.global->data, sizeof(float), false));
-    HD_TRY(add_piece(a, &have->weight.global, a->in.global->data, sizeof(float), false));
-    return add_piece(a, &read->global, a->in.global->data, sizeof(float), false);
-}
-
-static hd_status quantize(arrival *a, const weights_bound *have, const hd_weight *read) {
-    const hd_weight *w = &have->weight;
-    const hd_stored_format f = hd_weight_format(w);
-    const size_t n = hd_stored_data_bytes(&f, w->rows, w->cols);
-    const size_t n_scale = hd_stored_scale_bytes(&f, w->rows, w->cols);
-    uint8_t *data = weights_take_piece(&a->b->converted, n, a->err);
-    uint8_t *scale = data ? weights_take_piece(&a->b->converted, n_scale, a->err) : NULL;
-    if (!scale) return HD_ENOMEM;
-    HD_TRY(hd_quantize(w, data, scale, a->in.weight.type, a->in.weight.data, a->err));
-    HD_TRY(replace(a, w->data, read->data, data, n));
-    return replace(a, w->scale, read->scale, scale, n_scale);
-}
-
-static hd_status replace_matrix(arrival *a, const weights_bound *have, const hd_weight *read) {
-    const hd_weight *in = &a->in.weight, *w = &have->weight;
-    const hd_stored_format f = hd_weight_format(w);
-    const size_t n = hd_stored_data_bytes(&f, w->rows, w->cols);
-    const uint8_t *from = in->data;
-    if (is_plain(&a->in) && is_plain(have)) {
-        if (in->type != w->type) {
-            HD_TRY(convert(a, &from, w->type, in->type, in->data, (int64_t)w->rows * w->cols));
-        }
-        return replace(a, w->data, read->data, from, n);
-    }
-    if (is_plain(&a->in) && hd_can_quantize(w)) return quantize(a, have, read);
-    if (a->in.format != have->format || !same_blocks(in, w)) return refuse_format(a, have);
-    HD_TRY(replace(a, w->data, read->data, from, n));
-    return replace_scales(a, have, read);
-}
-
-/* A vector is stored in the file's type and read as float32. */
-static hd_status replace_vector(arrival *a, const weights_bound *have, const weights_slot *s) {
-    const float *read = s->vector;
-    const hd_weight *in = &a->in.weight, *w = &have->weight;
-    const int64_t n = (int64_t)w->rows * w->cols;
-    const uint8_t *stored = in->data, *wide;
-    if (in->type != w->type) HD_TRY(convert(a, &stored, w->type, in->type, in->data, n));
-    HD_TRY(add_piece(a, w->data, stored, hd_dtype_bytes(w->type, n), false));
-    if ((const void *)read == w->data) return HD_OK;
-    HD_TRY(convert(a, &wide, HD_F32, w->type, stored, n));
-    return add_piece(a, read, wide, (size_t)n * sizeof(float), read != s->owned);
-}
-
-static hd_status replace_table(arrival *a, const weights_bound *have, const weights_slot *s) {
-    const hd_tensor *in = a->in.data, *stored = have->data;
-    const size_t n = (size_t)in->shape[0] * (size_t)in->shape[1];
-    int32_t *table = weights_take_piece(&a->b->converted, n * sizeof *table, a->err);
-    if (!table) return HD_ENOMEM;
-    for (size_t i = 0; i < n; i++) {
-        const int64_t id = weights_integer_at(in, i);
-        if (id < 0 || id >= a->w->spec->route.n_experts) {
-            return misfit(a, in, "bad expert: a number that no expert has");
-        }
-        table[i] = (int32_t)id;
-    }
-    if (in->dtype != stored->dtype) {
-        return misfit(a, in, "dtype mismatch: the model has the other type of integers");
-    }
-    HD_TRY(add_piece(a, stored->data, in->data, in->bytes, false));
-    return add_piece(a, s->table, table, n * sizeof *table, s->table != s->owned);
-}
-
-/* ---- one tensor ---- */
+/* ---- binding ---- */
 
 static bool selected(const hd_weights *w, const hd_tensor_decl *d, hd_weights_selector s) {
     const bool draft = d->layer >= w->spec->n_layers;
@@ -217,44 +49,52 @@ static void use(bucket *b, const hd_tensor *t) {
     if (t) b->used[t - hd_checkpoint_at(b->source, 0)] = true;
 }
 
-static hd_status take_tensor(arrival *a, const hd_tensor *data, bool wanted) {
-    const hd_weights *w = a->w;
-    const hd_tensor_decl *d = &w->schema.decls[a->decl];
-    const weights_bound *have = &w->bound[a->decl];
-    use(a->b, data);
-    HD_TRY(weights_bind(&a->in, a->b->source, w->spec, d, data, a->err));
-    use(a->b, a->in.scale);
-    use(a->b, a->in.global);
-    if (!wanted || (!have->data && d->duplicate)) return HD_OK;
-    if (!have->data) return misfit(a, data, "the running model was opened without it");
-    HD_TRY(weights_check_scales(a->b->source, &a->in, a->err));
-    HD_TRY(weights_check_values(a->b->source, &a->in, a->err));
-    weights_slot *s = weights_slot_at(w, d->layer, d->role);
-    if (d->role == HD_ROUTER_HASH) return replace_table(a, have, s);
-    if (weights_is_small(d)) return replace_vector(a, have, s);
-    const hd_weight *read =
-        d->expert < 0
-            ? &s->weight
-            : &s->experts[hd_shard_slot(&w->shard, d->expert, w->spec->route.n_experts)];
-    return replace_matrix(a, have, read);
+/* Keeps it as an arrival, if it is wanted. */
+static hd_status bind_tensor(const hd_weights *w, bucket *b, int32_t decl,
+                             const hd_tensor *data, bool wanted, hd_err *err) {
+    weights_arrival *a = &b->arrivals[b->n_arrivals];
+    HD_TRY(weights_arrival_bind(a, w, b->source, decl, data, err));
+    use(b, data);
+    use(b, a->in.scale);
+    use(b, a->in.global);
+    if (!wanted || (!w->bound[decl].data && w->schema.decls[decl].duplicate)) return HD_OK;
+    if (!w->bound[decl].data) {
+        return weights_misfit(b->source, data, err, "the running model was opened without it");
+    }
+    b->given[decl] = true;
+    b->n_given++;
+    b->n_arrivals++;
+    return HD_OK;
 }
 
-/* ---- buckets ---- */
+/* Binds every tensor that a declaration asks for. Returns the first that is wanted and not
+ * there in *absent. */
+static hd_status bind_tensors(const hd_weights *w, bucket *b, hd_weights_selector selector,
+                              const hd_tensor_decl **absent, hd_err *err) {
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        const hd_tensor_decl *d = &w->schema.decls[i];
+        const bool wanted = selected(w, d, selector);
+        const hd_tensor *data = weights_find_tensor(b->source, w->spec, d);
+        if (data) {
+            HD_TRY(bind_tensor(w, b, i, data, wanted, err));
+        } else if (wanted && w->bound[i].data && !d->duplicate && !*absent) {
+            *absent = d;
+        }
+    }
+    return HD_OK;
+}
 
-static void close_bucket(bucket *b) {
-    hd_checkpoint_close(b->source);
-    weights_pieces_deinit(&b->converted);
-    free(b->pieces);
-    free(b->used);
-    free(b->given);
-    *b = (bucket){0};
+/* Whether the model's own files have a tensor of this name, and nothing reads it. */
+static bool is_unread(const hd_weights *w, const char *name) {
+    const hd_tensor *own = hd_checkpoint_find(w->checkpoint, name);
+    return own && w->uses[own - hd_checkpoint_at(w->checkpoint, 0)].what == HD_USE_UNKNOWN;
 }
 
 /* What no declaration asked for is unknown, unless files are known to have it. */
-static hd_status check_unknown(const bucket *b, hd_err *err) {
+static hd_status check_unknown(const hd_weights *w, const bucket *b, hd_err *err) {
     for (int32_t i = 0; i < hd_checkpoint_count(b->source); i++) {
         const hd_tensor *t = hd_checkpoint_at(b->source, i);
-        if (b->used[i] || weights_of_no_use(t->name)) continue;
+        if (b->used[i] || weights_of_no_use(t->name) || is_unread(w, t->name)) continue;
         return weights_misfit(b->source, t, err,
                               "unknown: this model has no such tensor, or another one of this "
                               "update is the same by another name");
@@ -273,28 +113,77 @@ static hd_status check_once(const hd_weights_update *u, const bucket *b, hd_err 
     return HD_OK;
 }
 
+/* ---- checking and converting, on several threads ---- */
+
+typedef struct preparation {
+    const hd_weights *w;
+    const bucket *b;
+} preparation;
+
+static hd_status prepare_task(const void *arg, int32_t task, hd_err *err) {
+    const preparation *p = arg;
+    return weights_arrival_prepare(&p->b->arrivals[task], p->w, p->b->source, err);
+}
+
+static size_t bytes_of(const bucket *b) {
+    size_t n = 0;
+    for (int32_t i = 0; i < b->n_arrivals; i++) n += b->arrivals[i].in.data->bytes;
+    return n;
+}
+
+static hd_status prepare(const hd_weights *w, const bucket *b, int32_t n_threads, hd_err *err) {
+    const preparation p = {w, b};
+    return hd_tasks_run(bytes_of(b) > ALONE ? n_threads : 1, b->n_arrivals, prepare_task, &p,
+                        err);
+}
+
+/* Divides the copies within host memory: into *spans unless NULL. Returns the number. */
+static size_t divide(const bucket *b, span *spans) {
+    size_t n = 0;
+    for (int32_t i = 0; i < b->n_arrivals; i++) {
+        for (int32_t k = 0; k < b->arrivals[i].n_copies; k++) {
+            const weights_copy *c = &b->arrivals[i].copies[k];
+            if (c->on_device || c->to == c->from) continue;
+            for (size_t at = 0; at < c->bytes; at += SPAN, n++) {
+                if (spans) spans[n] = (span){i, k, at};
+            }
+        }
+    }
+    return n;
+}
+
+static hd_status list_spans(bucket *b, hd_err *err) {
+    const size_t n = divide(b, NULL);
+    b->spans = n < INT32_MAX ? malloc((n + 1) * sizeof *b->spans) : NULL;
+    if (!b->spans) return HD_FAIL(err, HD_ENOMEM, "no memory for an update");
+    b->n_spans = (int32_t)divide(b, b->spans);
+    return HD_OK;
+}
+
+/* ---- buckets ---- */
+
+static void close_bucket(bucket *b) {
+    for (int32_t i = 0; i < b->n_arrivals; i++) weights_arrival_deinit(&b->arrivals[i]);
+    hd_checkpoint_close(b->source);
+    free(b->arrivals);
+    free(b->spans);
+    free(b->used);
+    free(b->given);
+    *b = (bucket){0};
+}
+
 static hd_status fill_bucket(const hd_weights_update *u, bucket *b,
                              const hd_weights_update_rule *rule, hd_err *err) {
-    const hd_weights *w = u->w;
     const hd_tensor_decl *absent = NULL;
-    for (int32_t i = 0; i < w->schema.n; i++) {
-        const hd_tensor_decl *d = &w->schema.decls[i];
-        const bool wanted = selected(w, d, rule->selector);
-        const hd_tensor *data = weights_find_tensor(b->source, w->spec, d);
-        if (!data) {
-            if (wanted && w->bound[i].data && !d->duplicate && !absent) absent = d;
-            continue;
-        }
-        arrival a = {.w = w, .b = b, .decl = i, .err = err};
-        HD_TRY(take_tensor(&a, data, wanted));
-        b->given[i] = wanted && w->bound[i].data;
-        b->n_given += b->given[i];
-    }
-    HD_TRY(check_unknown(b, err));
+    HD_TRY(bind_tensors(u->w, b, rule->selector, &absent, err));
+    HD_TRY(check_unknown(u->w, b, err));
     if (rule->once) HD_TRY(check_once(u, b, err));
-    if (!rule->whole || !absent) return HD_OK;
-    return HD_FAIL(err, HD_EFORMAT, "%s: missing tensor %s",
-                   hd_checkpoint_shard_path(b->source, 0), absent->name);
+    if (rule->whole && absent) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: missing tensor %s",
+                       hd_checkpoint_shard_path(b->source, 0), absent->name);
+    }
+    HD_TRY(prepare(u->w, b, rule->n_threads, err));
+    return list_spans(b, err);
 }
 
 /* Takes from a bucket what a later one brings. */
@@ -327,10 +216,13 @@ static hd_status keep_bucket(hd_weights_update *u, const bucket *b, hd_err *err)
 hd_status hd_weights_update_add(hd_weights_update *u, hd_checkpoint *c,
                                 const hd_weights_update_rule *rule, hd_err *err) {
     bucket b = {.source = c};
-    b.given = calloc((size_t)u->w->schema.n + 1, sizeof *b.given);
+    const size_t n = (size_t)u->w->schema.n + 1; /* an arrival may be bound and not kept */
+    b.arrivals = calloc(n, sizeof *b.arrivals);
+    b.given = calloc(n, sizeof *b.given);
     b.used = calloc((size_t)hd_checkpoint_count(c) + 1, sizeof *b.used);
-    hd_status st = b.given && b.used ? fill_bucket(u, &b, rule, err)
-                                     : HD_FAIL(err, HD_ENOMEM, "no memory for an update");
+    hd_status st = b.arrivals && b.given && b.used
+                       ? fill_bucket(u, &b, rule, err)
+                       : HD_FAIL(err, HD_ENOMEM, "no memory for an update");
     if (st == HD_OK) st = keep_bucket(u, &b, err);
     if (st != HD_OK) close_bucket(&b);
     return st;
@@ -392,18 +284,30 @@ hd_status hd_weights_discard(hd_weights *w, size_t *bytes, hd_err *err) {
 
 /* ---- applying ---- */
 
+static void copy_task(const void *arg, int32_t task, int32_t worker) {
+    const bucket *b = arg;
+    const span *s = &b->spans[task];
+    const weights_arrival *a = &b->arrivals[s->arrival];
+    const weights_copy *c = &a->copies[s->copy];
+    (void)worker;
+    if (!b->given[a->decl]) return;
+    const size_t left = c->bytes - s->at;
+    memcpy((uint8_t *)c->to + s->at, (const uint8_t *)c->from + s->at,
+           left < SPAN ? left : SPAN);
+}
+
 /* Copies what a bucket brings. Returns whether a global scale is among it. */
 static bool copy_bucket(const bucket *b, const hd_weights *w, hd_stream *s) {
     bool scalars = false;
-    for (size_t k = 0; k < b->n_pieces; k++) {
-        const piece *p = &b->pieces[k];
-        if (!b->given[p->decl]) continue;
-        if (p->on_device) {
-            hd_stream_upload(s, p->to, p->from, p->bytes);
-        } else if (p->to != p->from) {
-            memcpy(p->to, p->from, p->bytes);
+    hd_stream_host_tasks(s, b->n_spans, copy_task, b);
+    for (int32_t i = 0; i < b->n_arrivals; i++) {
+        const weights_arrival *a = &b->arrivals[i];
+        if (!b->given[a->decl]) continue;
+        for (int32_t k = 0; k < a->n_copies; k++) {
+            const weights_copy *c = &a->copies[k];
+            if (c->on_device) hd_stream_upload(s, c->to, c->from, c->bytes);
         }
-        scalars = scalars || w->bound[p->decl].global;
+        scalars = scalars || w->bound[a->decl].global;
     }
     return scalars;
 }

@@ -27,6 +27,7 @@ typedef struct hd_weights_update_rule {
     hd_weights_selector selector; /* others of the tensors are left out */
     bool whole;                   /* every tensor of the selection must be there */
     bool once;                    /* none of the tensors was added before */
+    int32_t n_threads;            /* that check and round; 0: one per core */
 } hd_weights_update_rule;
 
 hd_status hd_weights_update_open(hd_weights_update **out, const hd_weights *w, hd_err *err);
@@ -36,8 +37,8 @@ void hd_weights_update_close(hd_weights_update *u); /* NULL is fine */
  * files may use, the tensor's shape, and either its stored format, with its scales, or F32,
  * F16 or BF16, which are rounded to the stored format (quantize.h). HD_EFORMAT, with the
  * tensor's name: it is unknown, has another shape or format, or a value or scale that is no
- * finite number, or rule->once and it was added before; then nothing of c was added. A tensor that was added before is replaced; memory of which nothing
- * is left to be applied is freed. */
+ * finite number, or rule->once and it was added before; then nothing of c was added. A tensor that
+ * was added before is replaced; memory of which nothing is left to be applied is freed. */
 hd_status hd_weights_update_add(hd_weights_update *u, hd_checkpoint *c,
                                 const hd_weights_update_rule *rule, hd_err *err);
 
@@ -52,8 +53,8 @@ int32_t hd_weights_lost(const hd_weights *w);
 hd_status hd_weights_discard(hd_weights *w, size_t *bytes, hd_err *err);
 
 /* Copies everything into w, the weights that it was opened with, between two steps. s: the
- * stream of the device that has them; copies of host memory are made at once. An error is the
- * device's; then the tensors of u are lost. */
+ * stream of the device that has them; copies of host memory are made at once, on the threads of a
+ * CPU. An error is the device's; then the tensors of u are lost. */
 hd_status hd_weights_update_apply(hd_weights_update *u, hd_weights *w, hd_stream *s,
                                   hd_err *err);
 

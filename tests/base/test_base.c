@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -258,6 +259,49 @@ static void every_task_runs_once(void **state) {
     assert_null(pool);
 }
 
+typedef struct failing_job {
+    _Atomic int32_t *seen;
+    int32_t fails[2]; /* these tasks do */
+} failing_job;
+
+static hd_status fail_some(const void *arg, int32_t task, hd_err *err) {
+    const failing_job *job = arg;
+    atomic_fetch_add(&job->seen[task], 1);
+    if (task != job->fails[0] && task != job->fails[1]) return HD_OK;
+    return HD_FAIL(err, HD_EFORMAT, "task %d", task);
+}
+
+/* However many threads run them, the first task that fails is named, and all before it have run. */
+static void the_first_failure_counts(void **state) {
+    (void)state;
+    enum { TASKS = 50 };
+    for (int32_t threads = 1; threads <= 5; threads++) {
+        for (int32_t first = 0; first <= TASKS; first++) {
+            _Atomic int32_t seen[TASKS] = {0};
+            const failing_job job = {
+                seen, {first, first + 9}
+            };
+            hd_err err = {0};
+            char name[16];
+            snprintf(name, sizeof name, "task %d", first);
+            const hd_status st = hd_tasks_run(threads, TASKS, fail_some, &job, &err);
+            assert_int_equal(st, first < TASKS ? HD_EFORMAT : HD_OK);
+            assert_string_equal(err.msg, first < TASKS ? name : "");
+            for (int32_t i = 0; i < TASKS; i++) {
+                assert_true(atomic_load(&seen[i]) == 1 ||
+                            (i > first && atomic_load(&seen[i]) == 0));
+            }
+        }
+    }
+    _Atomic int32_t seen[1] = {0};
+    const failing_job job = {
+        seen, {1, 1}
+    };
+    assert_int_equal(hd_tasks_run(-1, 1, fail_some, &job, NULL), HD_OK); /* by the caller */
+    assert_int_equal(atomic_load(&seen[0]), 1);
+    assert_int_equal(hd_tasks_run(2, 0, fail_some, &job, NULL), HD_OK);
+}
+
 typedef struct short_job {
     int32_t *out;
     int32_t number;
@@ -339,6 +383,7 @@ int test_base(void) {
         cmocka_unit_test(siphash_knows_its_answers),
         cmocka_unit_test(parts_are_not_taken_for_others),
         cmocka_unit_test(every_task_runs_once),
+        cmocka_unit_test(the_first_failure_counts),
         cmocka_unit_test(late_workers_disturb_no_job),
         cmocka_unit_test(base64_is_decoded_strictly),
         cmocka_unit_test(checksums_see_every_byte),

@@ -105,7 +105,7 @@ def test_experts_from_other_ranks():
     assert x["dwdp"] == 4 and not x["fits"] and x["fetch_seconds"] > 0 and x["bytes"]["staged_experts"] > 0
     assert x["decode"]["seconds"] == x["fetch_seconds"]
     text = plan("v4_flash", "--gpus", 4, "--layout", "dwdp=4", "--explain")
-    assert "experts of two layers" in text and "serve does not have this layout" in text
+    assert "experts of two layers" in text and "serve's options of the one with most: --dwdp 4 --max-running" in text
     assert "dense MLPs: weights / n" in plan("v3", "--gpus", 8, "--layout", "tp=8", "--explain")
 
 

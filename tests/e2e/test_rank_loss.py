@@ -132,6 +132,27 @@ def test_two_ranks_at_once(world, alone):
     assert all(code == 0 for _, code in w.close())
 
 
+def test_experts_in_balance_and_a_rank_that_is_lost_and_returns(world, alone):
+    """Experts have moved when it is lost; they move among those that are left, and again with it."""
+    w = world(4, "--ep", 4, "--redundant", 8, "--rebalance", 8)
+
+    def move():
+        """Rounds of answers until experts have moved; all of them are those of one rank."""
+        before = figure(w.server, "expert_moves_total")
+        while figure(w.server, "expert_moves_total") == before:
+            assert answers(w.server) == alone
+
+    move()
+    assert answers(w.server, lambda: lose(w, 2, signal.SIGKILL)) == alone
+    await_health(w, "degraded: " + LOST.format(2))
+    move()
+    w.start(2)
+    await_health(w, "ok")
+    move()
+    assert figure(w.server, "rank_balancedness") > 0
+    assert all(code == 0 for _, code in w.close())
+
+
 def test_the_loss_of_rank_0_ends_the_others(world):
     w = world(2, "--ep", 2)
     w.ranks[0].kill()

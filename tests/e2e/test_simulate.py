@@ -2,9 +2,11 @@
 
 import json
 import struct
+import subprocess
 
+import numpy as np
 import pytest
-from conftest import ROOT, run_hadal
+from conftest import HADAL, ROOT, run_hadal
 
 
 def simulate(*args):
@@ -46,6 +48,25 @@ def test_a_plan_of_the_past_is_judged_by_later_steps(tmp_path):
     assert r["balancedness"] < 0.7  # the copies are those of yesterday's hot expert
     (again,) = json.loads(simulate("--record", file, "--ranks", 2, "--slots", 6, "--window", 2, "--every", 2, "--plan", "hadal", "--json"))
     assert again["steps"][-1]["balancedness"] > 0.9 and again["moves"] > 0
+
+
+@pytest.mark.slow
+def test_ten_million_choices(tmp_path):
+    """A record is read as it is needed: 20 MB of it fit into a process that may have 16."""
+    layers, experts, k, tokens, per_pass = 4, 64, 6, 420_000, 1024
+    row = np.dtype([("pass", "<u8"), ("n", "<u4"), ("phase", "<u4"), ("token", "<u4"), ("position", "<u4"), ("experts", "u1", (layers, k))])
+    rows = np.zeros(tokens, row)
+    rows["pass"], rows["n"], rows["phase"] = np.arange(tokens) // per_pass, 1, 1
+    some = np.random.default_rng(1).integers(0, 20, (997, layers, 1))
+    rows["experts"] = np.resize((some + 3 * np.arange(k)) % experts, rows["experts"].shape)
+    file = tmp_path / "r.eplb"
+    with open(file, "wb") as f:
+        f.write(struct.pack("<8s10IQ", b"EPLBREC1", 1, 2, layers, experts, k, experts, 8, 1, 0, 0, tokens))
+        f.write(np.tile(np.arange(experts, dtype="<u2"), layers).tobytes() + rows.tobytes())
+    command = ["bash", "-c", 'ulimit -d 16384; exec "$@"', "bash", HADAL, "simulate", "--record", file, "--ranks", "8", "--slots", "72", "--every", "16", "--json"]
+    got = {r["plan"]: r for r in json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)}
+    assert got["none"]["balancedness"] < got["hadal"]["balancedness"] <= got["hadal"]["bound"]
+    assert len(got["hadal"]["steps"]) > 300 and got["hadal"]["plans"] > 20
 
 
 def test_fabric(tmp_path):

@@ -460,6 +460,41 @@ static void test_small_cases_against_brute_force(void **state) {
     }
 }
 
+/* "No expert twice on a rank, unless it has more copies than there are ranks" and "the least cost of
+ * all plans" exclude each other: here each plan without such a copy costs more. Where slots may
+ * be empty it takes 9 slots on 3 ranks, 5 4 4 1: 14/3 against 19/4 (by a search over all plans, which
+ * found none with 8 slots and loads up to 12). */
+static void test_a_copy_beside_another_can_be_best(void **state) {
+    (void)state;
+    static const struct {
+        int32_t ranks, slots;
+        double loads[3], best, apart;
+    } rows[] = {
+        {2, 4, {3, 2, 1}, 3, 3.5       },
+        {3, 6, {5, 3, 1}, 3, 19.0 / 6.0},
+    };
+    for (size_t i = 0; i < HD_LEN(rows); i++) {
+        example c = {
+            .args = {.loads = c.loads,
+                     .layers = 1,
+                     .experts = 3,
+                     .slots = rows[i].slots,
+                     .ranks = rows[i].ranks,
+                     .max_moves = -1}
+        };
+        memcpy(c.loads, rows[i].loads, sizeof rows[i].loads);
+        search s = {.c = &c, .best = HUGE_VAL, .apart = HUGE_VAL};
+        for (int32_t r = 0; r <= rows[i].ranks; r++) s.slot0[r] = 2 * r;
+        try_all(&s, 0);
+        assert_true(fabs(s.best - rows[i].best) < 1e-12);
+        assert_true(fabs(s.apart - rows[i].apart) < 1e-12);
+        hd_eplb_map m = plan_with(&c, HD_EPLB_HADAL);
+        assert_true(duplicates(&m) && m.n_copies[0] <= rows[i].ranks);
+        assert_true(fabs(largest(&c, m.slot_expert, m.rank_slot0) - rows[i].best) < 1e-12);
+        hd_eplb_map_close(&m);
+    }
+}
+
 /* ---- repair ---- */
 
 static void test_repair_keeps_its_promises(void **state) {
@@ -660,6 +695,7 @@ int test_eplb(void) {
         cmocka_unit_test(test_scaled_and_renumbered_loads_give_the_same_plan),
         cmocka_unit_test(test_a_slot_more_never_lowers_the_bound),
         cmocka_unit_test(test_small_cases_against_brute_force),
+        cmocka_unit_test(test_a_copy_beside_another_can_be_best),
         cmocka_unit_test(test_repair_keeps_its_promises),
         cmocka_unit_test(test_a_rank_goes_and_returns),
         cmocka_unit_test(test_split_vectors),

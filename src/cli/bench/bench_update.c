@@ -13,28 +13,30 @@
 #include "base/progress.h"
 #include "base/quantiles.h"
 #include "base/terminal.h"
+#include "base/thread_pool.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "engine/engine.h"
 #include "weights/update.h"
 
-enum { MAX_TIMES = 1000, MOST_COPIED = 1 << 30, TOKENS = 64 };
+enum { MAX_TIMES = 1000, MOST_COPIED = 1 << 30, TOKENS = 64, SPAN = 1 << 20 };
 
-typedef enum part { READ, CHECK, STILL, HASH, COPY, N_PARTS } part;
+typedef enum part { READ, CHECK, STILL, HASH, COPY, COPIES, N_PARTS } part;
 
 static const struct {
     const char *name, *about;
 } parts[N_PARTS] = {
-    [READ] = {"read",  "files to memory of the process"      },
-    [CHECK] = {"check", "names, shapes, every value; rounding"},
-    [STILL] = {"still", "no step runs: into the arrays in use"},
-    [HASH] = {"hash",  "checksums of all tensors"            },
-    [COPY] = {"copy",  "one thread's memcpy of as many bytes"},
+    [READ] = {"read",   "files to memory of the process"      },
+    [CHECK] = {"check",  "names, shapes, every value; rounding"},
+    [STILL] = {"still",  "no step runs: into the arrays in use"},
+    [HASH] = {"hash",   "checksums of all tensors"            },
+    [COPY] = {"copy",   "one thread's memcpy of as many bytes"},
+    [COPIES] = {"copies", "the same by all threads"             },
 };
 
 typedef struct settings {
     const char *model_dir, *from;
-    int64_t times;
+    int64_t times, threads;
     bool json;
 } settings;
 
@@ -42,7 +44,8 @@ typedef struct run {
     settings set;
     hd_engine *engine;
     size_t bytes;        /* of the folder's tensors */
-    hd_block to, source; /* of the plain copy */
+    hd_block to, source; /* of the plain copies */
+    hd_thread_pool *pool;
     double seconds[N_PARTS][MAX_TIMES];
 } run;
 
@@ -67,12 +70,31 @@ static double time_hash(const hd_checkpoint *c) {
     return all == 1 ? took + 1e-9 : took; /* the sum is used */
 }
 
+/* The blocks' first bytes. */
+typedef struct stretch {
+    uint8_t *to;
+    const uint8_t *from;
+    size_t n;
+} stretch;
+
+static void copy_span(const void *arg, int32_t task, int32_t worker) {
+    const stretch *s = arg;
+    const size_t at = (size_t)task * SPAN, left = s->n - at;
+    (void)worker;
+    memcpy(s->to + at, s->from + at, left < SPAN ? left : SPAN);
+}
+
 /* Copies blocks until as many bytes are copied. */
-static double time_copy(const run *r) {
+static double time_copy(const run *r, bool all_threads) {
     const int64_t start = hd_now_ns();
     for (size_t done = 0; done < r->bytes;) {
-        const size_t n = r->bytes - done < r->to.bytes ? r->bytes - done : r->to.bytes;
-        memcpy(r->to.data, r->source.data, n);
+        const size_t left = r->bytes - done, n = left < r->to.bytes ? left : r->to.bytes;
+        const stretch s = {r->to.data, r->source.data, n};
+        if (all_threads) {
+            hd_thread_pool_run(r->pool, (int32_t)hd_ceil_div((int64_t)n, SPAN), copy_span, &s);
+        } else {
+            memcpy(s.to, s.from, n);
+        }
         done += n;
     }
     return since(start);
@@ -96,7 +118,7 @@ static double still_seconds(hd_engine *e) {
 
 /* One update. Takes c. */
 static hd_status replace(run *r, hd_checkpoint *c, int64_t time, hd_err *err) {
-    const hd_weights_update_rule rule = {.selector = HD_SELECT_ALL, .whole = true};
+    const hd_weights_update_rule rule = {.whole = true, .n_threads = (int32_t)r->set.threads};
     hd_weights_update *u = NULL;
     r->seconds[HASH][time] = time_hash(c);
     hd_status st = hd_weights_update_open(&u, hd_engine_weights(r->engine), err);
@@ -128,7 +150,8 @@ static hd_status run_once(run *r, int64_t time, hd_err *err) {
         }
     }
     HD_TRY(replace(r, c, time, err));
-    r->seconds[COPY][time] = time_copy(r);
+    r->seconds[COPY][time] = time_copy(r, false);
+    r->seconds[COPIES][time] = time_copy(r, true);
     return HD_OK;
 }
 
@@ -176,12 +199,14 @@ static hd_status bench(run *r, hd_err *err) {
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = r->set.model_dir,
                                        .updatable = true,
+                                       .threads = (int32_t)r->set.threads,
                                        .max_running = 1,
                                        .max_context = TOKENS,
                                        .kv_tokens = TOKENS};
     if (hd_engine_open(&r->engine, &options, why, sizeof why) != 0) {
         return HD_FAIL(err, HD_EINVAL, "%s", why);
     }
+    HD_TRY(hd_thread_pool_open(&r->pool, (int32_t)r->set.threads, false, err));
     for (int64_t i = 0; i < r->set.times; i++) HD_TRY(run_once(r, i, err));
     return report(r, err);
 }
@@ -197,6 +222,8 @@ int bench_update(int argc, char **argv) {
     const option options[] = {
         option_text("from", &r->set.from, "DIR", "new weights; default MODEL_DIR itself"),
         option_int("times", &r->set.times, 1, MAX_TIMES, "updates; default 5"),
+        option_int("threads", &r->set.threads, 0, 1024,
+                   "of the engine, of checks and of copies; default: one per core"),
         option_flag("json", &r->set.json, "print one JSON object"),
     };
     const positional model = {"MODEL_DIR", &r->set.model_dir, false, POSITIONAL_MODEL};
@@ -213,6 +240,7 @@ int bench_update(int argc, char **argv) {
         if (bench(r, &err) != HD_OK) code = report_error(&err);
     }
     hd_engine_close(r->engine);
+    hd_thread_pool_close(r->pool);
     hd_block_deinit(&r->to);
     hd_block_deinit(&r->source);
     free(r);

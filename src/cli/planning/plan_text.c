@@ -55,15 +55,14 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
                -c->free / 1e9);
         return;
     }
-    if (c->dwdp > 1) {
-        printf("\nserve does not have this layout: it is a prediction of what does not run\n");
-        return;
-    }
+    char ranks[64];
+    snprintf(ranks, sizeof ranks, "--tp %d --dp %d --ep %d", c->parallel.tp, c->parallel.dp,
+             c->parallel.ep);
+    if (c->dwdp > 1) snprintf(ranks, sizeof ranks, "--dwdp %d", c->dwdp);
     printf("\n* no other layout that fits has more of both tokens/s\n"
-           "serve's options of the one with most: --tp %d --dp %d --ep %d%s --max-running %d "
+           "serve's options of the one with most: %s%s --max-running %d "
            "--context %d --kv-tokens %lld --chunk %d\n",
-           c->parallel.tp, c->parallel.dp, c->parallel.ep,
-           s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running, c->sizes.context,
+           ranks, s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running, c->sizes.context,
            (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens,
            c->sizes.chunk);
 }
