@@ -186,7 +186,7 @@ static void command(hd_model_runner *x, const command_header *h) {
 
 hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err) {
     const hd_batch *b = batch_of(x, (int32_t)pass);
-    x->has_rows = true;
+    x->has_rows = b->n_rows > 0; /* none: the group is the only one that a loss has left */
     if (x->words.bytes) HD_TRY(agree(x, (int32_t)pass, err));
     if (!x->has_rows) return HD_OK;
     if (has_followers(x)) {
