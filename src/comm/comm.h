@@ -5,13 +5,14 @@
  * result. Partial sums are all-reduced over a group, and columns of a row are gathered. With
  * expert parallelism rows are dispatched to the ranks of their experts and combined again.
  * An hd_comm is one rank's end: a table of functions, filled by a backend (comm/local.h,
- * comm/emulated.h). Every call queues on the stream and returns; a failure stays on the
- * stream. All members of a group make the same calls in the same order. */
+ * comm/ucx.h, comm/emulated.h). Every call queues on the stream and returns; a failure stays on
+ * the stream. All members of a group make the same calls in the same order. comm.c counts them. */
 #ifndef HD_COMM_COMM_H
 #define HD_COMM_COMM_H
 
 #include <stdint.h>
 
+#include "hadal_types.h"
 #include "device/device.h"
 #include "ops/ops.h"
 #include "weights/parallel_config.h"
@@ -94,11 +95,14 @@ typedef struct hd_comm_table {
     const char *(*ended)(void *ctx);
 } hd_comm_table;
 
+typedef struct comm_figures comm_figures; /* comm/figures_internal.h */
+
 typedef struct hd_comm {
     const hd_comm_table *table;
     void *ctx;
     int32_t rank;
     hd_rank_group groups[HD_N_GROUPS];
+    comm_figures *figures; /* NULL: exchanges are not counted */
 } hd_comm;
 
 /* Returns the end of a rank, with its groups. For backends. */
@@ -111,45 +115,22 @@ static inline hd_comm hd_comm_of(const hd_comm_table *table, void *ctx,
     return c;
 }
 
-static inline void hd_comm_all_reduce(const hd_comm *c, hd_stream *s,
-                                      const hd_all_reduce_args *a) {
-    c->table->all_reduce(c->ctx, s, a);
-}
+void hd_comm_all_reduce(const hd_comm *c, hd_stream *s, const hd_all_reduce_args *a);
+void hd_comm_reduce_scatter(const hd_comm *c, hd_stream *s, const hd_reduce_scatter_args *a);
+void hd_comm_all_gather(const hd_comm *c, hd_stream *s, const hd_all_gather_args *a);
+void hd_comm_broadcast(const hd_comm *c, hd_stream *s, const hd_broadcast_args *a);
+void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a);
+void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a);
+void hd_comm_combine_send(const hd_comm *c, hd_stream *s, const hd_combine_args *a);
+void hd_comm_combine_arrive(const hd_comm *c, hd_stream *s, const hd_combine_args *a);
 
-static inline void hd_comm_reduce_scatter(const hd_comm *c, hd_stream *s,
-                                          const hd_reduce_scatter_args *a) {
-    c->table->reduce_scatter(c->ctx, s, a);
-}
+/* Around a forward pass, on the rank's thread: counts it, and its time without exchanges. c may be
+ * NULL. */
+int64_t hd_comm_begin_pass(const hd_comm *c);
+void hd_comm_end_pass(const hd_comm *c, int64_t begun);
 
-static inline void hd_comm_all_gather(const hd_comm *c, hd_stream *s,
-                                      const hd_all_gather_args *a) {
-    c->table->all_gather(c->ctx, s, a);
-}
-
-static inline void hd_comm_broadcast(const hd_comm *c, hd_stream *s,
-                                     const hd_broadcast_args *a) {
-    c->table->broadcast(c->ctx, s, a);
-}
-
-static inline void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s,
-                                         const hd_dispatch_args *a) {
-    c->table->dispatch_send(c->ctx, s, a);
-}
-
-static inline void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s,
-                                           const hd_dispatch_args *a) {
-    c->table->dispatch_arrive(c->ctx, s, a);
-}
-
-static inline void hd_comm_combine_send(const hd_comm *c, hd_stream *s,
-                                        const hd_combine_args *a) {
-    c->table->combine_send(c->ctx, s, a);
-}
-
-static inline void hd_comm_combine_arrive(const hd_comm *c, hd_stream *s,
-                                          const hd_combine_args *a) {
-    c->table->combine_arrive(c->ctx, s, a);
-}
+/* What the rank has counted so far; zeros if it does not count. Any thread. */
+void hd_comm_read_figures(const hd_comm *c, hd_rank_figures *out);
 
 /* Ends communication of all ranks: calls that wait and all later ones fail their stream with
  * HD_EPEER and why. Any thread may call it. When it returns, no other rank reads or writes

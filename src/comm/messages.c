@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/progress.h"
 #include "base/siphash.h"
+#include "comm/figures_internal.h"
 #include "comm/tree_sum.h"
 
 /* Up to ONE_SHOT floats every member gets all terms, which saves a second exchange. */
@@ -155,6 +157,17 @@ static void send_to(const hd_messages *m, hd_group g, hd_message_lane lane, uint
     m->link.send(m->link.ctx, rank_at(group_of(m, g), member), &head, data, set);
 }
 
+/* Waits for a member's message. NULL: communication has ended. */
+static hd_received *wait_for(const hd_messages *m, hd_group g, hd_message_lane lane,
+                             int32_t member, uint64_t ticket) {
+    const int64_t since_ns = hd_now_ns();
+    hd_received *r =
+        m->link.wait(m->link.ctx, rank_at(group_of(m, g), member), g, lane, ticket);
+    comm_count_wait(m->comm.figures, hd_now_ns() - since_ns);
+    if (r) comm_count_bytes(m->comm.figures, (int64_t)r->head.n);
+    return r;
+}
+
 /* ---- collectives ---- */
 
 /* An exchange: every member sends to every other one. */
@@ -189,7 +202,7 @@ static bool hear(exchange *e) {
     bool ok = true;
     for (int32_t k = 0; k < g->n && ok; k++) {
         if (k == g->index) continue;
-        e->from[k] = l->wait(l->ctx, rank_at(g, k), e->g, HD_MESSAGE_COLLECTIVE, e->ticket);
+        e->from[k] = wait_for(e->m, e->g, HD_MESSAGE_COLLECTIVE, k, e->ticket);
         ok = e->from[k] != NULL;
     }
     ok = ok && l->flush(l->ctx, 0);
@@ -382,8 +395,7 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
 static bool await_answers(const hd_messages *m, hd_group g, uint64_t ticket) {
     const hd_link *l = &m->link;
     for (int32_t k = 1; k < group_of(m, g)->n; k++) {
-        hd_received *r =
-            l->wait(l->ctx, rank_at(group_of(m, g), k), g, HD_MESSAGE_BROADCAST, ticket);
+        hd_received *r = wait_for(m, g, HD_MESSAGE_BROADCAST, k, ticket);
         if (!r) return false;
         l->release(l->ctx, r);
     }
@@ -413,7 +425,7 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
         if (!send_broadcast(m, a, ticket, says)) fail(m, s);
         return;
     }
-    hd_received *r = l->wait(l->ctx, g->first, a->group, HD_MESSAGE_BROADCAST, ticket);
+    hd_received *r = wait_for(m, a->group, HD_MESSAGE_BROADCAST, 0, ticket);
     if (!r) {
         fail(m, s);
         return;
@@ -496,7 +508,6 @@ static bool open_packet(packet *p, const void *data, const hd_dispatch_args *a, 
 
 static bool take_packets(hd_messages *m, hd_stream *s, const hd_dispatch_args *a,
                          uint64_t ticket, packet *packets) {
-    const hd_link *l = &m->link;
     const hd_rank_group *g = group_of(m, HD_GROUP_EP);
     inflight *f = &m->inflight[ticket % HD_COMM_MAX_INFLIGHT];
     for (int32_t k = 0; k < g->n; k++) {
@@ -505,8 +516,7 @@ static bool take_packets(hd_messages *m, hd_stream *s, const hd_dispatch_args *a
             open_packet(&packets[k], f->out[k].data, a, offset[a->n_slots] - offset[0]);
             continue;
         }
-        hd_received *r =
-            l->wait(l->ctx, rank_at(g, k), HD_GROUP_EP, HD_MESSAGE_DISPATCH, ticket);
+        hd_received *r = wait_for(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, k, ticket);
         packets[k].received = r;
         if (!r) {
             fail(m, s);
@@ -648,8 +658,7 @@ static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
             memcpy(to, f->back[k].data, n);
             continue;
         }
-        hd_received *r =
-            l->wait(l->ctx, rank_at(g, k), HD_GROUP_EP, HD_MESSAGE_COMBINE, ticket);
+        hd_received *r = wait_for(m, HD_GROUP_EP, HD_MESSAGE_COMBINE, k, ticket);
         if (!r) {
             fail(m, s);
             return;
@@ -678,12 +687,14 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .ended = ended};
 
 hd_status hd_messages_open(hd_messages **out, const hd_link *link,
-                           const hd_parallel_config *parallel, int32_t rank, hd_err *err) {
+                           const hd_parallel_config *parallel, int32_t rank,
+                           comm_figures *figures, hd_err *err) {
     hd_messages *m = calloc(1, sizeof *m);
     *out = m;
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for the messages of rank %d", rank);
     m->link = *link;
     m->comm = hd_comm_of(&table, m, parallel, rank);
+    m->comm.figures = figures;
     return HD_OK;
 }
 

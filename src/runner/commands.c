@@ -77,12 +77,14 @@ static void run_pass(hd_model_runner *x, int32_t pass) {
     hd_batch *b = batch_of(x, pass);
     b->group_rows = x->n_groups > 1 ? x->group_rows : NULL;
     b->group_logits = x->n_groups > 1 ? x->group_logits : NULL;
+    const int64_t begun = hd_comm_begin_pass(x->env.comm);
     hd_batch_upload(b, x->env.stream);
     if (pass == RUNNER_STEP) {
         hd_model_step(x->model, x->kv, &b, 1);
     } else {
         x->drafter->pass(x, b, pass == RUNNER_DRAFT_AGAIN);
     }
+    hd_comm_end_pass(x->env.comm, begun);
 }
 
 static void broadcast(hd_model_runner *x) {
