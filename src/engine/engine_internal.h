@@ -181,13 +181,14 @@ struct hd_engine {
     uint64_t arrivals;
     engine_group *groups; /* [n_groups] */
     int32_t n_groups;
-    int32_t n_present;         /* the first of them: those that have ranks */
-    hd_world_figures figures;  /* size 0: no world of processes */
-    bool news;                 /* a mailbox holds something new */
-    engine_order order;        /* of the last round */
-    uint64_t recoveries;       /* after which every group begins anew */
-    bool recovered;            /* the last one was of use */
-    engine_step_output *posts; /* ring of step outputs */
+    int32_t n_present;                      /* the first of them: those that have ranks */
+    hd_world_figures figures;               /* size 0: no world of processes */
+    hd_rank_status seats[HD_UCX_MAX_RANKS]; /* of its ranks; figures are not kept here */
+    bool news;                              /* a mailbox holds something new */
+    engine_order order;                     /* of the last round */
+    uint64_t recoveries;                    /* after which every group begins anew */
+    bool recovered;                         /* the last one was of use */
+    engine_step_output *posts;              /* ring of step outputs */
     int32_t first_post, n_posts, cap_posts;
     engine_update update;
     engine_version *versions; /* all names so far */
