@@ -60,7 +60,11 @@ typedef struct hd_broadcast_args {
  * slots of this rank: its slot k has places in_offset[k] .. in_offset[k + 1] - 1 of in_x and
  * in_weight, at most in_rows in all; more fail the step of every rank. send and arrive take the
  * same arguments. Sends arrive in their order. What send reads, and in_offset, must not change
- * until combine_arrive. */
+ * until combine_arrive.
+ *
+ * With `most` the rows travel in rounds, each a dispatch and a combine of its own: round r has, of
+ * the rows that member k sends to another, which are sorted by slot, the most[k] from r * most[k]
+ * on. All members have the same `most`; its sum is at most in_rows. */
 typedef struct hd_dispatch_args {
     int32_t layer;
     hd_rows x; /* [rows, cols] */
@@ -71,6 +75,10 @@ typedef struct hd_dispatch_args {
     float *in_weight;   /* [in_rows] */
     int32_t *in_offset; /* [n_slots + 1] */
     int32_t in_rows, n_slots;
+    const int32_t
+        *most; /* [members] host memory, at least 1 where a member has rows; NULL: all */
+    int32_t round;
+    int32_t *rounds; /* set by arrive, equal on all members; NULL without `most` */
 } hd_dispatch_args;
 
 /* Combine, of dispatches in their order: in_y holds results by place of the received rows, y

@@ -21,6 +21,7 @@
 #include "base/memory.h"
 #include "base/progress.h"
 #include "comm/figures_internal.h"
+#include "comm/rounds_internal.h"
 #include "comm/tree_sum.h"
 
 /* SPINS: some microseconds. Floats of a cache line. */
@@ -273,13 +274,16 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
 
 /* ---- dispatch and combine ---- */
 
+static const hd_dispatch_args *sent_by(const member *r, uint64_t ticket, int32_t k) {
+    return &member_at(r, HD_GROUP_EP, k)->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
+}
+
 /* Returns how many rows member k sends to a slot; *first: the place of the first one there. */
 static int32_t sent_to(const member *r, uint64_t ticket, int32_t k, int32_t slot,
                        int32_t *first) {
-    const hd_dispatch_args *a =
-        &member_at(r, HD_GROUP_EP, k)->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
-    *first = a->offset[slot];
-    return a->offset[slot + 1] - *first;
+    const comm_places p = comm_places_at(sent_by(r, ticket, k), k, slot);
+    *first = p.first;
+    return p.end - p.first;
 }
 
 static void count_rows(const member *r, const hd_dispatch_args *a, uint64_t ticket) {
@@ -292,6 +296,12 @@ static void count_rows(const member *r, const hd_dispatch_args *a, uint64_t tick
         }
     }
     a->in_offset[a->n_slots] = n;
+    if (!a->rounds) return;
+    *a->rounds = 1;
+    for (int32_t k = 0; k < g->n; k++) {
+        const int32_t rounds = comm_rounds_of(sent_by(r, ticket, k), k, g->n);
+        *a->rounds = hd_max_i32(*a->rounds, rounds);
+    }
 }
 
 /* Copies the rows of places first .. first + n - 1 of another rank to place `to` of this one. */
@@ -313,8 +323,7 @@ static void take_all_rows(const member *r, const hd_dispatch_args *a, uint64_t t
     for (int32_t e = 0; e < a->n_slots; e++) {
         for (int32_t k = 0; k < g->n; k++) {
             const int32_t n = sent_to(r, ticket, k, g->index * a->n_slots + e, &first);
-            const member *from = member_at(r, HD_GROUP_EP, k);
-            take_rows(a, to, &from->dispatch[ticket % HD_COMM_MAX_INFLIGHT], first, n);
+            take_rows(a, to, sent_by(r, ticket, k), first, n);
             to += n;
             if (k != g->index) received += n;
         }

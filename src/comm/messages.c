@@ -10,6 +10,7 @@
 #include "base/progress.h"
 #include "base/siphash.h"
 #include "comm/figures_internal.h"
+#include "comm/rounds_internal.h"
 #include "comm/tree_sum.h"
 
 /* Up to ONE_SHOT floats every member gets all terms, which saves a second exchange. */
@@ -444,13 +445,18 @@ static size_t dispatch_bytes(int32_t n_slots, int64_t rows, int32_t cols) {
     return ((size_t)n_slots + (size_t)rows * ((size_t)cols + 1)) * sizeof(float);
 }
 
-static void pack_rows(void *to, const hd_dispatch_args *a, const int32_t *offset) {
+/* Those of this round that member `from`, this rank, sends to member k. */
+static void pack_rows(void *to, const hd_dispatch_args *a, int32_t from, int32_t k) {
     int32_t *counts = to;
-    const int32_t n = offset[a->n_slots] - offset[0];
+    const comm_places p = comm_places_of(a, from, k);
+    const int32_t n = p.end - p.first;
     float *weight = (float *)to + a->n_slots, *rows = weight + n;
-    for (int32_t e = 0; e < a->n_slots; e++) counts[e] = offset[e + 1] - offset[e];
+    for (int32_t e = 0; e < a->n_slots; e++) {
+        const comm_places at = comm_places_at(a, from, k * a->n_slots + e);
+        counts[e] = at.end - at.first;
+    }
     for (int32_t i = 0; i < n; i++) {
-        const int32_t choice = a->assignment[offset[0] + i];
+        const int32_t choice = a->assignment[p.first + i];
         weight[i] = a->weight[choice];
         memcpy(rows + (int64_t)i * a->cols,
                floats(a->x) + (int64_t)(choice / a->top_k) * a->cols,
@@ -467,20 +473,21 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     assert(ticket < m->combined + HD_COMM_MAX_INFLIGHT);
     if (is_over(m, s)) return;
     f->args = *a;
+    const int32_t rounds = comm_rounds_of(a, g->index, g->n);
     for (int32_t k = 0; k < g->n; k++) {
-        const int32_t *offset = a->offset + (int64_t)k * a->n_slots;
-        const int32_t rows = offset[a->n_slots] - offset[0];
+        const comm_places p = comm_places_of(a, g->index, k);
+        const int32_t rows = p.end - p.first;
         const size_t n = dispatch_bytes(a->n_slots, rows, a->cols);
         void *packed = room_in(m, &f->out[k], n);
         if (!packed) {
             fail(m, s);
             return;
         }
-        pack_rows(packed, a, offset);
+        pack_rows(packed, a, g->index, k);
         if (k == g->index) continue;
         send_to(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, ticket, k,
                 (shape){
-                    {a->n_slots, a->cols, rows, 0}
+                    {a->n_slots, a->cols, rows, rounds}
         },
                 packed, n, 1 + at);
     }
@@ -512,8 +519,8 @@ static bool take_packets(hd_messages *m, hd_stream *s, const hd_dispatch_args *a
     inflight *f = &m->inflight[ticket % HD_COMM_MAX_INFLIGHT];
     for (int32_t k = 0; k < g->n; k++) {
         if (k == g->index) {
-            const int32_t *offset = a->offset + (int64_t)k * a->n_slots;
-            open_packet(&packets[k], f->out[k].data, a, offset[a->n_slots] - offset[0]);
+            const comm_places p = comm_places_of(a, k, k);
+            open_packet(&packets[k], f->out[k].data, a, p.end - p.first);
             continue;
         }
         hd_received *r = wait_for(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, k, ticket);
@@ -523,7 +530,8 @@ static bool take_packets(hd_messages *m, hd_stream *s, const hd_dispatch_args *a
             return false;
         }
         const int32_t *told = r->head.shape;
-        if (told[0] != a->n_slots || told[1] != a->cols || told[2] < 0 ||
+        if (told[0] != a->n_slots || told[1] != a->cols || told[2] < 0 || told[3] < 1 ||
+            (told[3] > 1 && !a->most) ||
             r->head.n != dispatch_bytes(a->n_slots, told[2], a->cols) ||
             !open_packet(&packets[k], r->data, a, told[2])) {
             disagree(m, s, r);
@@ -582,6 +590,18 @@ static bool count_rows(hd_messages *m, hd_stream *s, const hd_dispatch_args *a, 
     return false;
 }
 
+/* Each member has said how many rounds its rows need. */
+static void count_rounds(const hd_messages *m, const hd_dispatch_args *a,
+                         const packet *packets) {
+    const hd_rank_group *g = group_of(m, HD_GROUP_EP);
+    if (!a->rounds) return;
+    *a->rounds = comm_rounds_of(a, g->index, g->n);
+    for (int32_t k = 0; k < g->n; k++) {
+        const hd_received *r = packets[k].received;
+        if (r) *a->rounds = hd_max_i32(*a->rounds, r->head.shape[3]);
+    }
+}
+
 static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     hd_messages *m = ctx;
     const uint64_t ticket = m->dispatched++;
@@ -590,6 +610,7 @@ static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) 
     if (is_over(m, s)) return;
     if (take_packets(m, s, a, ticket, packets) && count_rows(m, s, a, f, packets)) {
         place_rows(m, a, packets);
+        count_rounds(m, a, packets);
     }
     for (int32_t k = 0; k < group_of(m, HD_GROUP_EP)->n; k++) {
         if (packets[k].received) m->link.release(m->link.ctx, packets[k].received);
@@ -650,10 +671,9 @@ static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
     const inflight *f = &m->inflight[at];
     if (is_over(m, s)) return;
     for (int32_t k = 0; k < g->n; k++) {
-        const int32_t *offset = f->args.offset + (int64_t)k * f->args.n_slots;
-        const size_t n =
-            (size_t)(offset[f->args.n_slots] - offset[0]) * (size_t)a->cols * sizeof(float);
-        float *to = floats(a->y) + (int64_t)offset[0] * a->cols;
+        const comm_places p = comm_places_of(&f->args, g->index, k);
+        const size_t n = (size_t)(p.end - p.first) * (size_t)a->cols * sizeof(float);
+        float *to = floats(a->y) + (int64_t)p.first * a->cols;
         if (k == g->index) {
             memcpy(to, f->back[k].data, n);
             continue;

@@ -21,7 +21,7 @@
 
 typedef struct hd_rendezvous hd_rendezvous;
 
-enum { HD_RENDEZVOUS_FACTS = 6 };
+enum { HD_RENDEZVOUS_FACTS = 6, HD_RENDEZVOUS_TEXT = 200 };
 
 /* What must be equal on all ranks: "model", "layout". */
 typedef struct hd_rendezvous_fact {
@@ -71,6 +71,10 @@ hd_status hd_rendezvous_watch(hd_rendezvous *m, hd_rendezvous_lost_fn *lost, voi
 
 /* On rank 0: what another rank told last, zeros before. Any thread. */
 void hd_rendezvous_read_figures(hd_rendezvous *m, int32_t rank, hd_rank_figures *out);
+
+/* On rank 0: how another rank was lost last, into why [HD_RENDEZVOUS_TEXT]; empty: never. Any
+ * thread. */
+void hd_rendezvous_read_loss(hd_rendezvous *m, int32_t rank, char *why);
 
 /* Ends the epoch of all ranks. Any thread. */
 void hd_rendezvous_abort(hd_rendezvous *m, const char *why);

@@ -626,6 +626,10 @@ void hd_comm_ucx_read_figures(const hd_comm_ucx *u, int32_t number, hd_rank_figu
         hd_rendezvous_read_figures(u->rendezvous, number, out);
 }
 
+void hd_comm_ucx_read_loss(const hd_comm_ucx *u, int32_t number, char *why) {
+    hd_rendezvous_read_loss(u->rendezvous, number, why);
+}
+
 /* ---- closing ---- */
 
 /* What this rank sent may still be on its way: it works for the others until all have left. */

@@ -79,8 +79,11 @@ static void drain(hd_rendezvous *m, int32_t rank) {
 }
 
 static void lose(hd_rendezvous *m, int32_t rank, const char *how) {
-    char why[HD_CHANNEL_MAX_TEXT];
+    char why[HD_RENDEZVOUS_TEXT];
     snprintf(why, sizeof why, "rank %d is lost: %.160s", rank, how);
+    pthread_mutex_lock(&m->mutex);
+    memcpy(m->losses[rank], why, sizeof why);
+    pthread_mutex_unlock(&m->mutex);
     hd_channel_close(&m->to[rank]);
     rendezvous_forget(&m->offer[rank]);
     if (m->o.rank) {
@@ -195,6 +198,12 @@ static void take_beat(hd_rendezvous *m, int32_t rank) {
 void hd_rendezvous_read_figures(hd_rendezvous *m, int32_t rank, hd_rank_figures *out) {
     pthread_mutex_lock(&m->mutex);
     *out = m->figures[rank];
+    pthread_mutex_unlock(&m->mutex);
+}
+
+void hd_rendezvous_read_loss(hd_rendezvous *m, int32_t rank, char *why) {
+    pthread_mutex_lock(&m->mutex);
+    memcpy(why, m->losses[rank], HD_RENDEZVOUS_TEXT);
     pthread_mutex_unlock(&m->mutex);
 }
 

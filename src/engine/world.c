@@ -112,21 +112,16 @@ static void show_waiting(void *ctx) {
     show(ctx, false);
 }
 
-/* Some of the ranks do not work: keeps why if one was lost now. */
-static void show_members(engine_rank *first, uint64_t before, const char *why) {
+/* Says how the first of the ranks that are missing was lost: not the reason for which the epoch ended,
+ * since a rank may be back before the next one begins. */
+static void show_members(engine_rank *first) {
     hd_engine *e = first->engine;
     const uint64_t now = hd_comm_ucx_members(e->ucx)->connected;
     int32_t missing = 0;
-    char text[60];
-    while (now >> missing & 1) missing++;
-    if (missing == e->figures.size) {
-        show_lost(e, "");
-    } else if (before & ~now) {
-        show_lost(e, why);
-    } else if (now & ~before) {
-        snprintf(text, sizeof text, "rank %d is lost", missing);
-        show_lost(e, text);
-    }
+    char why[HD_RENDEZVOUS_TEXT] = "";
+    while (missing < e->figures.size && now >> missing & 1) missing++;
+    if (missing < e->figures.size) hd_comm_ucx_read_loss(e->ucx, missing, why);
+    show_lost(e, why);
     show(e, true);
 }
 
@@ -285,7 +280,7 @@ static bool begin_anew_first(engine_rank *first, const char *why) {
     const uint64_t now = hd_comm_ucx_members(e->ucx)->connected;
     if (now != before) first->failures = 0;
     if (!(now & ~before)) engine_ranks_count_failure(first, why);
-    show_members(first, before, why);
+    show_members(first);
     first->began_anew = true;
     return true;
 }

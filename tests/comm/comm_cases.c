@@ -246,6 +246,14 @@ static void check_results(comm_rank *r, const rows *b) {
     }
 }
 
+static void exchange_rows(comm_rank *r, rows *b) {
+    hd_comm_dispatch_send(r->comm, r->stream, &b->out);
+    hd_comm_dispatch_arrive(r->comm, r->stream, &b->out);
+    compute(b, r);
+    hd_comm_combine_send(r->comm, r->stream, &b->back);
+    hd_comm_combine_arrive(r->comm, r->stream, &b->back);
+}
+
 /* Several micro-batches travel at once; in which order their stages run is drawn. */
 static void check_experts(comm_rank *r) {
     enum { BATCHES = 7 };
@@ -271,6 +279,71 @@ static void check_experts(comm_rank *r) {
         }
     }
     for (int32_t i = 0; i < BATCHES; i++) free_rows(&b[i]);
+}
+
+/* ---- rows that have no room at once ---- */
+
+/* What each rank may send to each other one in a round; the same on all ranks. */
+static void draw_most(const comm_rank *r, int32_t *most) {
+    const hd_rank_group g = group_of(r, HD_GROUP_EP);
+    for (int32_t k = 0; k < g.n; k++) {
+        const int32_t rank = g.first + k * g.stride;
+        const bool none = rows_of(seed_of(r, rank, 0)) == 0;
+        most[k] = none ? 0 : 1 + (int32_t)comm_draw(r->seed, 300 + rank, 4);
+    }
+}
+
+/* Every choice is of the same slot, which is not this rank's alone to know. */
+static void choose_one_slot(rows *b, const comm_rank *r) {
+    const int32_t n = b->out.rows * b->out.top_k, slots = b->out.n_slots * r->parallel.ep;
+    const int32_t hot = (int32_t)comm_draw(r->seed, 400, (uint32_t)slots);
+    for (int32_t i = 0; i < n; i++) {
+        b->slot[i] = hot;
+        b->assignment[i] = i;
+    }
+    for (int32_t q = 0; q <= slots; q++) b->offset[q] = q > hot ? n : 0;
+}
+
+/* The most rounds that a pair of ranks needs: every rank can tell. */
+static int32_t rounds_needed(const comm_rank *r, const int32_t *most, bool one_slot) {
+    const hd_rank_group g = group_of(r, HD_GROUP_EP);
+    int32_t rounds = 1;
+    for (int32_t k = 0; k < g.n; k++) {
+        const uint64_t seed = seed_of(r, g.first + k * g.stride, 0);
+        const int32_t n = rows_of(seed) * top_k_of(r);
+        for (int32_t to = 0; to < g.n; to++) {
+            int32_t sent = 0;
+            for (int32_t i = 0; i < n; i++) sent += slot_of(r, seed, i) / slots_of(r) == to;
+            if (one_slot) sent = n;
+            if (sent) {
+                rounds = hd_max_i32(rounds, (int32_t)hd_ceil_div(sent, most[k]));
+            }
+        }
+    }
+    return rounds;
+}
+
+/* Results are those of one round, and each round has as many rows as fit. */
+void comm_dispatch_in_rounds(comm_rank *r) {
+    int32_t most[MAX_RANKS] = {0}, rounds = 1, room = 0;
+    const bool one_slot = r->seed % 2;
+    rows b;
+    make_rows(&b, r, 0);
+    if (one_slot) choose_one_slot(&b, r);
+    draw_most(r, most);
+    for (int32_t k = 0; k < r->parallel.ep; k++) room += most[k];
+    b.out.in_rows = b.back.in_rows = room;
+    b.out.most = most;
+    b.out.rounds = &rounds;
+    for (int32_t i = 0; i < rounds; i++) {
+        b.out.round = i;
+        exchange_rows(r, &b);
+        comm_expect(r, b.in_offset[b.out.n_slots] <= room, "rows of a round", i);
+    }
+    check_results(r, &b);
+    comm_expect(r, rounds == rounds_needed(r, most, one_slot), "rounds", rounds);
+    expect_no_failure(r);
+    free_rows(&b);
 }
 
 /* ---- all of it ---- */
@@ -455,14 +528,6 @@ static int64_t rows_to_others(const comm_rank *r, const rows *b) {
         n += b->slot[i] / b->out.n_slots != group_of(r, HD_GROUP_EP).index;
     }
     return n;
-}
-
-static void exchange_rows(comm_rank *r, rows *b) {
-    hd_comm_dispatch_send(r->comm, r->stream, &b->out);
-    hd_comm_dispatch_arrive(r->comm, r->stream, &b->out);
-    compute(b, r);
-    hd_comm_combine_send(r->comm, r->stream, &b->back);
-    hd_comm_combine_arrive(r->comm, r->stream, &b->back);
 }
 
 /* The others wait in a pass for the victim. */
