@@ -54,13 +54,14 @@ static int64_t count_rows(const model_step *s, int32_t *rows) {
     return sum;
 }
 
-/* The part of the room that each rank with rows has is at least 1. */
+/* The part of the room that each rank with rows has is at least 1. A device that is no host would have
+ * to be asked how many rounds there are: there is one, in which too many rows fail the step. */
 void model_plan_rounds(const model_step *s, int32_t top_k) {
     const int32_t ep = s->m->shard->parallel.ep, room = s->m->in_rows;
     rounds *r = rounds_of(s);
     const int64_t sum = count_rows(s, r->rows);
     r->most = 1;
-    if (sum * top_k <= room) return;
+    if (sum * top_k <= room || !hd_device_is_host(s->m->env.device)) return;
     for (int32_t k = 0; k < ep; k++) {
         const int64_t choices = (int64_t)r->rows[k] * top_k;
         if (choices == 0) continue;
@@ -74,10 +75,9 @@ const int32_t *model_round_rows(const model_step *s) {
     return r->most > 1 ? r->rows : NULL;
 }
 
-/* A device that is no host would have to be asked; there a rank has room for every row. */
 int32_t model_n_rounds(const model_step *s) {
     const int32_t most = rounds_of(s)->most;
-    if (most == 1 || !hd_device_is_host(s->m->env.device)) return 1;
+    if (most == 1) return 1;
     if (*s->t->n_rounds <= most) return *s->t->n_rounds;
     hd_stream_fail(s->stream, HD_EPEER, "another rank has more rows than its part of the step");
     return 1;
