@@ -19,6 +19,7 @@
 #include "runner/model_runner.h"
 #include "sched/sched.h"
 #include "weights/backup.h"
+#include "weights/changes.h"
 #include "weights/weights.h"
 
 enum { ENGINE_MAX_MARKERS = 16 };
@@ -154,10 +155,11 @@ struct hd_engine {
     engine_reopening *reopening; /* NULL without ucx */
     hd_weights *whole;           /* the complete model; of one rank, this is its own */
     bool updatable;
-    hd_weights_backup *backup; /* of weights that are given back; NULL: they are lost */
-    bool replay[HD_N_REPLAYS]; /* choices of every position are kept */
-    bool whole_prompts;        /* the last layers compute every position of a prompt */
-    engine_rank *ranks;        /* [n_ranks] those of this process */
+    hd_weights_backup *backup;   /* of weights that are given back; NULL: they are lost */
+    hd_weights_changes *changes; /* of rank 0 of several processes; else NULL */
+    bool replay[HD_N_REPLAYS];   /* choices of every position are kept */
+    bool whole_prompts;          /* the last layers compute every position of a prompt */
+    engine_rank *ranks;          /* [n_ranks] those of this process */
     int32_t n_ranks;
     bool independent; /* attention groups exchange nothing in a step: rounds of their own */
     engine_router *router; /* NULL: one attention group */

@@ -118,7 +118,7 @@ static void give_order(engine_rank *rank) {
                               .closing = e->closing,
                               .rest = rest,
                               .retract = rest && e->update.retract,
-                              .renewed = renewed};
+                              .renewed = renewed || engine_update_is_due(rank)};
     if (e->n_groups > 1) pthread_cond_broadcast(&e->ordered);
 }
 

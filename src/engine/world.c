@@ -263,6 +263,8 @@ static hd_status distribute(engine_rank *first, hd_err *err) {
     e->recoveries++;
     e->news = true;
     pthread_mutex_unlock(&e->lock);
+    if (e->changes)
+        hd_weights_changes_again(e->changes); /* ranks that come have read the files */
     free(moved);
     return HD_OK;
 }

@@ -19,6 +19,7 @@ enum {
     COMMAND_LOADS,
     COMMAND_MOVE,
     COMMAND_REST,
+    COMMAND_RENEW,
     COMMAND_END
 };
 
@@ -234,6 +235,10 @@ hd_status hd_model_runner_rest(hd_model_runner *x, hd_err *err) {
     return await_all(x, err);
 }
 
+void hd_model_runner_renew(hd_model_runner *x) {
+    if (has_followers(x)) command(x, &(command_header){.kind = COMMAND_RENEW});
+}
+
 void hd_model_runner_end(hd_model_runner *x) {
     if (has_followers(x)) command(x, &(command_header){.kind = COMMAND_END});
 }
@@ -269,6 +274,7 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
         return HD_OK;
     }
     if (h->kind == COMMAND_REST) return await_all(x, err);
+    if (h->kind == COMMAND_RENEW && x->o.renew) return x->o.renew(x->o.renew_ctx, err);
     if (h->kind == COMMAND_MOVE) {
         hd_err refused = {0}; /* all ranks know of it */
         const hd_status st = runner_move(x, payload(x), &refused);
