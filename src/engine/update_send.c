@@ -6,7 +6,7 @@
 #include "base/progress.h"
 #include "engine/rank.h"
 
-enum { PIECE_BYTES = 8 << 20 }; /* of a part, in one message */
+enum { PIECE_BYTES = 1 << 20 }; /* of a part, in one message */
 
 bool engine_update_is_due(const engine_rank *first) {
     const hd_weights_changes *c = first->engine->changes;
