@@ -98,6 +98,9 @@ uint64_t rendezvous_door_serve(hd_rendezvous *m, const struct pollfd *p);
 
 /* ---- watch.c ---- */
 
+/* Reads what another rank has sent, and does what it says. */
+void rendezvous_take_frames(hd_rendezvous *m, int32_t rank);
+
 void rendezvous_stop_watch(hd_rendezvous *m);
 
 #endif

@@ -267,7 +267,7 @@ static void take_frame(hd_rendezvous *m, int32_t rank) {
     }
 }
 
-static void take_frames(hd_rendezvous *m, int32_t rank) {
+void rendezvous_take_frames(hd_rendezvous *m, int32_t rank) {
     hd_channel *c = &m->to[rank];
     while (is_link(m, rank) && !m->ended) {
         hd_err err = {0};
@@ -345,7 +345,7 @@ static void wait_and_take(hd_rendezvous *m, int64_t next_ms) {
         if (m->ended)
             drain(m, i);
         else
-            take_frames(m, i);
+            rendezvous_take_frames(m, i);
     }
     welcome(m, p + DOOR);
 }
