@@ -1,6 +1,6 @@
 /* rank.c - opens and closes a rank: device, shard, runner, scheduler, and memory of its
  * thread. */
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -144,24 +144,6 @@ hd_status engine_rank_open_inbox(engine_rank *rank, const hd_engine_sizes *z,
                                  int32_t max_living, hd_err *err);
 void engine_rank_close(engine_rank *rank);
 
-/* ---- update.c ---- */
-
-/* Applies the new weights that were posted, or gives memory back. On the thread of rank 0, between
- * two rounds, while all ranks rest. */
-void engine_update_apply(engine_rank *first);
-void engine_update_renew_shards(hd_engine *e); /* the complete weights are others */
-
-/* On a leader's thread, in a round: what its order says about weights. */
-void engine_update_obey(engine_rank *rank);
-
-/* ---- update_send.c: weights of ranks in processes of their own ---- */
-
-/* On rank 0: some changes have not reached the others. */
-bool engine_update_is_due(const engine_rank *first);
-/* On the leaders' threads, at the beginning of the same round: all get what rank 0 has. */
-hd_status engine_update_exchange(engine_rank *leader, hd_err *err);
-hd_status engine_update_follow(void *follower, hd_err *err); /* of a rank, meanwhile */
-
 /* ---- rounds.c: on a leader's thread ---- */
 
 /* Waits until there is something to do, and sets rank->order. False: the engine is closing. */

@@ -7,7 +7,7 @@
  *
  * A step that fails parks its thread. When all threads are parked or have ended the round, that
  * of rank 0 restarts communication, and every group begins anew. */
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 
 #include <time.h>
 

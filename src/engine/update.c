@@ -7,7 +7,7 @@
 
 #include "base/progress.h"
 #include "base/siphash.h"
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 #include "weights/update.h"
 
 static const char FIRST[] = "default"; /* the version of the weights at the start */

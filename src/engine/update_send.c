@@ -4,7 +4,7 @@
  * comes later has read the files, so all that was ever changed is sent again. */
 #include "base/checked.h"
 #include "base/progress.h"
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 
 enum { PIECE_BYTES = 1 << 20 }; /* of a part, in one message */
 

@@ -173,7 +173,7 @@ static void the_last_bringer_counts(void **state) {
 }
 
 /* Another model of the same shapes: bytes of every tensor lie in another order. */
-static hd_checkpoint *read_turned(const opened *o) {
+static hd_checkpoint *read_permuted(const opened *o) {
     hd_checkpoint *c = read_again(o);
     for (int32_t i = 0; i < hd_checkpoint_count(c); i++) {
         const hd_tensor *t = hd_checkpoint_at(c, i);
@@ -204,7 +204,7 @@ static int32_t bring(hd_weights_changes *c, opened *to) {
     return n;
 }
 
-static void changes_reach_another_process(void **state) {
+static void changes_come_to_another_process(void **state) {
     (void)state;
     const hd_weights_update_rule all = {.whole = true};
     for (size_t i = 0; i < HD_LEN(models); i++) {
@@ -219,7 +219,7 @@ static void changes_reach_another_process(void **state) {
         assert_false(hd_weights_changes_are_due(c));
         assert_int_equal(bring(c, &two), 0);
         assert_int_equal(hd_weights_update_open(&u, one.weights, NULL), HD_OK);
-        assert_int_equal(hd_weights_update_add(u, read_turned(&one), &all, NULL), HD_OK);
+        assert_int_equal(hd_weights_update_add(u, read_permuted(&one), &all, NULL), HD_OK);
         hd_weights_changes_add(c, u);
         assert_int_equal(hd_weights_update_apply(u, one.weights, one.stream, NULL), HD_OK);
         hd_weights_update_close(u);
@@ -279,7 +279,7 @@ int test_update(void) {
         cmocka_unit_test(what_operators_read_is_replaced),
         cmocka_unit_test(refused_updates_change_nothing),
         cmocka_unit_test(the_last_bringer_counts),
-        cmocka_unit_test(changes_reach_another_process),
+        cmocka_unit_test(changes_come_to_another_process),
         cmocka_unit_test(wrong_parts_are_refused),
     };
     return cmocka_run_group_tests_name("update", tests, NULL, NULL);
