@@ -334,7 +334,6 @@ void hd_engine_wake(hd_engine *e);
 
 /* ---- control ---- */
 
-/* refuse new submissions from now on; accepted requests finish */
 /* For a rank other than 0 of a world of processes: computes what rank 0 commands until that
  * closes its engine. Returns 0 or an HD_ code, with the reason as hd_engine_open() gives it. No
  * other function but hd_engine_close() may be called on such an engine. */
@@ -354,6 +353,23 @@ typedef struct hd_world_figures {
 /* Returns false if all ranks are in this process. Any thread. */
 bool hd_engine_read_world(hd_engine *e, hd_world_figures *out);
 
+typedef enum hd_rank_state {
+    HD_RANK_ACTIVE,
+    HD_RANK_STANDBY, /* it is there, and the layout of those that work has no place for it */
+    HD_RANK_LOST
+} hd_rank_state;
+
+typedef struct hd_rank_status {
+    hd_rank_state state;
+    int32_t group;           /* attention group of a rank that works */
+    hd_rank_figures figures; /* of another process, as of half a second ago at most */
+} hd_rank_status;
+
+/* Copies what the first `max` ranks do, and returns how many there are; 0: there is one, or they
+ * exchange nothing. Any thread. */
+int32_t hd_engine_read_ranks(hd_engine *e, hd_rank_status *out, int32_t max);
+
+/* refuse new submissions from now on; accepted requests finish */
 void hd_engine_drain(hd_engine *e);
 
 typedef enum hd_pause {

@@ -31,6 +31,29 @@ typedef enum hd_kv_group { HD_KV_FULL, HD_KV_WINDOW, HD_N_KV_GROUPS } hd_kv_grou
  * nanoseconds. The last bin: or longer. */
 enum { HD_GAP_BINS = 64, HD_GAP_NS = 500 };
 
+/* Kinds of exchanges between ranks (comm/comm.h). Broadcasts bring commands: a rank with nothing to
+ * do waits in one. */
+typedef enum hd_comm_op {
+    HD_COMM_OP_ALL_REDUCE,
+    HD_COMM_OP_REDUCE_SCATTER,
+    HD_COMM_OP_ALL_GATHER,
+    HD_COMM_OP_BROADCAST,
+    HD_COMM_OP_DISPATCH,
+    HD_COMM_OP_COMBINE,
+    HD_N_COMM_OPS
+} hd_comm_op;
+
+typedef struct hd_comm_op_figures {
+    int64_t calls, bytes; /* bytes that came from other ranks, without headers */
+    int64_t ns, wait_ns;  /* in the calls; of that, until other ranks had got so far */
+} hd_comm_op_figures;
+
+/* What a rank has done since its process began. */
+typedef struct hd_rank_figures {
+    int64_t passes, compute_ns; /* forward passes; time in them without exchanges */
+    hd_comm_op_figures of[HD_N_COMM_OPS];
+} hd_rank_figures;
+
 /* Why a choice ended. */
 typedef enum hd_finish_reason {
     HD_FINISH_NONE,    /* it is not finished */

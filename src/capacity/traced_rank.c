@@ -115,8 +115,12 @@ static hd_status open_all(hd_traced_rank *r, hd_err *err) {
         .n_pages = {1, 1},
           .max_drafts = HD_MAX_DRAFTS, .entry_type = r->o.kv_type
     };
-    const hd_model_limits limits = {
-        .rows = r->o.rows, .logits = r->o.rows, .positions = r->o.positions};
+    const int64_t one_round =
+        hd_model_most_expert_rows(&r->parallel, r->o.rows, spec->route.top_k);
+    const hd_model_limits limits = {.rows = r->o.rows,
+                                    .logits = r->o.rows,
+                                    .positions = r->o.positions,
+                                    .expert_rows = (int32_t)hd_min_i64(one_round, INT32_MAX)};
     HD_TRY(hd_weights_open_dummy(&r->weights, spec, &shapes, err));
     HD_TRY(hd_ops_open(&r->host, &r->device, "ref", &one_thread, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));

@@ -14,7 +14,7 @@
 #include "base/status.h"
 
 enum {
-    HD_CHANNEL_VERSION = 2,
+    HD_CHANNEL_VERSION = 3,
     HD_CHANNEL_NONCE = 16,
     HD_CHANNEL_MAX_RANKS = 64,
     HD_CHANNEL_MAX_ADDRESS = 4096, /* bytes of a rank's address */
@@ -29,7 +29,7 @@ typedef enum hd_frame_kind {
     HD_FRAME_TABLE,
     HD_FRAME_WELCOME, /* nothing: the world works already; say READY once loaded */
     HD_FRAME_READY,   /* the sender's address in the next epoch */
-    HD_FRAME_PING,    /* nothing: the sender lives */
+    HD_FRAME_PING,    /* the sender lives; to rank 0: its hd_rank_figures */
     HD_FRAME_LOST,    /* u32 epoch that has ended (0: refused), text: why */
     HD_FRAME_LEAVE,   /* nothing: the sender, or with rank 0 all, have finished */
     HD_N_FRAMES

@@ -5,13 +5,14 @@
  * result. Partial sums are all-reduced over a group, and columns of a row are gathered. With
  * expert parallelism rows are dispatched to the ranks of their experts and combined again.
  * An hd_comm is one rank's end: a table of functions, filled by a backend (comm/local.h,
- * comm/emulated.h). Every call queues on the stream and returns; a failure stays on the
- * stream. All members of a group make the same calls in the same order. */
+ * comm/ucx.h, comm/emulated.h). Every call queues on the stream and returns; a failure stays on
+ * the stream. All members of a group make the same calls in the same order. comm.c counts them. */
 #ifndef HD_COMM_COMM_H
 #define HD_COMM_COMM_H
 
 #include <stdint.h>
 
+#include "hadal_types.h"
 #include "device/device.h"
 #include "ops/ops.h"
 #include "weights/parallel_config.h"
@@ -59,7 +60,11 @@ typedef struct hd_broadcast_args {
  * slots of this rank: its slot k has places in_offset[k] .. in_offset[k + 1] - 1 of in_x and
  * in_weight, at most in_rows in all; more fail the step of every rank. send and arrive take the
  * same arguments. Sends arrive in their order. What send reads, and in_offset, must not change
- * until combine_arrive. */
+ * until combine_arrive.
+ *
+ * With `most` the rows travel in rounds, each a dispatch and a combine of its own: round r has, of
+ * the rows that member k sends to another, which are sorted by slot, the most[k] from r * most[k]
+ * on. All members have the same `most`; its sum is at most in_rows. */
 typedef struct hd_dispatch_args {
     int32_t layer;
     hd_rows x; /* [rows, cols] */
@@ -70,6 +75,10 @@ typedef struct hd_dispatch_args {
     float *in_weight;   /* [in_rows] */
     int32_t *in_offset; /* [n_slots + 1] */
     int32_t in_rows, n_slots;
+    const int32_t
+        *most; /* [members] host memory, at least 1 where a member has rows; NULL: all */
+    int32_t round;
+    int32_t *rounds; /* set by arrive, equal on all members; NULL without `most` */
 } hd_dispatch_args;
 
 /* Combine, of dispatches in their order: in_y holds results by place of the received rows, y
@@ -94,11 +103,14 @@ typedef struct hd_comm_table {
     const char *(*ended)(void *ctx);
 } hd_comm_table;
 
+typedef struct comm_figures comm_figures; /* comm/figures_internal.h */
+
 typedef struct hd_comm {
     const hd_comm_table *table;
     void *ctx;
     int32_t rank;
     hd_rank_group groups[HD_N_GROUPS];
+    comm_figures *figures; /* NULL: exchanges are not counted */
 } hd_comm;
 
 /* Returns the end of a rank, with its groups. For backends. */
@@ -111,45 +123,22 @@ static inline hd_comm hd_comm_of(const hd_comm_table *table, void *ctx,
     return c;
 }
 
-static inline void hd_comm_all_reduce(const hd_comm *c, hd_stream *s,
-                                      const hd_all_reduce_args *a) {
-    c->table->all_reduce(c->ctx, s, a);
-}
+void hd_comm_all_reduce(const hd_comm *c, hd_stream *s, const hd_all_reduce_args *a);
+void hd_comm_reduce_scatter(const hd_comm *c, hd_stream *s, const hd_reduce_scatter_args *a);
+void hd_comm_all_gather(const hd_comm *c, hd_stream *s, const hd_all_gather_args *a);
+void hd_comm_broadcast(const hd_comm *c, hd_stream *s, const hd_broadcast_args *a);
+void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a);
+void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a);
+void hd_comm_combine_send(const hd_comm *c, hd_stream *s, const hd_combine_args *a);
+void hd_comm_combine_arrive(const hd_comm *c, hd_stream *s, const hd_combine_args *a);
 
-static inline void hd_comm_reduce_scatter(const hd_comm *c, hd_stream *s,
-                                          const hd_reduce_scatter_args *a) {
-    c->table->reduce_scatter(c->ctx, s, a);
-}
+/* Around a forward pass, on the rank's thread: counts it, and its time without exchanges. c may be
+ * NULL. */
+int64_t hd_comm_begin_pass(const hd_comm *c);
+void hd_comm_end_pass(const hd_comm *c, int64_t begun);
 
-static inline void hd_comm_all_gather(const hd_comm *c, hd_stream *s,
-                                      const hd_all_gather_args *a) {
-    c->table->all_gather(c->ctx, s, a);
-}
-
-static inline void hd_comm_broadcast(const hd_comm *c, hd_stream *s,
-                                     const hd_broadcast_args *a) {
-    c->table->broadcast(c->ctx, s, a);
-}
-
-static inline void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s,
-                                         const hd_dispatch_args *a) {
-    c->table->dispatch_send(c->ctx, s, a);
-}
-
-static inline void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s,
-                                           const hd_dispatch_args *a) {
-    c->table->dispatch_arrive(c->ctx, s, a);
-}
-
-static inline void hd_comm_combine_send(const hd_comm *c, hd_stream *s,
-                                        const hd_combine_args *a) {
-    c->table->combine_send(c->ctx, s, a);
-}
-
-static inline void hd_comm_combine_arrive(const hd_comm *c, hd_stream *s,
-                                          const hd_combine_args *a) {
-    c->table->combine_arrive(c->ctx, s, a);
-}
+/* What the rank has counted so far; zeros if it does not count. Any thread. */
+void hd_comm_read_figures(const hd_comm *c, hd_rank_figures *out);
 
 /* Ends communication of all ranks: calls that wait and all later ones fail their stream with
  * HD_EPEER and why. Any thread may call it. When it returns, no other rank reads or writes

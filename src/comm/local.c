@@ -19,6 +19,9 @@
 #include "base/cores.h"
 #include "base/cpu.h"
 #include "base/memory.h"
+#include "base/progress.h"
+#include "comm/figures_internal.h"
+#include "comm/rounds_internal.h"
 #include "comm/tree_sum.h"
 
 /* SPINS: some microseconds. Floats of a cache line. */
@@ -36,6 +39,7 @@ typedef struct group {
 
 typedef struct member {
     hd_comm comm;
+    comm_figures figures;
     hd_comm_local *world;
     /* exchanges that this rank has begun; the next one takes place [begun % MAX_INFLIGHT] */
     uint64_t begun[HD_N_GROUPS][N_LANES];
@@ -82,14 +86,24 @@ static void count_in(const member *r, hd_group g, _Atomic uint64_t *count) {
     pthread_mutex_unlock(&w->mutex);
 }
 
+static bool spin(const hd_comm_local *w, const _Atomic uint64_t *count, uint64_t all) {
+    for (int32_t i = 0; i <= w->spins; i++) {
+        if (atomic_load(count) >= all || atomic_load(&w->aborted)) return true;
+        hd_cpu_relax();
+    }
+    return false;
+}
+
 /* Waits for all members. A sleeper is counted before it looks at the counter, and the last
  * member looks for sleepers after it counted itself: one of them sees the other. */
 static void wait_for(const member *r, hd_group g, _Atomic uint64_t *count, uint64_t ticket) {
     hd_comm_local *w = r->world;
     const uint64_t all = (ticket / HD_COMM_MAX_INFLIGHT + 1) * (uint64_t)group_of(r, g)->n;
-    for (int32_t i = 0; i <= w->spins; i++) {
-        if (atomic_load(count) >= all || atomic_load(&w->aborted)) return;
-        hd_cpu_relax();
+    if (atomic_load(count) >= all) return;
+    const int64_t since_ns = hd_now_ns();
+    if (spin(w, count, all)) {
+        comm_count_wait(r->comm.figures, hd_now_ns() - since_ns);
+        return;
     }
     pthread_mutex_lock(&w->mutex);
     atomic_fetch_add(&w->sleepers, 1);
@@ -98,6 +112,7 @@ static void wait_for(const member *r, hd_group g, _Atomic uint64_t *count, uint6
     }
     atomic_fetch_sub(&w->sleepers, 1);
     pthread_mutex_unlock(&w->mutex);
+    comm_count_wait(r->comm.figures, hd_now_ns() - since_ns);
 }
 
 /* Returns whether this rank may touch memory of others until it stops being busy. */
@@ -187,6 +202,7 @@ static void sum_part(const member *r, const hd_reduce_scatter_args *a, int32_t o
         assert(other->n == a->n);
         x[k] = floats(other->x);
     }
+    comm_count_bytes(r->comm.figures, (m - 1) * a->own * (int64_t)sizeof *sum);
     for (int64_t i = 0; i < a->own; i += HD_TREE_SUM_BLOCK) {
         const int32_t n = (int32_t)hd_min_i64(HD_TREE_SUM_BLOCK, a->own - i);
         hd_tree_sum(sum, (const float *const *)x, m, a->first + i, n);
@@ -197,8 +213,11 @@ static void sum_part(const member *r, const hd_reduce_scatter_args *a, int32_t o
     }
 }
 
+/* The others write the elements that they sum. */
 static void sum_for_all(const member *r, const void *args) {
-    sum_part(r, args, -1);
+    const hd_reduce_scatter_args *a = args;
+    sum_part(r, a, -1);
+    comm_count_bytes(r->comm.figures, (a->n - a->own) * (int64_t)sizeof(float));
 }
 
 static void sum_for_one(const member *r, const void *args) {
@@ -212,7 +231,10 @@ static void gather_columns(const member *r, const void *args) {
     for (int32_t k = 0; k < g->n; k++) {
         const hd_all_gather_args *other = member_at(r, a->group, k)->args;
         assert(other->rows == a->rows && other->cols == a->cols);
-        for (int32_t row = 0; row < a->rows && k != g->index; row++) {
+        if (k == g->index) continue;
+        comm_count_bytes(r->comm.figures,
+                         (int64_t)a->rows * other->own * (int64_t)sizeof *a->x);
+        for (int32_t row = 0; row < a->rows; row++) {
             const int64_t at = (int64_t)row * a->cols + other->first;
             memcpy(a->x + at, other->x + at, (size_t)other->own * sizeof *a->x);
         }
@@ -223,7 +245,9 @@ static void copy_first(const member *r, const void *args) {
     const hd_broadcast_args *a = args;
     const hd_broadcast_args *first = member_at(r, a->group, 0)->args;
     assert(first->bytes == a->bytes);
-    if (group_of(r, a->group)->index > 0) memcpy(a->data, first->data, a->bytes);
+    if (group_of(r, a->group)->index == 0) return;
+    memcpy(a->data, first->data, a->bytes);
+    comm_count_bytes(r->comm.figures, (int64_t)a->bytes);
 }
 
 /* Each member sums its part of the elements for all. */
@@ -250,13 +274,16 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
 
 /* ---- dispatch and combine ---- */
 
+static const hd_dispatch_args *sent_by(const member *r, uint64_t ticket, int32_t k) {
+    return &member_at(r, HD_GROUP_EP, k)->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
+}
+
 /* Returns how many rows member k sends to a slot; *first: the place of the first one there. */
 static int32_t sent_to(const member *r, uint64_t ticket, int32_t k, int32_t slot,
                        int32_t *first) {
-    const hd_dispatch_args *a =
-        &member_at(r, HD_GROUP_EP, k)->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
-    *first = a->offset[slot];
-    return a->offset[slot + 1] - *first;
+    const comm_places p = comm_places_at(sent_by(r, ticket, k), k, slot);
+    *first = p.first;
+    return p.end - p.first;
 }
 
 static void count_rows(const member *r, const hd_dispatch_args *a, uint64_t ticket) {
@@ -269,6 +296,12 @@ static void count_rows(const member *r, const hd_dispatch_args *a, uint64_t tick
         }
     }
     a->in_offset[a->n_slots] = n;
+    if (!a->rounds) return;
+    *a->rounds = 1;
+    for (int32_t k = 0; k < g->n; k++) {
+        const int32_t rounds = comm_rounds_of(sent_by(r, ticket, k), k, g->n);
+        *a->rounds = hd_max_i32(*a->rounds, rounds);
+    }
 }
 
 /* Copies the rows of places first .. first + n - 1 of another rank to place `to` of this one. */
@@ -286,14 +319,18 @@ static void take_rows(const hd_dispatch_args *a, int32_t to, const hd_dispatch_a
 static void take_all_rows(const member *r, const hd_dispatch_args *a, uint64_t ticket) {
     const hd_rank_group *g = group_of(r, HD_GROUP_EP);
     int32_t first = 0, to = 0;
+    int64_t received = 0; /* rows of other ranks */
     for (int32_t e = 0; e < a->n_slots; e++) {
         for (int32_t k = 0; k < g->n; k++) {
             const int32_t n = sent_to(r, ticket, k, g->index * a->n_slots + e, &first);
-            const member *from = member_at(r, HD_GROUP_EP, k);
-            take_rows(a, to, &from->dispatch[ticket % HD_COMM_MAX_INFLIGHT], first, n);
+            take_rows(a, to, sent_by(r, ticket, k), first, n);
             to += n;
+            if (k != g->index) received += n;
         }
     }
+    comm_count_bytes(r->comm.figures,
+                     ((int64_t)(g->n - 1) * a->n_slots + received * (a->cols + 1)) *
+                         (int64_t)sizeof(float));
 }
 
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
@@ -335,6 +372,7 @@ static void combine_send(void *ctx, hd_stream *s, const hd_combine_args *a) {
 static void take_results(const member *r, const hd_combine_args *a, uint64_t ticket) {
     const hd_rank_group *g = group_of(r, HD_GROUP_EP);
     const int32_t n_slots = r->dispatch[ticket % HD_COMM_MAX_INFLIGHT].n_slots;
+    int64_t received = 0; /* rows of other ranks */
     for (int32_t slot = 0; slot < g->n * n_slots; slot++) {
         const member *there = member_at(r, HD_GROUP_EP, slot / n_slots);
         const hd_dispatch_args *d = &there->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
@@ -345,7 +383,9 @@ static void take_results(const member *r, const hd_combine_args *a, uint64_t tic
         memcpy(floats(a->y) + (int64_t)first * a->cols,
                floats(c->in_y) + (int64_t)from * a->cols,
                (size_t)n * (size_t)a->cols * sizeof(float));
+        if (there != r) received += n;
     }
+    comm_count_bytes(r->comm.figures, received * a->cols * (int64_t)sizeof(float));
 }
 
 static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
@@ -394,6 +434,7 @@ hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *para
     for (int32_t i = 0; i < n; i++) {
         w->ranks[i].world = w;
         w->ranks[i].comm = hd_comm_of(&table, &w->ranks[i], parallel, i);
+        w->ranks[i].comm.figures = &w->ranks[i].figures;
     }
     *out = w;
     return HD_OK;

@@ -7,7 +7,10 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/progress.h"
 #include "base/siphash.h"
+#include "comm/figures_internal.h"
+#include "comm/rounds_internal.h"
 #include "comm/tree_sum.h"
 
 /* Up to ONE_SHOT floats every member gets all terms, which saves a second exchange. */
@@ -155,6 +158,17 @@ static void send_to(const hd_messages *m, hd_group g, hd_message_lane lane, uint
     m->link.send(m->link.ctx, rank_at(group_of(m, g), member), &head, data, set);
 }
 
+/* Waits for a member's message. NULL: communication has ended. */
+static hd_received *wait_for(const hd_messages *m, hd_group g, hd_message_lane lane,
+                             int32_t member, uint64_t ticket) {
+    const int64_t since_ns = hd_now_ns();
+    hd_received *r =
+        m->link.wait(m->link.ctx, rank_at(group_of(m, g), member), g, lane, ticket);
+    comm_count_wait(m->comm.figures, hd_now_ns() - since_ns);
+    if (r) comm_count_bytes(m->comm.figures, (int64_t)r->head.n);
+    return r;
+}
+
 /* ---- collectives ---- */
 
 /* An exchange: every member sends to every other one. */
@@ -189,7 +203,7 @@ static bool hear(exchange *e) {
     bool ok = true;
     for (int32_t k = 0; k < g->n && ok; k++) {
         if (k == g->index) continue;
-        e->from[k] = l->wait(l->ctx, rank_at(g, k), e->g, HD_MESSAGE_COLLECTIVE, e->ticket);
+        e->from[k] = wait_for(e->m, e->g, HD_MESSAGE_COLLECTIVE, k, e->ticket);
         ok = e->from[k] != NULL;
     }
     ok = ok && l->flush(l->ctx, 0);
@@ -382,8 +396,7 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
 static bool await_answers(const hd_messages *m, hd_group g, uint64_t ticket) {
     const hd_link *l = &m->link;
     for (int32_t k = 1; k < group_of(m, g)->n; k++) {
-        hd_received *r =
-            l->wait(l->ctx, rank_at(group_of(m, g), k), g, HD_MESSAGE_BROADCAST, ticket);
+        hd_received *r = wait_for(m, g, HD_MESSAGE_BROADCAST, k, ticket);
         if (!r) return false;
         l->release(l->ctx, r);
     }
@@ -413,7 +426,7 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
         if (!send_broadcast(m, a, ticket, says)) fail(m, s);
         return;
     }
-    hd_received *r = l->wait(l->ctx, g->first, a->group, HD_MESSAGE_BROADCAST, ticket);
+    hd_received *r = wait_for(m, a->group, HD_MESSAGE_BROADCAST, 0, ticket);
     if (!r) {
         fail(m, s);
         return;
@@ -432,13 +445,18 @@ static size_t dispatch_bytes(int32_t n_slots, int64_t rows, int32_t cols) {
     return ((size_t)n_slots + (size_t)rows * ((size_t)cols + 1)) * sizeof(float);
 }
 
-static void pack_rows(void *to, const hd_dispatch_args *a, const int32_t *offset) {
+/* Those of this round that member `from`, this rank, sends to member k. */
+static void pack_rows(void *to, const hd_dispatch_args *a, int32_t from, int32_t k) {
     int32_t *counts = to;
-    const int32_t n = offset[a->n_slots] - offset[0];
+    const comm_places p = comm_places_of(a, from, k);
+    const int32_t n = p.end - p.first;
     float *weight = (float *)to + a->n_slots, *rows = weight + n;
-    for (int32_t e = 0; e < a->n_slots; e++) counts[e] = offset[e + 1] - offset[e];
+    for (int32_t e = 0; e < a->n_slots; e++) {
+        const comm_places at = comm_places_at(a, from, k * a->n_slots + e);
+        counts[e] = at.end - at.first;
+    }
     for (int32_t i = 0; i < n; i++) {
-        const int32_t choice = a->assignment[offset[0] + i];
+        const int32_t choice = a->assignment[p.first + i];
         weight[i] = a->weight[choice];
         memcpy(rows + (int64_t)i * a->cols,
                floats(a->x) + (int64_t)(choice / a->top_k) * a->cols,
@@ -455,20 +473,21 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     assert(ticket < m->combined + HD_COMM_MAX_INFLIGHT);
     if (is_over(m, s)) return;
     f->args = *a;
+    const int32_t rounds = comm_rounds_of(a, g->index, g->n);
     for (int32_t k = 0; k < g->n; k++) {
-        const int32_t *offset = a->offset + (int64_t)k * a->n_slots;
-        const int32_t rows = offset[a->n_slots] - offset[0];
+        const comm_places p = comm_places_of(a, g->index, k);
+        const int32_t rows = p.end - p.first;
         const size_t n = dispatch_bytes(a->n_slots, rows, a->cols);
         void *packed = room_in(m, &f->out[k], n);
         if (!packed) {
             fail(m, s);
             return;
         }
-        pack_rows(packed, a, offset);
+        pack_rows(packed, a, g->index, k);
         if (k == g->index) continue;
         send_to(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, ticket, k,
                 (shape){
-                    {a->n_slots, a->cols, rows, 0}
+                    {a->n_slots, a->cols, rows, rounds}
         },
                 packed, n, 1 + at);
     }
@@ -496,24 +515,23 @@ static bool open_packet(packet *p, const void *data, const hd_dispatch_args *a, 
 
 static bool take_packets(hd_messages *m, hd_stream *s, const hd_dispatch_args *a,
                          uint64_t ticket, packet *packets) {
-    const hd_link *l = &m->link;
     const hd_rank_group *g = group_of(m, HD_GROUP_EP);
     inflight *f = &m->inflight[ticket % HD_COMM_MAX_INFLIGHT];
     for (int32_t k = 0; k < g->n; k++) {
         if (k == g->index) {
-            const int32_t *offset = a->offset + (int64_t)k * a->n_slots;
-            open_packet(&packets[k], f->out[k].data, a, offset[a->n_slots] - offset[0]);
+            const comm_places p = comm_places_of(a, k, k);
+            open_packet(&packets[k], f->out[k].data, a, p.end - p.first);
             continue;
         }
-        hd_received *r =
-            l->wait(l->ctx, rank_at(g, k), HD_GROUP_EP, HD_MESSAGE_DISPATCH, ticket);
+        hd_received *r = wait_for(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, k, ticket);
         packets[k].received = r;
         if (!r) {
             fail(m, s);
             return false;
         }
         const int32_t *told = r->head.shape;
-        if (told[0] != a->n_slots || told[1] != a->cols || told[2] < 0 ||
+        if (told[0] != a->n_slots || told[1] != a->cols || told[2] < 0 || told[3] < 1 ||
+            (told[3] > 1 && !a->most) ||
             r->head.n != dispatch_bytes(a->n_slots, told[2], a->cols) ||
             !open_packet(&packets[k], r->data, a, told[2])) {
             disagree(m, s, r);
@@ -572,6 +590,18 @@ static bool count_rows(hd_messages *m, hd_stream *s, const hd_dispatch_args *a, 
     return false;
 }
 
+/* Each member has said how many rounds its rows need. */
+static void count_rounds(const hd_messages *m, const hd_dispatch_args *a,
+                         const packet *packets) {
+    const hd_rank_group *g = group_of(m, HD_GROUP_EP);
+    if (!a->rounds) return;
+    *a->rounds = comm_rounds_of(a, g->index, g->n);
+    for (int32_t k = 0; k < g->n; k++) {
+        const hd_received *r = packets[k].received;
+        if (r) *a->rounds = hd_max_i32(*a->rounds, r->head.shape[3]);
+    }
+}
+
 static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     hd_messages *m = ctx;
     const uint64_t ticket = m->dispatched++;
@@ -580,6 +610,7 @@ static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) 
     if (is_over(m, s)) return;
     if (take_packets(m, s, a, ticket, packets) && count_rows(m, s, a, f, packets)) {
         place_rows(m, a, packets);
+        count_rounds(m, a, packets);
     }
     for (int32_t k = 0; k < group_of(m, HD_GROUP_EP)->n; k++) {
         if (packets[k].received) m->link.release(m->link.ctx, packets[k].received);
@@ -640,16 +671,14 @@ static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
     const inflight *f = &m->inflight[at];
     if (is_over(m, s)) return;
     for (int32_t k = 0; k < g->n; k++) {
-        const int32_t *offset = f->args.offset + (int64_t)k * f->args.n_slots;
-        const size_t n =
-            (size_t)(offset[f->args.n_slots] - offset[0]) * (size_t)a->cols * sizeof(float);
-        float *to = floats(a->y) + (int64_t)offset[0] * a->cols;
+        const comm_places p = comm_places_of(&f->args, g->index, k);
+        const size_t n = (size_t)(p.end - p.first) * (size_t)a->cols * sizeof(float);
+        float *to = floats(a->y) + (int64_t)p.first * a->cols;
         if (k == g->index) {
             memcpy(to, f->back[k].data, n);
             continue;
         }
-        hd_received *r =
-            l->wait(l->ctx, rank_at(g, k), HD_GROUP_EP, HD_MESSAGE_COMBINE, ticket);
+        hd_received *r = wait_for(m, HD_GROUP_EP, HD_MESSAGE_COMBINE, k, ticket);
         if (!r) {
             fail(m, s);
             return;
@@ -678,12 +707,14 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .ended = ended};
 
 hd_status hd_messages_open(hd_messages **out, const hd_link *link,
-                           const hd_parallel_config *parallel, int32_t rank, hd_err *err) {
+                           const hd_parallel_config *parallel, int32_t rank,
+                           comm_figures *figures, hd_err *err) {
     hd_messages *m = calloc(1, sizeof *m);
     *out = m;
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for the messages of rank %d", rank);
     m->link = *link;
     m->comm = hd_comm_of(&table, m, parallel, rank);
+    m->comm.figures = figures;
     return HD_OK;
 }
 

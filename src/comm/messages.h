@@ -74,8 +74,10 @@ enum { HD_LINK_SETS = 1 + 2 * HD_COMM_MAX_INFLIGHT };
 
 typedef struct hd_messages hd_messages;
 
+/* figures: where exchanges are counted, or NULL; they outlive the messages. */
 hd_status hd_messages_open(hd_messages **out, const hd_link *link,
-                           const hd_parallel_config *parallel, int32_t rank, hd_err *err);
+                           const hd_parallel_config *parallel, int32_t rank,
+                           comm_figures *figures, hd_err *err);
 const hd_comm *hd_messages_comm(const hd_messages *m);
 void hd_messages_close(hd_messages *m); /* NULL is fine */
 

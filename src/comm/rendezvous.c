@@ -173,11 +173,16 @@ hd_status rendezvous_send_table(hd_rendezvous *m, rendezvous_table *out, hd_err 
 
 hd_status rendezvous_read_table(const hd_rendezvous *m, rendezvous_table *out,
                                 const uint8_t *bytes, uint32_t n, hd_err *err) {
+    const uint32_t before = m->table.epoch; /* out may be the table */
     uint32_t at = HD_CHANNEL_NONCE + sizeof out->epoch;
     *out = (rendezvous_table){0};
     if (n < at) return HD_FAIL(err, HD_EFORMAT, "the addresses are cut off");
     set_session(m, out, bytes);
     memcpy(&out->epoch, bytes + HD_CHANNEL_NONCE, sizeof out->epoch);
+    if (out->epoch <= before) {
+        return HD_FAIL(err, HD_EFORMAT, "addresses of epoch %u after those of epoch %u",
+                       out->epoch, before);
+    }
     for (int32_t i = 0; i < m->o.world; i++) {
         uint32_t length;
         if (n - at < 4) return HD_FAIL(err, HD_EFORMAT, "the addresses are cut off");

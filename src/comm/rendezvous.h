@@ -16,11 +16,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "hadal_types.h"
 #include "base/status.h"
 
 typedef struct hd_rendezvous hd_rendezvous;
 
-enum { HD_RENDEZVOUS_FACTS = 6 };
+enum { HD_RENDEZVOUS_FACTS = 6, HD_RENDEZVOUS_TEXT = 200 };
 
 /* What must be equal on all ranks: "model", "layout". */
 typedef struct hd_rendezvous_fact {
@@ -37,6 +38,8 @@ typedef struct hd_rendezvous_options {
     int32_t start_ms;   /* longest wait for all ranks; 0: 60 s */
     int32_t silence_ms; /* a rank that sends nothing for as long is lost; 0: 1 s */
     bool again;         /* rank 0 has been there: refused connections say that it ended */
+    /* What this rank has exchanged, which its heartbeats tell rank 0; NULL: they do not. */
+    const struct comm_figures *figures;
 } hd_rendezvous_options;
 
 /* Fills rank and world from the environment of mpirun (OMPI_COMM_WORLD_*, PMI_*) or srun
@@ -65,6 +68,13 @@ const uint64_t *hd_rendezvous_session(const hd_rendezvous *m);
 typedef void hd_rendezvous_lost_fn(void *ctx, uint32_t epoch, const char *why);
 hd_status hd_rendezvous_watch(hd_rendezvous *m, hd_rendezvous_lost_fn *lost, void *ctx,
                               hd_err *err);
+
+/* On rank 0: what another rank told last, zeros before. Any thread. */
+void hd_rendezvous_read_figures(hd_rendezvous *m, int32_t rank, hd_rank_figures *out);
+
+/* On rank 0: how another rank was lost last, into why [HD_RENDEZVOUS_TEXT]; empty: never. Any
+ * thread. */
+void hd_rendezvous_read_loss(hd_rendezvous *m, int32_t rank, char *why);
 
 /* Ends the epoch of all ranks. Any thread. */
 void hd_rendezvous_abort(hd_rendezvous *m, const char *why);

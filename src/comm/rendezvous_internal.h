@@ -49,7 +49,7 @@ struct hd_rendezvous {
     int wake[2]; /* a pipe: abort, offer, leave, close */
     hd_rendezvous_lost_fn *lost;
     void *ctx;
-    pthread_mutex_t mutex; /* of the table's replacement, own, why and gone */
+    pthread_mutex_t mutex; /* of the table's replacement, own, why, gone, figures, losses */
     pthread_cond_t news;
     char why[HD_CHANNEL_MAX_TEXT]; /* of the abort asked for here */
     uint32_t abort_epoch;
@@ -62,6 +62,8 @@ struct hd_rendezvous {
     bool told;
     int64_t over_ms;
     int64_t silent_ms[HD_CHANNEL_MAX_RANKS];
+    hd_rank_figures figures[HD_CHANNEL_MAX_RANKS];         /* rank 0: as told last */
+    char losses[HD_CHANNEL_MAX_RANKS][HD_RENDEZVOUS_TEXT]; /* rank 0: how each was lost last */
 };
 
 int64_t rendezvous_now_ms(void);
@@ -95,6 +97,9 @@ void rendezvous_door_fds(const rendezvous_door *d, struct pollfd *p);
 uint64_t rendezvous_door_serve(hd_rendezvous *m, const struct pollfd *p);
 
 /* ---- watch.c ---- */
+
+/* Reads what another rank has sent, and does what it says. */
+void rendezvous_take_frames(hd_rendezvous *m, int32_t rank);
 
 void rendezvous_stop_watch(hd_rendezvous *m);
 

@@ -6,50 +6,7 @@
 
 #include "base/status.h"
 
-#ifndef HD_UCX
-
-bool hd_comm_ucx_is_built(void) {
-    return false;
-}
-
-hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
-                           const hd_device *device, const hd_ops *ops, hd_err *err) {
-    (void)o;
-    (void)device;
-    (void)ops;
-    *out = NULL;
-    return HD_FAIL(
-        err, HD_EUNSUPPORTED,
-        "ranks of several processes need UCX, and this program is built without UCX");
-}
-
-const hd_comm *hd_comm_ucx_interface(const hd_comm_ucx *u) {
-    (void)u;
-    return NULL;
-}
-
-const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u) {
-    (void)u;
-    return NULL;
-}
-
-hd_status hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
-                                 void (*waits)(void *ctx), hd_err *err) {
-    (void)u;
-    (void)out;
-    (void)waits;
-    return HD_FAIL(err, HD_EUNSUPPORTED, "this program is built without UCX");
-}
-
-void hd_comm_ucx_leave(hd_comm_ucx *u) {
-    (void)u;
-}
-
-void hd_comm_ucx_close(hd_comm_ucx *u) {
-    (void)u;
-}
-
-#else
+#ifdef HD_UCX
 
 #include <poll.h>
 #include <pthread.h>
@@ -67,6 +24,7 @@ void hd_comm_ucx_close(hd_comm_ucx *u) {
 #include "base/cpu.h"
 #include "base/progress.h"
 #include "comm/address.h"
+#include "comm/figures_internal.h"
 #include "comm/messages.h"
 #include "comm/ucx_library.h"
 
@@ -100,6 +58,7 @@ typedef struct peer {
 
 struct hd_comm_ucx {
     const ucx_library *ucp;
+    comm_figures figures; /* of all epochs */
     hd_messages *messages;
     hd_rendezvous *rendezvous;
     ucp_context_h context;
@@ -535,7 +494,7 @@ static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *paral
         u->peers[i] = (peer){.world = u, .number = u->members.number[i]};
     }
     memcpy(u->limits.key, hd_rendezvous_session(u->rendezvous), sizeof u->limits.key);
-    HD_TRY(hd_messages_open(&u->messages, &link, parallel, u->rank, err));
+    HD_TRY(hd_messages_open(&u->messages, &link, parallel, u->rank, &u->figures, err));
     HD_TRY(connect_all(u, err));
     const int32_t wait_ms = u->wait_ms;
     u->wait_ms = WAIT_MS; /* other ranks come when they can */
@@ -550,6 +509,7 @@ static hd_status join(hd_comm_ucx *u, bool again, hd_err *err) {
     ucp_address_t *address = NULL;
     size_t n = NO_WORKER;
     o.again = again;
+    o.figures = &u->figures;
     if (u->worker) {
         HD_TRY(check_ucx(u, u->ucp->worker_get_address(u->worker, &address, &n),
                          "tell its address", err));
@@ -571,7 +531,8 @@ static hd_status come_late(hd_comm_ucx *u, hd_err *err) {
     }
     snprintf(why, sizeof why, "rank %d has come", u->o.rendezvous.rank);
     end_here(u, 0, why);
-    return hd_messages_open(&u->messages, &link, &u->o.parallel, u->o.rendezvous.rank, err);
+    return hd_messages_open(&u->messages, &link, &u->o.parallel, u->o.rendezvous.rank,
+                            &u->figures, err);
 }
 
 static hd_status open_all(hd_comm_ucx *u, hd_err *err) {
@@ -656,6 +617,17 @@ const hd_comm *hd_comm_ucx_interface(const hd_comm_ucx *u) {
 
 const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u) {
     return &u->members;
+}
+
+void hd_comm_ucx_read_figures(const hd_comm_ucx *u, int32_t number, hd_rank_figures *out) {
+    if (number == u->o.rendezvous.rank)
+        comm_read_figures(&u->figures, out);
+    else
+        hd_rendezvous_read_figures(u->rendezvous, number, out);
+}
+
+void hd_comm_ucx_read_loss(const hd_comm_ucx *u, int32_t number, char *why) {
+    hd_rendezvous_read_loss(u->rendezvous, number, why);
 }
 
 /* ---- closing ---- */

@@ -53,6 +53,12 @@ typedef struct hd_comm_members {
 } hd_comm_members;
 const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u);
 
+/* On rank 0: what a rank of the world that was opened has exchanged, as it told last. Any thread. */
+void hd_comm_ucx_read_figures(const hd_comm_ucx *u, int32_t number, hd_rank_figures *out);
+
+/* On rank 0: how another rank was lost last, into why [HD_RENDEZVOUS_TEXT]. Any thread. */
+void hd_comm_ucx_read_loss(const hd_comm_ucx *u, int32_t number, char *why);
+
 /* After the end of communication, on the rank's thread: waits until enough ranks are there that this
  * one has a place. Rank i of the new interface was number[i]. HD_EAGAIN: this rank or rank 0 has
  * left. HD_EPEER: rank 0 is lost. waits(ctx) is called each time that it waits for more ranks. */

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "comm/figures_internal.h"
 #include "comm/rendezvous_internal.h"
 
 enum {
@@ -78,8 +79,11 @@ static void drain(hd_rendezvous *m, int32_t rank) {
 }
 
 static void lose(hd_rendezvous *m, int32_t rank, const char *how) {
-    char why[HD_CHANNEL_MAX_TEXT];
+    char why[HD_RENDEZVOUS_TEXT];
     snprintf(why, sizeof why, "rank %d is lost: %.160s", rank, how);
+    pthread_mutex_lock(&m->mutex);
+    memcpy(m->losses[rank], why, sizeof why);
+    pthread_mutex_unlock(&m->mutex);
     hd_channel_close(&m->to[rank]);
     rendezvous_forget(&m->offer[rank]);
     if (m->o.rank) {
@@ -158,6 +162,51 @@ static void look_for_offer(hd_rendezvous *m) {
     rendezvous_forget(&own);
 }
 
+/* ---- heartbeats ---- */
+
+static void beat(hd_rendezvous *m) {
+    hd_rank_figures says;
+    const bool tells = m->o.rank > 0 && m->o.figures;
+    if (m->ended) return;
+    if (tells) comm_read_figures(m->o.figures, &says);
+    send_all(m, HD_FRAME_PING, tells ? &says : NULL, tells ? sizeof says : 0);
+}
+
+static bool can_be(const hd_rank_figures *f) {
+    int64_t n[COMM_FIGURES];
+    memcpy(n, f, sizeof n);
+    for (int i = 0; i < COMM_FIGURES; i++) {
+        if (n[i] < 0) return false;
+    }
+    return true;
+}
+
+static void take_beat(hd_rendezvous *m, int32_t rank) {
+    const hd_channel *c = &m->to[rank];
+    hd_rank_figures says;
+    if (c->head.n == 0) return;
+    if (c->head.n == sizeof says) memcpy(&says, c->payload, sizeof says);
+    if (m->o.rank || c->head.n != sizeof says || !can_be(&says)) {
+        lose(m, rank, "it sent figures that cannot be right");
+        return;
+    }
+    pthread_mutex_lock(&m->mutex);
+    m->figures[rank] = says;
+    pthread_mutex_unlock(&m->mutex);
+}
+
+void hd_rendezvous_read_figures(hd_rendezvous *m, int32_t rank, hd_rank_figures *out) {
+    pthread_mutex_lock(&m->mutex);
+    *out = m->figures[rank];
+    pthread_mutex_unlock(&m->mutex);
+}
+
+void hd_rendezvous_read_loss(hd_rendezvous *m, int32_t rank, char *why) {
+    pthread_mutex_lock(&m->mutex);
+    memcpy(why, m->losses[rank], HD_RENDEZVOUS_TEXT);
+    pthread_mutex_unlock(&m->mutex);
+}
+
 /* ---- what other ranks send ---- */
 
 /* A rank that works already waits for a place: the epoch goes on. */
@@ -197,6 +246,9 @@ static void take_next_table(hd_rendezvous *m, int32_t rank) {
 
 static void take_frame(hd_rendezvous *m, int32_t rank) {
     switch ((hd_frame_kind)m->to[rank].head.kind) {
+    case HD_FRAME_PING:
+        take_beat(m, rank);
+        return;
     case HD_FRAME_LOST:
         take_lost(m, rank);
         return;
@@ -215,7 +267,7 @@ static void take_frame(hd_rendezvous *m, int32_t rank) {
     }
 }
 
-static void take_frames(hd_rendezvous *m, int32_t rank) {
+void rendezvous_take_frames(hd_rendezvous *m, int32_t rank) {
     hd_channel *c = &m->to[rank];
     while (is_link(m, rank) && !m->ended) {
         hd_err err = {0};
@@ -293,7 +345,7 @@ static void wait_and_take(hd_rendezvous *m, int64_t next_ms) {
         if (m->ended)
             drain(m, i);
         else
-            take_frames(m, i);
+            rendezvous_take_frames(m, i);
     }
     welcome(m, p + DOOR);
 }
@@ -308,7 +360,7 @@ static void *watch(void *arg) {
         const int64_t now_ms = rendezvous_now_ms();
         if (now_ms >= next_ms) {
             next_ms = now_ms + beat_ms;
-            if (!m->ended) send_all(m, HD_FRAME_PING, NULL, 0);
+            beat(m);
         }
         wait_and_take(m, next_ms);
         look_for_abort(m);

@@ -19,6 +19,7 @@
 #include "runner/model_runner.h"
 #include "sched/sched.h"
 #include "weights/backup.h"
+#include "weights/changes.h"
 #include "weights/weights.h"
 
 enum { ENGINE_MAX_MARKERS = 16 };
@@ -154,11 +155,12 @@ struct hd_engine {
     engine_reopening *reopening; /* NULL without ucx */
     hd_weights *whole;           /* the complete model; of one rank, this is its own */
     bool updatable;
-    int32_t threads;           /* as in the options */
-    hd_weights_backup *backup; /* of weights that are given back; NULL: they are lost */
-    bool replay[HD_N_REPLAYS]; /* choices of every position are kept */
-    bool whole_prompts;        /* the last layers compute every position of a prompt */
-    engine_rank *ranks;        /* [n_ranks] those of this process */
+    int32_t threads;             /* as in the options */
+    hd_weights_backup *backup;   /* of weights that are given back; NULL: they are lost */
+    hd_weights_changes *changes; /* of rank 0 of several processes; else NULL */
+    bool replay[HD_N_REPLAYS];   /* choices of every position are kept */
+    bool whole_prompts;          /* the last layers compute every position of a prompt */
+    engine_rank *ranks;          /* [n_ranks] those of this process */
     int32_t n_ranks;
     bool independent; /* attention groups exchange nothing in a step: rounds of their own */
     engine_router *router; /* NULL: one attention group */
@@ -182,13 +184,14 @@ struct hd_engine {
     uint64_t arrivals;
     engine_group *groups; /* [n_groups] */
     int32_t n_groups;
-    int32_t n_present;         /* the first of them: those that have ranks */
-    hd_world_figures figures;  /* size 0: no world of processes */
-    bool news;                 /* a mailbox holds something new */
-    engine_order order;        /* of the last round */
-    uint64_t recoveries;       /* after which every group begins anew */
-    bool recovered;            /* the last one was of use */
-    engine_step_output *posts; /* ring of step outputs */
+    int32_t n_present;                      /* the first of them: those that have ranks */
+    hd_world_figures figures;               /* size 0: no world of processes */
+    hd_rank_status seats[HD_UCX_MAX_RANKS]; /* of its ranks; figures are not kept here */
+    bool news;                              /* a mailbox holds something new */
+    engine_order order;                     /* of the last round */
+    uint64_t recoveries;                    /* after which every group begins anew */
+    bool recovered;                         /* the last one was of use */
+    engine_step_output *posts;              /* ring of step outputs */
     int32_t first_post, n_posts, cap_posts;
     engine_update update;
     engine_version *versions; /* all names so far */

@@ -258,12 +258,15 @@ static hd_status check_updatable(hd_engine *e, const hd_engine_options *o, hd_er
     }
     if (is_null(o)) why = "the null backend has none";
     if (o->dummy_weights) why = "random ones belong to no checkpoint";
-    if (o->world.size > 1) why = "other processes hold parts of them";
     if (engine_rebalance_is_on(o) && e->parallel.etp > 1)
         why = "experts are cut and move between ranks (--rebalance)";
     if (e->independent) why = "ranks have copies of each other's experts (--dwdp)";
     if (why) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "weights cannot be replaced here: %s", why);
+    }
+    if (o->weights_backup && o->world.size > 1) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "a backup of weights: ranks in other processes keep their memory");
     }
     return o->weights_backup ? hd_weights_backup_open(&e->backup, o->weights_backup, err)
                              : HD_OK;

@@ -46,6 +46,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                (int64_t)e->mla,
                                is_text(o->backend, "ref"),
                                o->queue_limit,
+                               o->updatable,
                                engine_rebalance_is_on(o),
                                (int64_t)(o->kv_host_gb * 1e9)};
     hd_siphash_init(&s, (const uint64_t[2]){0});

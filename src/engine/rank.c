@@ -1,6 +1,6 @@
 /* rank.c - opens and closes a rank: device, shard, runner, scheduler, and memory of its
  * thread. */
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +112,8 @@ static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
     x.fixed_steps = rank->graphs;
     memcpy(x.replay, e->replay, sizeof x.replay);
     x.role = role_of(rank);
+    x.renew = engine_update_follow;
+    x.renew_ctx = rank;
     x.movable = rank->comm && engine_rebalance_is_on(o) ? rank->weights : NULL;
     HD_TRY(hd_model_runner_open(&rank->model_runner, &env, &x, err));
     rank->runner = hd_model_runner_interface(rank->model_runner);

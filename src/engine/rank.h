@@ -144,15 +144,6 @@ hd_status engine_rank_open_inbox(engine_rank *rank, const hd_engine_sizes *z,
                                  int32_t max_living, hd_err *err);
 void engine_rank_close(engine_rank *rank);
 
-/* ---- update.c ---- */
-
-/* Applies the new weights that were posted, or gives memory back. On the thread of rank 0, between
- * two rounds, while all ranks rest. */
-void engine_update_apply(engine_rank *first);
-
-/* On a leader's thread, in a round: what its order says about weights. */
-void engine_update_obey(engine_rank *rank);
-
 /* ---- rounds.c: on a leader's thread ---- */
 
 /* Waits until there is something to do, and sets rank->order. False: the engine is closing. */

@@ -44,6 +44,8 @@ hd_status engine_ranks_open(hd_engine *e, const hd_engine_options *o, hd_precisi
     }
     if (alone) HD_TRY(engine_process_join(e, o, err));
     HD_TRY(open_weights(e, o, err));
+    if (e->ucx && o->updatable && o->world.rank == 0)
+        HD_TRY(hd_weights_changes_open(&e->changes, e->whole, err));
     for (int32_t i = 0; i < n; i++) HD_TRY(engine_rank_open_shard(&e->ranks[i], o, err));
     return HD_OK;
 }
@@ -170,6 +172,7 @@ void engine_ranks_close(hd_engine *e) {
     for (int32_t i = 0; i < e->n_ranks; i++) hd_expert_stage_close(e->ranks[i].stage);
     for (int32_t i = 0; i < e->n_ranks; i++) engine_rank_close(&e->ranks[i]);
     free(e->ranks);
+    hd_weights_changes_close(e->changes);
     hd_weights_close(e->whole);
     hd_comm_local_close(e->world);
     hd_comm_ucx_close(e->ucx);

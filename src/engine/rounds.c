@@ -7,7 +7,7 @@
  *
  * A step that fails parks its thread. When all threads are parked or have ended the round, that
  * of rank 0 restarts communication, and every group begins anew. */
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 
 #include <time.h>
 
@@ -118,7 +118,7 @@ static void give_order(engine_rank *rank) {
                               .closing = e->closing,
                               .rest = rest,
                               .retract = rest && e->update.retract,
-                              .renewed = renewed};
+                              .renewed = renewed || engine_update_is_due(rank)};
     if (e->n_groups > 1) pthread_cond_broadcast(&e->ordered);
 }
 

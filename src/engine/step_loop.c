@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/progress.h"
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 
 enum {
     SECOND_NS = 1000000000,

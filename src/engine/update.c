@@ -7,7 +7,7 @@
 
 #include "base/progress.h"
 #include "base/siphash.h"
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 #include "weights/update.h"
 
 static const char FIRST[] = "default"; /* the version of the weights at the start */
@@ -98,6 +98,9 @@ hd_status hd_engine_update_weights(hd_engine *e, hd_weights_update *u, const cha
 }
 
 static hd_status post_memory(hd_engine *e, const engine_update *what, hd_err *err) {
+    if (e->ucx) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "ranks in other processes keep their memory");
+    }
     if (!e->updatable) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "this engine was opened with fixed weights");
     }
@@ -131,7 +134,7 @@ hd_status engine_refuse_hindered(const hd_engine *e, hd_err *err) {
 
 /* ---- the step thread of rank 0 ---- */
 
-static void renew_shards(hd_engine *e) {
+void engine_update_renew_shards(hd_engine *e) {
     for (int32_t i = 0; i < e->n_ranks; i++) {
         hd_weights *shard = e->ranks[i].weights;
         if (shard != e->whole) hd_weights_renew_shard(shard, e->whole);
@@ -142,8 +145,9 @@ static hd_status apply(engine_rank *rank, const engine_update *what, hd_err *err
     hd_engine *e = rank->engine;
     hd_err why = {0};
     hd_model_runner_forget_steps(rank->model_runner);
+    if (e->changes) hd_weights_changes_add(e->changes, what->weights);
     const hd_status st = hd_weights_update_apply(what->weights, e->whole, rank->stream, &why);
-    renew_shards(e);
+    engine_update_renew_shards(e);
     if (st != HD_OK) {
         return HD_REFUSE(err, HD_EAGAIN, "weights_incomplete", NULL,
                          "the update broke off, so that %d tensors are lost until they are "
@@ -223,7 +227,7 @@ static hd_status resume(engine_rank *rank, uint32_t memory, hd_err *err) {
     rank->released_bytes[0] = 0;
     if (!backup) return HD_OK;
     HD_TRY(hd_weights_backup_restore(backup, rank->engine->whole, err));
-    renew_shards(rank->engine);
+    engine_update_renew_shards(rank->engine);
     return HD_OK;
 }
 
@@ -277,11 +281,20 @@ void engine_update_apply(engine_rank *rank) {
 
 /* ---- the step thread of a leader ---- */
 
+/* If the others are lost meanwhile, nothing is computed in this round. */
+static void exchange(engine_rank *rank) {
+    hd_err err = {0};
+    if (engine_update_exchange(rank, &err) == HD_OK) return;
+    rank->order.paused = true;
+    engine_ranks_recover(rank, &err);
+}
+
 void engine_update_obey(engine_rank *rank) {
     hd_err err = {0};
     if (rank->order.renewed) {
         hd_model_runner_forget_steps(rank->model_runner);
         hd_sched_renew_cache(rank->sched);
+        if (rank->engine->ucx) exchange(rank);
     }
     if (rank->order.rest && rank->model_runner &&
         hd_model_runner_rest(rank->model_runner, &err) != HD_OK) {

@@ -80,9 +80,22 @@ static hd_status open_place(engine_rank *rank, hd_err *err) {
 
 /* ---- what is shown ---- */
 
+/* The caller holds the lock. */
+static void show_seats(hd_engine *e, const hd_comm_members *m) {
+    for (int32_t i = 0; i < e->figures.size; i++) {
+        e->seats[i].state = m->connected >> i & 1 ? HD_RANK_STANDBY : HD_RANK_LOST;
+    }
+    for (int32_t place = 0; place < m->n; place++) {
+        hd_rank_status *seat = &e->seats[m->number[place]];
+        seat->state = HD_RANK_ACTIVE;
+        seat->group = place / e->ranks[0].parallel.tp;
+    }
+}
+
 static void show(hd_engine *e, bool serves) {
     const hd_comm_members *m = hd_comm_ucx_members(e->ucx);
     pthread_mutex_lock(&e->lock);
+    show_seats(e, m);
     e->figures.serves = serves;
     e->figures.epoch = m->epoch;
     e->figures.working = m->n;
@@ -99,21 +112,16 @@ static void show_waiting(void *ctx) {
     show(ctx, false);
 }
 
-/* Some of the ranks do not work: keeps why if one was lost now. */
-static void show_members(engine_rank *first, uint64_t before, const char *why) {
+/* Says how the first of the ranks that are missing was lost: not the reason for which the epoch ended,
+ * since a rank may be back before the next one begins. */
+static void show_members(engine_rank *first) {
     hd_engine *e = first->engine;
     const uint64_t now = hd_comm_ucx_members(e->ucx)->connected;
     int32_t missing = 0;
-    char text[60];
-    while (now >> missing & 1) missing++;
-    if (missing == e->figures.size) {
-        show_lost(e, "");
-    } else if (before & ~now) {
-        show_lost(e, why);
-    } else if (now & ~before) {
-        snprintf(text, sizeof text, "rank %d is lost", missing);
-        show_lost(e, text);
-    }
+    char why[HD_RENDEZVOUS_TEXT] = "";
+    while (missing < e->figures.size && now >> missing & 1) missing++;
+    if (missing < e->figures.size) hd_comm_ucx_read_loss(e->ucx, missing, why);
+    show_lost(e, why);
     show(e, true);
 }
 
@@ -128,6 +136,27 @@ bool hd_engine_read_world(hd_engine *e, hd_world_figures *out) {
     *out = e->figures;
     pthread_mutex_unlock(&e->lock);
     return out->size > 0;
+}
+
+int32_t hd_engine_read_ranks(hd_engine *e, hd_rank_status *out, int32_t max) {
+    const int32_t n = e->independent ? 1 : hd_parallel_world(&e->parallel);
+    const bool elsewhere = e->ucx;
+    if (n == 1) return 0;
+    pthread_mutex_lock(&e->lock);
+    const bool lost = e->groups[0].stats.ranks_lost;
+    for (int32_t i = 0; i < n && i < max; i++) {
+        out[i] = elsewhere ? e->seats[i]
+                           : (hd_rank_status){.state = lost ? HD_RANK_LOST : HD_RANK_ACTIVE,
+                                              .group = i / e->parallel.tp};
+    }
+    pthread_mutex_unlock(&e->lock);
+    for (int32_t i = 0; i < n && i < max; i++) {
+        if (elsewhere)
+            hd_comm_ucx_read_figures(e->ucx, i, &out[i].figures);
+        else
+            hd_comm_read_figures(e->ranks[i].comm, &out[i].figures);
+    }
+    return n;
 }
 
 /* ---- beginning anew ---- */
@@ -234,6 +263,8 @@ static hd_status distribute(engine_rank *first, hd_err *err) {
     e->recoveries++;
     e->news = true;
     pthread_mutex_unlock(&e->lock);
+    if (e->changes)
+        hd_weights_changes_again(e->changes); /* ranks that come have read the files */
     free(moved);
     return HD_OK;
 }
@@ -251,7 +282,7 @@ static bool begin_anew_first(engine_rank *first, const char *why) {
     const uint64_t now = hd_comm_ucx_members(e->ucx)->connected;
     if (now != before) first->failures = 0;
     if (!(now & ~before)) engine_ranks_count_failure(first, why);
-    show_members(first, before, why);
+    show_members(first);
     first->began_anew = true;
     return true;
 }

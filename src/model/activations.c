@@ -119,6 +119,7 @@ static void place_received(model_activations *t, hd_arena *a, const hd_model *m)
     t->in_y = take(a, m, in * out);
     t->in_weight = take_f32(a, in);
     t->in_offset = take_i32(a, m->shard->n_experts + 1);
+    t->n_rounds = take_i32(a, 1);
 }
 
 static void place_head(model_activations *t, hd_arena *a, const hd_model *m) {

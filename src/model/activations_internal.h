@@ -56,6 +56,7 @@ typedef struct model_activations {
     hd_rows in_x, in_y; /* [in_rows, hidden], [in_rows, this rank's columns of hidden] */
     float *in_weight;   /* [in_rows] */
     int32_t *in_offset; /* [slots of this rank + 1] */
+    int32_t *n_rounds;  /* [1] in which they come */
 
     /* head and MTP input */
     hd_rows logit_x;  /* [logits, streams, hidden] */

@@ -293,10 +293,11 @@ static bool dispatches(const hd_model *m) {
     return m->in_rows > 0; /* without expert parallelism rows stay on this rank */
 }
 
-static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer) {
+static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer, int32_t round) {
     const hd_model_spec *c = s->m->env.spec;
     const model_activations *t = s->t;
     const ffn_rows rows = moe_rows(s);
+    const int32_t *most = model_round_rows(s);
     return (hd_dispatch_args){.layer = layer,
                               .x = rows.x,
                               .weight = t->expert_weight,
@@ -309,7 +310,10 @@ static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer) {
                               .in_weight = t->in_weight,
                               .in_offset = t->in_offset,
                               .in_rows = s->m->in_rows,
-                              .n_slots = s->m->shard->n_experts};
+                              .n_slots = s->m->shard->n_experts,
+                              .most = most,
+                              .round = round,
+                              .rounds = most ? t->n_rounds : NULL};
 }
 
 static hd_combine_args combined_rows(const model_step *s, int32_t layer) {
@@ -323,14 +327,24 @@ static hd_combine_args combined_rows(const model_step *s, int32_t layer) {
 }
 
 /* Sends rows to the ranks of their experts (expert parallelism). */
-static void dispatch_send(const model_step *s, int32_t layer) {
-    const hd_dispatch_args rows = dispatched_rows(s, layer);
+static void send_round(const model_step *s, int32_t layer, int32_t round) {
+    const hd_dispatch_args rows = dispatched_rows(s, layer, round);
     hd_comm_dispatch_send(s->m->env.comm, s->stream, &rows);
 }
 
-static void dispatch_arrive(const model_step *s, int32_t layer) {
-    const hd_dispatch_args rows = dispatched_rows(s, layer);
+static void take_round(const model_step *s, int32_t layer, int32_t round) {
+    const hd_dispatch_args rows = dispatched_rows(s, layer, round);
     hd_comm_dispatch_arrive(s->m->env.comm, s->stream, &rows);
+}
+
+static void dispatch_send(const model_step *s, int32_t layer) {
+    model_plan_rounds(s, hd_layer_route(s->m->env.spec, layer).top_k);
+    send_round(s, layer, 0);
+}
+
+static void dispatch_arrive(const model_step *s, int32_t layer) {
+    if (hd_device_is_host(s->m->env.device)) *s->t->n_rounds = 1; /* if nothing arrives */
+    take_round(s, layer, 0);
 }
 
 /* Sends the experts' results back to the ranks of their rows. */
@@ -467,6 +481,20 @@ static void experts_staged(const model_step *s, int32_t layer) {
     if (err.status != HD_OK) hd_stream_fail(s->stream, err.status, err.msg);
 }
 
+/* The rows that had no room in the first round; no other micro-batch's rows travel meanwhile. */
+static void more_rounds(const model_step *s, int32_t layer) {
+    const int32_t n = model_n_rounds(s);
+    for (int32_t round = 1; round < n; round++) {
+        send_round(s, layer, round);
+        take_round(s, layer, round);
+        experts_up(s, layer);
+        if (model_gathers_columns(s->m, HD_GROUP_ETP)) experts_gather(s, layer);
+        experts_down(s, layer);
+        combine_send(s, layer);
+        combine_arrive(s, layer);
+    }
+}
+
 static void combine_experts(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_activations *t = s->t;
@@ -591,7 +619,8 @@ static const model_stage moe_stages[] = {
     {"return shared",   return_dense,    HD_LANE_COMM,    fetches_for_shared, false},
     {"spread shared",   spread,          HD_LANE_COMM,    spreads_shared,     true },
     {"fetch shared",    fetch_shared,    HD_LANE_COMM,    fetches_shared,     true },
-    {"combine arrive",  combine_arrive,  HD_LANE_COMM,    dispatches,         false},
+    {"combine arrive",  combine_arrive,  HD_LANE_COMM,    dispatches,         true },
+    {"more rounds",     more_rounds,     HD_LANE_COMPUTE, dispatches,         false},
     {"sum",             combine_experts, HD_LANE_COMPUTE, NULL,               false},
     {"join",            join_moe,        HD_LANE_COMM,    shares_experts,     true },
     {"return",          return_moe,      HD_LANE_COMM,    has_foreign_moe,    false},

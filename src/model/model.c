@@ -192,9 +192,12 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
     hd_status st = hd_parallel_exchanges(parallel) ? check_rows(m, err) : HD_OK;
     if (st != HD_OK) goto fail;
     if (parallel->ep > 1) {
-        const int64_t each = hd_ceil_div(limits->rows, parallel->tp);
-        const int64_t all = parallel->ep * parallel->etp * each * env->spec->route.top_k;
-        m->in_rows = limits->expert_rows ? limits->expert_rows : (int32_t)all;
+        const int32_t top_k = env->spec->route.top_k;
+        m->in_rows = limits->expert_rows
+                         ? limits->expert_rows
+                         : hd_model_expert_rows_of(parallel, limits->rows, top_k);
+        st = model_open_rounds(m, err);
+        if (st != HD_OK) goto fail;
     }
     for (int32_t l = 0; l < env->spec->n_layers; l++) m->n_moe += is_moe(m, l);
     m->n_choices = (int64_t)(m->n_moe + hd_max_i32(HD_MAX_DRAFTS, env->spec->n_mtp)) *
@@ -235,6 +238,7 @@ void hd_model_close(hd_model *m) {
         hd_device_event_close(m->join[i]);
     }
     hd_prefetch_close(m->prefetch);
+    free(m->rounds);
     hd_device_release(m->env.device, m->block);
     hd_device_release(m->env.device, m->rest_device);
     hd_device_release(m->env.device, m->rest_host);

@@ -25,10 +25,16 @@ typedef struct hd_model_limits {
     int32_t rows;      /* rows of one micro-batch */
     int32_t logits;    /* rows of one micro-batch that need logits */
     int32_t positions; /* the longest sequence, prompt and output together */
-    /* rows of one micro-batch that the experts of this rank may receive under expert
-     * parallelism; 0: all choices of all rows */
+    /* rows of one micro-batch that the experts of this rank take at once under expert parallelism;
+     * more come in further rounds. 0: as hd_model_expert_rows_of() says */
     int32_t expert_rows;
 } hd_model_limits;
+
+/* Rows that may arrive at a rank's experts: if every row of all ranks chose these only; and what
+ * memory is reserved for: twice the mean of the ranks, and HD_LEAST_EXPERT_ROWS if so many may. */
+enum { HD_LEAST_EXPERT_ROWS = 256 };
+int64_t hd_model_most_expert_rows(const hd_parallel_config *l, int32_t rows, int32_t top_k);
+int32_t hd_model_expert_rows_of(const hd_parallel_config *l, int32_t rows, int32_t top_k);
 
 enum { HD_MAX_MICRO = HD_COMM_MAX_INFLIGHT };
 

@@ -21,8 +21,10 @@ struct hd_model {
     hd_model_limits limits;
     int32_t n_micro;
     const hd_shard *shard; /* shard of the weights */
-    int32_t in_rows;       /* 0 without expert parallelism */
-    bool dspark;           /* the weights have a DSpark drafter */
+    int32_t in_rows;       /* in a round; 0 without expert parallelism */
+    void *rounds;          /* [HD_MAX_MICRO] of rounds_bytes (rounds.c) */
+    size_t rounds_bytes;
+    bool dspark; /* the weights have a DSpark drafter */
     /* columns of DSpark's confidence head, for a row of the head and for the token before */
     hd_weight confidence_of_row, confidence_of_token;
     float softmax_scale, index_scale, rope_scale;
@@ -117,6 +119,14 @@ void model_engram(const model_step *s, int32_t layer);
 /* Asks for the rows of all tables that the classified tokens choose. */
 hd_status model_open_prefetch(hd_model *m, hd_err *err);
 void model_prefetch_engram(const hd_model *m, const model_step *steps, int32_t n_micro);
+
+/* rounds.c: a layer whose rows may not all fit at once under expert parallelism */
+hd_status model_open_rounds(hd_model *m, hd_err *err);
+void model_plan_rounds(const model_step *s, int32_t top_k); /* before rows are sent */
+/* Rows that each rank may send to each other one in a round; NULL: one round is enough. */
+const int32_t *model_round_rows(const model_step *s);
+/* How many rounds there are, once the rows of the first have arrived. */
+int32_t model_n_rounds(const model_step *s);
 
 /* activations.c */
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m);

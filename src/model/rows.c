@@ -63,6 +63,18 @@ model_rows model_rows_of(const model_step *s, hd_group group, int32_t rows,
     return r;
 }
 
+int32_t model_rows_of_rank(const model_step *s, hd_group group, int32_t rank) {
+    const hd_parallel_config *l = layout(s->m);
+    const hd_rank_group g = hd_parallel_group(l, rank, group);
+    const int32_t *group_rows = s->b->group_rows;
+    int32_t n = 0;
+    for (int32_t k = 0; k < g.n; k++) {
+        const int32_t one = g.first + k * g.stride;
+        n += owned(l, one, group_rows ? group_rows[one / l->tp] : s->b->n_rows).n;
+    }
+    return n;
+}
+
 model_rows model_step_rows(const model_step *s, hd_group group) {
     return model_rows_of(s, group, s->b->n_rows, s->b->group_rows);
 }

@@ -29,6 +29,9 @@ model_rows model_rows_of(const model_step *s, hd_group group, int32_t rows,
                          const int32_t *group_rows);
 model_rows model_step_rows(const model_step *s, hd_group group);
 
+/* Returns how many rows of the step the ranks of another rank's group compute. */
+int32_t model_rows_of_rank(const model_step *s, hd_group group, int32_t rank);
+
 /* Returns the group's rows [n, cols]: rows of `batch`, or `gathered`. */
 hd_rows model_rows_in(const model_rows *r, hd_rows batch, hd_rows gathered, int32_t cols);
 

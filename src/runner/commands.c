@@ -19,6 +19,7 @@ enum {
     COMMAND_LOADS,
     COMMAND_MOVE,
     COMMAND_REST,
+    COMMAND_RENEW,
     COMMAND_END
 };
 
@@ -77,12 +78,14 @@ static void run_pass(hd_model_runner *x, int32_t pass) {
     hd_batch *b = batch_of(x, pass);
     b->group_rows = x->n_groups > 1 ? x->group_rows : NULL;
     b->group_logits = x->n_groups > 1 ? x->group_logits : NULL;
+    const int64_t begun = hd_comm_begin_pass(x->env.comm);
     hd_batch_upload(b, x->env.stream);
     if (pass == RUNNER_STEP) {
         hd_model_step(x->model, x->kv, &b, 1);
     } else {
         x->drafter->pass(x, b, pass == RUNNER_DRAFT_AGAIN);
     }
+    hd_comm_end_pass(x->env.comm, begun);
 }
 
 static void broadcast(hd_model_runner *x) {
@@ -186,7 +189,7 @@ static void command(hd_model_runner *x, const command_header *h) {
 
 hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err) {
     const hd_batch *b = batch_of(x, (int32_t)pass);
-    x->has_rows = true;
+    x->has_rows = b->n_rows > 0; /* none: the group is the only one that a loss has left */
     if (x->words.bytes) HD_TRY(agree(x, (int32_t)pass, err));
     if (!x->has_rows) return HD_OK;
     if (has_followers(x)) {
@@ -232,6 +235,10 @@ hd_status hd_model_runner_rest(hd_model_runner *x, hd_err *err) {
     return await_all(x, err);
 }
 
+void hd_model_runner_renew(hd_model_runner *x) {
+    if (has_followers(x)) command(x, &(command_header){.kind = COMMAND_RENEW});
+}
+
 void hd_model_runner_end(hd_model_runner *x) {
     if (has_followers(x)) command(x, &(command_header){.kind = COMMAND_END});
 }
@@ -267,6 +274,7 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
         return HD_OK;
     }
     if (h->kind == COMMAND_REST) return await_all(x, err);
+    if (h->kind == COMMAND_RENEW && x->o.renew) return x->o.renew(x->o.renew_ctx, err);
     if (h->kind == COMMAND_MOVE) {
         hd_err refused = {0}; /* all ranks know of it */
         const hd_status st = runner_move(x, payload(x), &refused);

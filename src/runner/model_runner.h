@@ -48,6 +48,9 @@ typedef struct hd_model_runner_options {
     hd_runner_role role;       /* not ALONE: env has comm, and steps are not fixed */
     /* The env's weights, in host memory, if experts may move between the ranks; or NULL. */
     hd_weights *movable;
+    /* Of a follower: called for hd_model_runner_renew(), for exchanges with the leader. */
+    hd_status (*renew)(void *ctx, hd_err *err);
+    void *renew_ctx;
 } hd_model_runner_options;
 
 /* A constraint on the tokens of an answer: reasoning budget, forced tokens, grammar. Ids
@@ -95,6 +98,9 @@ hd_status hd_model_runner_follow(hd_model_runner *x, hd_err *err);
 /* Of the leader, between two runs: when it returns, the followers have ended what came before, and
  * read no weights until the next run. */
 hd_status hd_model_runner_rest(hd_model_runner *x, hd_err *err);
+
+/* Of the leader, between two runs: followers call what their options say. */
+void hd_model_runner_renew(hd_model_runner *x);
 
 /* The leader ends the followers' hd_model_runner_follow(). Nothing may run afterwards. */
 void hd_model_runner_end(hd_model_runner *x);

@@ -196,6 +196,8 @@ static void on_server_info(http_call *c, void *user) {
     json_object_set_new(
         info, "parallel",
         describe_ranks(hd_engine_parallel(s->engine), hd_engine_layout_reason(s->engine)));
+    json_t *figures = rank_view_json(s->ranks, s->engine);
+    if (figures) json_object_set_new(info, "rank_figures", figures);
     if (s->pd) json_object_set_new(info, "peers", describe_peers(s->pd));
     server_reply_json(c, 200, info);
 }
@@ -208,6 +210,7 @@ static void on_metrics(http_call *c, void *user) {
                                   .living_requests = records_living(s->records),
                                   .http = s->http,
                                   .pd = atomic_load(&s->ready) ? s->pd : NULL,
+                                  .ranks = s->ranks,
                                   .tokens_per_s = live_tokens_per_s(s->live),
                                   .load_seconds = s->load_seconds,
                                   .compat = s->options.metrics_compat,

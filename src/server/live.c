@@ -14,6 +14,7 @@ enum { VIEWERS = 64, REQUESTS = 512, TICKS_PER_EXPERTS = 4 };
 
 struct live_view {
     metrics *m;
+    rank_view *ranks;
     history *past;
     pthread_mutex_t lock; /* guards the viewers */
     http_call *viewers[VIEWERS];
@@ -29,10 +30,11 @@ struct live_view {
     int64_t n_ticks;
 };
 
-live_view *live_new(metrics *m) {
+live_view *live_new(metrics *m, rank_view *ranks) {
     live_view *v = calloc(1, sizeof *v);
     if (!v) return NULL;
     v->m = m;
+    v->ranks = ranks;
     v->past = history_new();
     pthread_mutex_init(&v->lock, NULL);
     if (v->past) return v;
@@ -219,6 +221,8 @@ static char *object_text(live_view *v, hd_engine *e, const hd_engine_stats *stat
     if (experts) json_object_set_new(o, "experts", experts);
     json_t *groups = groups_list(e);
     if (groups) json_object_set_new(o, "groups", groups);
+    json_t *ranks = rank_view_json(v->ranks, e);
+    if (ranks) json_object_set_new(o, "ranks", ranks);
     char *text = hd_json_write(o, JSON_COMPACT);
     json_decref(o);
     return text;

@@ -9,11 +9,12 @@
 #include "api/text.h"
 #include "http/http.h"
 #include "server/metrics.h"
+#include "server/rank_view.h"
 
 typedef struct live_view live_view;
 
-live_view *live_new(metrics *m); /* NULL: no memory */
-void live_free(live_view *v);    /* NULL is fine */
+live_view *live_new(metrics *m, rank_view *ranks); /* NULL: no memory */
+void live_free(live_view *v);                      /* NULL is fine */
 
 bool live_add(live_view *v, http_call *c);  /* retains the call; false: too many viewers */
 void live_tick(live_view *v, hd_engine *e); /* on the ticker thread, every quarter second */

@@ -937,6 +937,9 @@ static void put_all(FILE *out, view *v) {
     if (v->e.graph_steps) put_graphs(out, v);
     put_layers(out, v);
     if (v->from->pd) pd_put_metrics(out, v->m->label, v->from->pd);
+    if (v->from->engine) {
+        rank_view_put_metrics(out, v->m->label, v->from->ranks, v->from->engine);
+    }
     put_statuses(out, v);
     for (size_t i = 0; i < HD_LEN(process_series); i++) {
         const series *s = &process_series[i];

@@ -6,6 +6,7 @@
 #include "api/api.h"
 #include "http/listen.h"
 #include "pd/pd.h"
+#include "server/rank_view.h"
 
 typedef struct metrics metrics;
 
@@ -22,6 +23,7 @@ typedef struct metrics_sources { /* values that are read when the metrics are re
     hd_engine *engine;           /* NULL: the model is still loading */
     http_server *http;
     pd *pd; /* NULL: without a role */
+    rank_view *ranks;
     int32_t living_requests;
     double tokens_per_s, load_seconds;
     int compat; /* server_compat bits */

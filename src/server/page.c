@@ -41,6 +41,7 @@
     X(dom, "dom.js", SCRIPT)                           \
     X(engine, "engine.js", SCRIPT)                     \
     X(lanes, "lanes.js", SCRIPT)                       \
+    X(ranks, "ranks.js", SCRIPT)                       \
     X(plots, "plots.js", SCRIPT)                       \
     X(heatmap, "heatmap.js", SCRIPT)
 #define SCRIPT "text/javascript; charset=utf-8"

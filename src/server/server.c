@@ -152,6 +152,7 @@ static void *tick(void *user) {
         if (hd_now_ns() < marked_ns + METRICS_MARK_S * SECOND_NS) continue;
         marked_ns += METRICS_MARK_S * SECOND_NS;
         metrics_mark(s->metrics);
+        rank_view_mark(s->ranks, s->engine);
     }
     tend_waiting(s);
     live_end(s->live);
@@ -313,7 +314,8 @@ static hd_status prepare(server *s, hd_err *err) {
     HD_TRY(pd_bind(&s->pd_listener, &o->pd, err));
     HD_TRY(open_records(s, err));
     s->metrics = metrics_new(o->model_name);
-    s->live = s->metrics ? live_new(s->metrics) : NULL;
+    s->ranks = rank_view_new();
+    s->live = s->metrics && s->ranks ? live_new(s->metrics, s->ranks) : NULL;
     s->trace = trace_new(o->trace_dir);
     s->weights = weight_updates_new(o->engine.model_dir, o->weights_dir);
     s->expert_record = expert_record_new(o->record_dir, o->record);
@@ -531,6 +533,7 @@ void server_close(server *s) {
     api_store_close(s->api.store);
     hd_keys_close(s->keys);
     live_free(s->live);
+    rank_view_free(s->ranks);
     weight_updates_free(s->weights);
     trace_free(s->trace);
     expert_record_free(s->expert_record);

@@ -11,6 +11,7 @@
 #include "server/expert_record.h"
 #include "server/line_file.h"
 #include "server/live.h"
+#include "server/rank_view.h"
 #include "server/metrics.h"
 #include "server/record.h"
 #include "server/server.h"
@@ -42,6 +43,7 @@ struct server {
     api_context api;
     metrics *metrics;
     live_view *live;
+    rank_view *ranks;
     line_file access_log;
     request_records *records;
     trace *trace;

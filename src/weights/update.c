@@ -248,6 +248,13 @@ int32_t hd_weights_update_count(const hd_weights_update *u) {
     return n;
 }
 
+bool weights_update_brings(const hd_weights_update *u, int32_t decl) {
+    for (size_t i = 0; i < u->n_buckets; i++) {
+        if (u->buckets[i].given[decl]) return true;
+    }
+    return false;
+}
+
 /* ---- lost tensors ---- */
 
 static void set_lost(hd_weights *w, int32_t decl, bool lost) {

@@ -9,6 +9,7 @@
 #include "weights/dummy_internal.h"
 #include "weights/expert_slots_internal.h"
 #include "weights/shard_internal.h"
+#include "weights/update.h"
 #include "weights/weights.h"
 
 /* The tensor of one role in one layer. */
@@ -55,6 +56,7 @@ static inline weights_slot *weights_slot_at(const hd_weights *w, int32_t layer, 
 
 /* update.c: no tensor is lost any more. */
 void weights_find_all(hd_weights *w);
+bool weights_update_brings(const hd_weights_update *u, int32_t decl);
 
 /* Whether a file may have this tensor although no model uses it. */
 bool weights_of_no_use(const char *name);

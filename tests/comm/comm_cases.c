@@ -246,6 +246,14 @@ static void check_results(comm_rank *r, const rows *b) {
     }
 }
 
+static void exchange_rows(comm_rank *r, rows *b) {
+    hd_comm_dispatch_send(r->comm, r->stream, &b->out);
+    hd_comm_dispatch_arrive(r->comm, r->stream, &b->out);
+    compute(b, r);
+    hd_comm_combine_send(r->comm, r->stream, &b->back);
+    hd_comm_combine_arrive(r->comm, r->stream, &b->back);
+}
+
 /* Several micro-batches travel at once; in which order their stages run is drawn. */
 static void check_experts(comm_rank *r) {
     enum { BATCHES = 7 };
@@ -271,6 +279,71 @@ static void check_experts(comm_rank *r) {
         }
     }
     for (int32_t i = 0; i < BATCHES; i++) free_rows(&b[i]);
+}
+
+/* ---- rows that have no room at once ---- */
+
+/* What each rank may send to each other one in a round; the same on all ranks. */
+static void draw_most(const comm_rank *r, int32_t *most) {
+    const hd_rank_group g = group_of(r, HD_GROUP_EP);
+    for (int32_t k = 0; k < g.n; k++) {
+        const int32_t rank = g.first + k * g.stride;
+        const bool none = rows_of(seed_of(r, rank, 0)) == 0;
+        most[k] = none ? 0 : 1 + (int32_t)comm_draw(r->seed, 300 + rank, 4);
+    }
+}
+
+/* Every choice is of the same slot, which is not this rank's alone to know. */
+static void choose_one_slot(rows *b, const comm_rank *r) {
+    const int32_t n = b->out.rows * b->out.top_k, slots = b->out.n_slots * r->parallel.ep;
+    const int32_t hot = (int32_t)comm_draw(r->seed, 400, (uint32_t)slots);
+    for (int32_t i = 0; i < n; i++) {
+        b->slot[i] = hot;
+        b->assignment[i] = i;
+    }
+    for (int32_t q = 0; q <= slots; q++) b->offset[q] = q > hot ? n : 0;
+}
+
+/* The most rounds that a pair of ranks needs: every rank can tell. */
+static int32_t rounds_needed(const comm_rank *r, const int32_t *most, bool one_slot) {
+    const hd_rank_group g = group_of(r, HD_GROUP_EP);
+    int32_t rounds = 1;
+    for (int32_t k = 0; k < g.n; k++) {
+        const uint64_t seed = seed_of(r, g.first + k * g.stride, 0);
+        const int32_t n = rows_of(seed) * top_k_of(r);
+        for (int32_t to = 0; to < g.n; to++) {
+            int32_t sent = 0;
+            for (int32_t i = 0; i < n; i++) sent += slot_of(r, seed, i) / slots_of(r) == to;
+            if (one_slot) sent = n;
+            if (sent) {
+                rounds = hd_max_i32(rounds, (int32_t)hd_ceil_div(sent, most[k]));
+            }
+        }
+    }
+    return rounds;
+}
+
+/* Results are those of one round, and each round has as many rows as fit. */
+void comm_dispatch_in_rounds(comm_rank *r) {
+    int32_t most[MAX_RANKS] = {0}, rounds = 1, room = 0;
+    const bool one_slot = r->seed % 2;
+    rows b;
+    make_rows(&b, r, 0);
+    if (one_slot) choose_one_slot(&b, r);
+    draw_most(r, most);
+    for (int32_t k = 0; k < r->parallel.ep; k++) room += most[k];
+    b.out.in_rows = b.back.in_rows = room;
+    b.out.most = most;
+    b.out.rounds = &rounds;
+    for (int32_t i = 0; i < rounds; i++) {
+        b.out.round = i;
+        exchange_rows(r, &b);
+        comm_expect(r, b.in_offset[b.out.n_slots] <= room, "rows of a round", i);
+    }
+    check_results(r, &b);
+    comm_expect(r, rounds == rounds_needed(r, most, one_slot), "rounds", rounds);
+    expect_no_failure(r);
+    free_rows(&b);
 }
 
 /* ---- all of it ---- */
@@ -421,4 +494,79 @@ void comm_come_late(comm_rank *r) {
     hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), 1});
     comm_expect(r, x[0] == 2, "sum", 0);
     comm_expect(r, cpu_time_ns() - before < LATE_MS * 1000000 / 4, "a wait that spins", 0);
+}
+
+/* ---- figures ---- */
+
+static void expect_counted(comm_rank *r, hd_comm_op kind, int64_t calls, int64_t bytes) {
+    hd_rank_figures f;
+    hd_comm_read_figures(r->comm, &f);
+    const hd_comm_op_figures *x = &f.of[kind];
+    comm_expect(r, x->calls == calls, "counted calls of kind", (int64_t)kind);
+    comm_expect(r, x->bytes == bytes, "counted bytes of kind", (int64_t)kind);
+    comm_expect(r, x->wait_ns <= x->ns && (x->ns > 0) == (calls > 0), "counted time of kind",
+                (int64_t)kind);
+}
+
+/* Rows that other ranks send to this one: every rank can tell. */
+static int64_t rows_from_others(const comm_rank *r) {
+    const hd_rank_group g = group_of(r, HD_GROUP_EP);
+    int64_t n = 0;
+    for (int32_t k = 0; k < g.n; k++) {
+        const uint64_t seed = seed_of(r, g.first + k * g.stride, 0);
+        for (int32_t i = 0; k != g.index && i < rows_of(seed) * top_k_of(r); i++) {
+            n += slot_of(r, seed, i) / slots_of(r) == g.index;
+        }
+    }
+    return n;
+}
+
+/* This rank's rows that others compute. */
+static int64_t rows_to_others(const comm_rank *r, const rows *b) {
+    int64_t n = 0;
+    for (int32_t i = 0; i < b->out.rows * b->out.top_k; i++) {
+        n += b->slot[i] / b->out.n_slots != group_of(r, HD_GROUP_EP).index;
+    }
+    return n;
+}
+
+/* The others wait in a pass for the victim. */
+static void wait_in_a_pass(comm_rank *r) {
+    hd_rank_figures f;
+    float x[1] = {1};
+    const hd_all_reduce_args sum = {HD_GROUP_EP, hd_f32(x), 1};
+    hd_comm_all_reduce(r->comm, r->stream, &sum);
+    if (r->number == r->victim) comm_sleep_ms(LATE_MS);
+    const int64_t begun = hd_comm_begin_pass(r->comm);
+    hd_comm_all_reduce(r->comm, r->stream, &sum);
+    hd_comm_end_pass(r->comm, begun);
+    hd_comm_read_figures(r->comm, &f);
+    const int64_t waited = f.of[HD_COMM_OP_ALL_REDUCE].wait_ns, late = LATE_MS * 1000000LL;
+    comm_expect(r, r->number == r->victim || waited > late / 4, "a wait not counted", waited);
+    comm_expect(r, f.passes == 1 && f.compute_ns >= 0 && f.compute_ns < late / 4,
+                "time of a pass without its exchanges", f.compute_ns);
+}
+
+void comm_count_exchanges(comm_rank *r) {
+    enum { ROWS = 3, OWN = 5 };
+    const int32_t n = r->parallel.ep;
+    const int64_t size = (int64_t)sizeof(float), others = n - 1;
+    float *x = fill(r, (int64_t)ROWS * OWN * n);
+    rows b;
+    make_rows(&b, r, 0);
+    exchange_rows(r, &b);
+    expect_counted(r, HD_COMM_OP_DISPATCH, 1,
+                   (others * slots_of(r) + rows_from_others(r) * (b.out.cols + 1)) * size);
+    expect_counted(r, HD_COMM_OP_COMBINE, 1, rows_to_others(r, &b) * b.out.cols * size);
+    hd_comm_all_gather(
+        r->comm, r->stream,
+        &(hd_all_gather_args){HD_GROUP_EP, x, ROWS, OWN * n, OWN * r->number, OWN});
+    expect_counted(r, HD_COMM_OP_ALL_GATHER, 1, others * ROWS * OWN * size);
+    hd_comm_broadcast(r->comm, r->stream, &(hd_broadcast_args){HD_GROUP_EP, x, 7});
+    expect_counted(r, HD_COMM_OP_BROADCAST, 1, r->number ? 7 : 0);
+    expect_counted(r, HD_COMM_OP_REDUCE_SCATTER, 0, 0);
+    wait_in_a_pass(r);
+    expect_no_failure(r);
+    free(x);
+    free_rows(&b);
 }

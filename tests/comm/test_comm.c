@@ -126,6 +126,30 @@ static void test_who_waits_sleeps(void **state) {
     run_world(&(comm_rank){.parallel = hd_parallel_tensor(2), .run = comm_come_late}, ranks);
 }
 
+static void test_rows_without_room_come_in_rounds(void **state) {
+    (void)state;
+    for (int32_t i = 0; i < 4 * COMM_LAYOUTS; i++) {
+        comm_rank ranks[COMM_MAX_RANKS];
+        const hd_parallel_config *l = &comm_layouts[i % COMM_LAYOUTS];
+        if (l->ep == 1) continue;
+        run_world(
+            &(comm_rank){.parallel = *l, .run = comm_dispatch_in_rounds, .seed = (uint64_t)i},
+            ranks);
+    }
+}
+
+static void test_exchanges_are_counted(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        comm_rank ranks[COMM_MAX_RANKS];
+        run_world(&(comm_rank){.parallel = hd_parallel_expert(3, 0),
+                               .run = comm_count_exchanges,
+                               .seed = seed,
+                               .victim = (int32_t)seed},
+                  ranks);
+    }
+}
+
 /* ---- opening ---- */
 
 static void test_refusals(void **state) {
@@ -163,6 +187,8 @@ int test_comm(void) {
         cmocka_unit_test(test_a_lost_rank_ends_the_waiting_of_all),
         cmocka_unit_test(test_too_many_rows_are_an_error_of_all),
         cmocka_unit_test(test_who_waits_sleeps),
+        cmocka_unit_test(test_rows_without_room_come_in_rounds),
+        cmocka_unit_test(test_exchanges_are_counted),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("comm", tests, NULL, NULL);

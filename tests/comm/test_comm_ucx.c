@@ -179,6 +179,33 @@ static void test_who_waits_sleeps(void **state) {
     }
 }
 
+static void test_rows_without_room_come_in_rounds(void **state) {
+    (void)state;
+    need_ucx();
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        run_world(&(world){
+            .transports = transport_of(seed),
+            .like = {.parallel = hd_parallel_expert(3 + (int32_t)seed % 2, 0),
+                     .run = comm_dispatch_in_rounds,
+                     .seed = seed}
+        });
+    }
+}
+
+static void test_exchanges_are_counted(void **state) {
+    (void)state;
+    need_ucx();
+    for (uint64_t seed = 0; seed < 2; seed++) {
+        run_world(&(world){
+            .transports = transport_of(seed),
+            .like = {.parallel = hd_parallel_expert(3, 0),
+                     .run = comm_count_exchanges,
+                     .seed = seed,
+                     .victim = (int32_t)seed}
+        });
+    }
+}
+
 /* ---- a sum of more than one shot ---- */
 
 enum { LARGE = 300000 };
@@ -600,6 +627,8 @@ int test_comm_ucx(void) {
         cmocka_unit_test(test_a_lost_rank_ends_the_waiting_of_all),
         cmocka_unit_test(test_too_many_rows_are_an_error_of_all),
         cmocka_unit_test(test_who_waits_sleeps),
+        cmocka_unit_test(test_rows_without_room_come_in_rounds),
+        cmocka_unit_test(test_exchanges_are_counted),
         cmocka_unit_test(test_large_sums),
         cmocka_unit_test(test_a_killed_rank_is_named),
         cmocka_unit_test(test_a_stopped_rank_is_named),

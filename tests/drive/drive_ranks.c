@@ -3,8 +3,9 @@
  *     FAULT=POINT:N:HOW drive_ranks serve MODEL_DIR [FLAGS...]
  *
  * POINT: start (before it meets the others), load (its shard), prefill, decode, draft (a pass begins),
- * dispatch, combine (its rows are on their way), anew (it begins anew). At the Nth time the process is
- * HOW: "kill"ed or "stop"ped, or from then on "slow": 50 ms later each time.
+ * dispatch, combine (its rows are on their way), idle (a command comes after a pause), anew (it begins
+ * anew). At the Nth time the process is HOW: "kill"ed or "stop"ped, or from then on "slow": 50 ms later
+ * each time.
  *
  * The linker sends the calls through here first (-Wl,--wrap in the Makefile). */
 #include <signal.h>
@@ -42,6 +43,8 @@ void __wrap_hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[
                           int32_t n_micro);
 void __wrap_hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
                            int32_t n_micro, bool again);
+
+enum { IDLE_MS = 50 };
 
 /* ---- the fault; only the rank's one thread comes to points ---- */
 
@@ -83,9 +86,17 @@ hd_status __wrap_hd_weights_open_shards(hd_weights **out, const hd_weights *whol
     return __real_hd_weights_open_shards(out, whole, parallel, rank, err);
 }
 
+/* Rows that are verified are no prefill, however many a sequence has. */
+static bool has_prefill(const hd_batch *b) {
+    for (int32_t r = 0; r < b->n_rows; r++) {
+        if (b->host.phase[r] == HD_ROW_PREFILL) return true;
+    }
+    return false;
+}
+
 void __wrap_hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
                           int32_t n_micro) {
-    pass_by(batches[0]->n_rows > batches[0]->n_seqs ? "prefill" : "decode");
+    if (batches[0]->n_rows) pass_by(has_prefill(batches[0]) ? "prefill" : "decode");
     __real_hd_model_step(m, kv, batches, n_micro);
 }
 
@@ -107,6 +118,16 @@ static void combine_send(void *ctx, hd_stream *s, const hd_combine_args *a) {
     pass_by("combine");
 }
 
+static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
+    struct timespec before, now;
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    real->broadcast(ctx, s, a);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const int64_t ms =
+        (now.tv_sec - before.tv_sec) * 1000 + (now.tv_nsec - before.tv_nsec) / 1000000;
+    if (ms >= IDLE_MS) pass_by("idle");
+}
+
 const hd_comm *__wrap_hd_comm_ucx_interface(const hd_comm_ucx *u) {
     static hd_comm_table table;
     static hd_comm comm;
@@ -115,6 +136,7 @@ const hd_comm *__wrap_hd_comm_ucx_interface(const hd_comm_ucx *u) {
     table = *real;
     table.dispatch_send = dispatch_send;
     table.combine_send = combine_send;
+    table.broadcast = broadcast;
     comm.table = &table;
     return &comm;
 }

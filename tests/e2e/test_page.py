@@ -457,6 +457,25 @@ def test_attention_groups_are_among_the_facts(mock, visit):
     assert re.search(r"Group 0\s*0 run, 2 wait, 25 % of the pages\s*Group 1\s*1 run, 2 wait", page.text("#facts"))
 
 
+def test_ranks_have_a_panel(mock, visit):
+    exchange = {"calls": 1500, "bytes": 3 << 20, "seconds": 0.5, "wait_seconds": 0.25}
+    works = {"state": "active", "recent": {"compute": 0.5, "exchange": 0.125, "wait": 0.25}, "exchanges": {"dispatch": exchange, "broadcast": exchange}}
+    ranks = {"epoch": 3, "active": 2, "imbalance": 1.25, "ranks": [{"rank": n, "group": n, **works} for n in range(2)] + [{"rank": 2, "state": "lost", "exchanges": {}}]}
+    page = visit(mock(change=lambda message: message | {"ranks": ranks}).address + "#engine")
+    page.until("document.querySelectorAll('#ranks .bar-row').length === 3")
+    assert page.text("#ranks-said") == "2 of 3 work, epoch 3, imbalance 1.25"
+    assert re.search(r"Rank 1, group 1\s*50 % computing, 13 % exchanging, 25 % waiting\s*Rank 2\s*lost", page.text("#ranks"))
+    page.until("document.querySelectorAll('#ranks tbody tr').length === 2")
+    assert re.search(r"Dispatch\s*3000\s*6 MiB\s*1 s\s*0.50 s", page.text("#ranks tbody"))
+    assert page.js("[...document.querySelectorAll('#ranks .meter i')].map(i => i.style.width).join()") == "50%,12.5%,25%,50%,12.5%,25%,0%,0%,0%"
+
+
+def test_one_rank_has_no_panel_of_ranks(mock, visit):
+    page = visit(mock().address + "#engine")
+    page.until("document.querySelector('#facts dd').textContent !== '–'")
+    assert page.js("document.getElementById('panel-ranks').checkVisibility()") is False
+
+
 def test_the_own_request_is_in_sight_among_many(mock, visit):
     server = mock(change=lambda message: message | {"requests": [
         {"id": n, "answer": 0, "phase": "decode", "prompt_tokens": 9, "cached_tokens": 0, "done_tokens": 9, "output_tokens": n} for n in [*range(100, 140), 1]]})  # fmt: skip

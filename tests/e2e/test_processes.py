@@ -11,7 +11,7 @@ import subprocess
 import pytest
 from conftest import HADAL, as_root, run_hadal
 from serving import TINY, Server, wait_until
-from test_ranks import answers, check_pause_and_abort, group_metric
+from test_ranks import answers, check_pause_and_abort, check_rank_figures, group_metric
 from worlds import CLEAN, KEY, NO_DEVICE, SMALL, TRANSPORTS, free_address, needs_ucx
 
 pytestmark = needs_ucx
@@ -50,6 +50,8 @@ def test_attention_groups_in_processes(world, alone, groups, transport):
     assert answers(w.server) == alone
     finished = group_metric(w.server, "generation_tokens_total")
     assert min(finished) > 0
+    if n == 4:
+        check_rank_figures(w.server)
     assert all(code == 0 for _, code in w.close())
 
 

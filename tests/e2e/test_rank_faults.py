@@ -6,6 +6,7 @@ drive_ranks is hadal serve whose rank fails at a point. ./test --long tries all 
 import os
 import pathlib
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,12 +25,12 @@ LAYOUTS = {  # ranks and flags
     "columns": (2, ("--tp", 2)),
     "two groups of two": (4, ("--dp", 2, "--tp", 2, "--ep", 4)),
 }
-POINTS = {"load": 1, "prefill": 2, "decode": 4, "dispatch": 60, "combine": 60, "draft": 3}
+POINTS = {"load": 1, "prefill": 2, "decode": 4, "dispatch": 60, "combine": 60, "draft": 3, "idle": 1}
 
 
 def cases():
     if not ALL:
-        return [("two groups", 1, "dispatch:60:kill"), ("experts", 2, "combine:60:stop"), ("columns", 1, "draft:3:kill"), ("two groups", 1, "load:1:kill")]
+        return [("two groups", 1, "dispatch:60:kill"), ("experts", 2, "combine:60:stop"), ("columns", 1, "draft:3:kill"), ("two groups", 1, "load:1:kill"), ("columns", 1, "idle:1:stop")]
     return [
         (layout, rank, f"{point}:{n}:{how}")
         for layout, (ranks, _) in LAYOUTS.items()
@@ -62,14 +63,15 @@ def is_stopped(process):
     return " T " in pathlib.Path(f"/proc/{process.pid}/stat").read_text()
 
 
-def bring_back(w, rank, how):
-    """A rank that fails as it loads may fail after rank 0 serves."""
+def bring_back(w, rank, how, asked):
+    """A rank that fails as it loads may fail after rank 0 serves. asked: may fail, too, and then ends."""
     p = w.ranks[rank]
     if how == "kill":
-        assert p.wait() == -signal.SIGKILL
+        wait_until(lambda: p.poll() is not None or asked.done(), "it is killed")
+        assert p.poll() == -signal.SIGKILL
         w.start(rank)
     elif how == "stop":
-        wait_until(lambda: is_stopped(p), "it stops")
+        wait_until(lambda: is_stopped(p) or asked.done(), "it stops")
         wait_until(lambda: w.server.get("/health").text != "ok", "it is missed")
         p.send_signal(signal.SIGCONT)
 
@@ -79,12 +81,41 @@ def test_a_fault_at_a_point(world, alone, layout, rank, fault):
     n, flags = LAYOUTS[layout]
     w = world(n, *flags, env=MEMORY, faults={rank: fault})
     how = fault.split(":")[2]
+    back = threading.Event()
+
+    def ask_until_it_is_back():
+        while True:
+            last = back.is_set()
+            assert answers(w.server) == alone
+            if last:
+                return
+
     with ThreadPoolExecutor(1) as pool:
-        got = pool.submit(answers, w.server)
-        bring_back(w, rank, how)
-        assert got.result() == alone
+        asked = pool.submit(ask_until_it_is_back)
+        try:
+            bring_back(w, rank, how, asked)
+        finally:
+            back.set()
+        asked.result()
     wait_until(lambda: w.server.get("/health").text == "ok", "all work")
     assert answers(w.server) == alone
+    assert all(code == 0 for _, code in w.close())
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "slow"])
+def test_a_fault_before_the_ranks_meet(world, alone, how):
+    def mend(w):
+        p = w.ranks[1]
+        if how == "kill":
+            assert p.wait() == -signal.SIGKILL
+            w.start(1)
+        elif how == "stop":
+            wait_until(lambda: is_stopped(p), "it stops")
+            p.send_signal(signal.SIGCONT)
+
+    w = world(2, "--ep", 2, env=MEMORY, faults={1: f"start:1:{how}"}, before=mend)
+    assert answers(w.server) == alone
+    assert w.server.get("/health").text == "ok"
     assert all(code == 0 for _, code in w.close())
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from serving import Server, events_of, wait_until
-from test_ranks import body_of, group_metric
+from test_ranks import body_of, group_metric, rank_figures
 from worlds import SMALL, TRANSPORTS, needs_ucx
 
 pytestmark = needs_ucx
@@ -70,6 +70,8 @@ def test_requests_of_a_lost_group_go_on_in_the_others(world, alone, how):
     assert answers(w.server, lambda: lose(w, 1, how)) == alone
     await_health(w, "degraded: " + LOST.format(1))
     assert w.server.get("/health").status == 200
+    lost = rank_figures(w.server)
+    assert [r["state"] for r in lost["ranks"]] == ["active", "lost"] and lost["active"] == 1
     if how == signal.SIGKILL:
         w.ranks[1].wait()
         w.start(1)
@@ -79,6 +81,8 @@ def test_requests_of_a_lost_group_go_on_in_the_others(world, alone, how):
     before = group_metric(w.server, "generation_tokens_total")[1]
     assert answers(w.server) == alone
     assert group_metric(w.server, "generation_tokens_total")[1] > before  # it computes again
+    back = rank_figures(w.server)
+    assert [r["state"] for r in back["ranks"]] == ["active", "active"] and back["epoch"] > lost["epoch"] > 1
     assert all(code == 0 for _, code in w.close())
 
 
@@ -115,6 +119,19 @@ def test_requests_wait_for_a_rank_that_cannot_be_spared(world, alone):
     w.ranks[1].kill()  # while nothing runs
     await_health(w, why)
     assert w.close()[0][1] == -signal.SIGKILL and w.server.process.returncode == 0
+
+
+def test_a_follower_is_lost_while_nothing_runs(world, alone):
+    """One group is left, which has nothing to do."""
+    w = world(4, "--dp", 2, "--tp", 2, "--ep", 4)
+    w.ranks[3].kill()
+    await_health(w, "degraded: " + LOST.format(3))
+    assert answers(w.server) == alone
+    figures = rank_figures(w.server)
+    assert [r["state"] for r in figures["ranks"]] == ["active", "active", "standby", "lost"] and figures["epoch"] == 2
+    w.start(3)
+    await_health(w, "ok")
+    assert all(code == 0 for _, code in w.close())
 
 
 def test_two_ranks_at_once(world, alone):

@@ -74,6 +74,47 @@ def test_requests_go_where_their_prefix_is(serve):
     assert [g["output_tokens"] for g in shown["groups"]] == [12, 12, 12]
 
 
+def rank_figures(server):
+    return server.get("/server_info").json["rank_figures"]
+
+
+def check_rank_figures(server):
+    """Of four ranks, two attention groups, behind answers."""
+    # those of another process come with its next heartbeat
+    wait_until(lambda: len({r["passes"] for r in rank_figures(server)["ranks"]}) == 1, "all have told of the same passes")
+    figures = rank_figures(server)
+    assert figures["active"] == 4 and figures["epoch"] == 1 and 1 <= figures["imbalance"] <= 4
+    assert [(r["rank"], r["state"], r["group"]) for r in figures["ranks"]] == [(i, "active", i // 2) for i in range(4)]
+    for r in figures["ranks"]:
+        assert r["passes"] > 10 and r["compute_seconds"] > 0 and sum(r["recent"].values()) <= 1.01
+        for kind in ("all_gather", "broadcast", "dispatch", "combine"):
+            x = r["exchanges"][kind]
+            assert 0 <= x["wait_seconds"] <= x["seconds"] and x["seconds"] > 0
+            assert x["bytes"] > 0 or (kind == "broadcast" and r["rank"] % 2 == 0)  # leaders send them
+    of = lambda kind, what: [r["exchanges"][kind][what] for r in figures["ranks"]]
+    assert len({*of("dispatch", "calls"), *of("combine", "calls")}) == 1
+    text = server.get("/metrics").text
+    seen = {line.rsplit(" ", 1)[0].split(",", 1)[1]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("hadal_rank_exchange_bytes_total{")}
+    assert len(seen) == 4 * 6
+    assert [seen[f'rank="{i}",kind="dispatch"}}'] for i in range(4)] == of("dispatch", "bytes")
+    with contextlib.closing(server.connection()) as c:
+        c.request("GET", "/engine/live")
+        shown = json.loads(next(line[5:] for line in c.getresponse() if line.startswith(b"data:")))
+    assert [r["exchanges"]["combine"] for r in shown["ranks"]["ranks"]] == [r["exchanges"]["combine"] for r in figures["ranks"]]
+
+
+def test_figures_of_each_rank(serve):
+    server = serve("--threads", 2, "--dp", 2, "--tp", 2, "--ep", 4)
+    answers(server)
+    check_rank_figures(server)
+
+
+def test_one_rank_exchanges_nothing(serve):
+    server = serve()
+    assert "rank_figures" not in server.get("/server_info").json
+    assert "hadal_rank_exchange" not in server.get("/metrics").text
+
+
 def check_pause_and_abort(server):
     """Of two groups."""
     body = {"max_tokens": 400, "ignore_eos": True}

@@ -2,10 +2,11 @@
 
 import pytest
 from make_model import io  # finds tools/, too
-from serving import TINY, Server
+from serving import TINY, Server, wait_until
 from test_weight_senders import swap_under_load
 from test_weight_updates import checksums, copy_model, perturbed, scores, send, started_from, update
 from toy_models import make_toy_model
+from worlds import needs_ucx
 
 LAYOUTS = [("--ep", 2), ("--tp", 4), ("--tp", 2, "--ep", 2), ("--dp", 2, "--ep", 2), ("--tp", 2, "--dp", 2, "--ep", 4)]
 SWAPS = 12
@@ -93,3 +94,57 @@ def test_swaps_under_load(folder, other, layout):
     server = serve(folder, layout)
     swap_under_load(server, [TINY, other], SWAPS)
     server.close()
+
+
+# ---- ranks in processes of their own ----
+
+PROCESSES = {  # ranks and flags
+    "experts": (2, ("--ep", 2)),
+    "columns": (2, ("--tp", 2)),
+    "two groups of two": (4, ("--dp", 2, "--tp", 2, "--ep", 4)),
+}
+
+
+@needs_ucx
+@pytest.mark.parametrize("layout", PROCESSES)
+def test_processes_have_what_one_rank_has(world, folder, other, wanted, layout):
+    n, flags = PROCESSES[layout]
+    w = world(n, *flags, "--weights-dir", folder)
+    assert state(w.server) == wanted[TINY]
+    update(w.server, other, "other")
+    assert state(w.server) == wanted[other]
+    send(w.server, {"norm.weight": io.read_checkpoint(TINY)["norm.weight"]}, shared=True)
+    send(w.server, {"no.such.weight": io.read_checkpoint(TINY)["norm.weight"]}, status=400)
+    assert scores(w.server) != wanted[other][0]
+    update(w.server, TINY)
+    assert state(w.server) == wanted[TINY]
+    assert w.server.get("/health").text == "ok"
+    assert all(code == 0 for _, code in w.close())
+
+
+@needs_ucx
+def test_a_rank_that_comes_back_gets_the_weights_in_use(world, folder, other, wanted):
+    w = world(3, "--ep", 3, "--weights-dir", folder)
+    update(w.server, other, "other")
+    w.ranks[2].kill()
+    w.ranks[2].wait()
+    wait_until(lambda: w.server.get("/health").text.startswith("degraded"), "it is missed")
+    assert state(w.server) == wanted[other]
+    w.start(2)
+    wait_until(lambda: w.server.get("/health").text == "ok", "it works again")
+    assert state(w.server) == wanted[other]
+    assert all(code == 0 for _, code in w.close())
+
+
+@needs_ucx
+def test_swaps_between_processes_under_load(world, folder, other):
+    w = world(2, "--dp", 2, "--ep", 2, "--weights-dir", folder)
+    swap_under_load(w.server, [TINY, other], SWAPS)
+    assert all(code == 0 for _, code in w.close())
+
+
+@needs_ucx
+def test_processes_keep_their_memory(world, folder):
+    w = world(2, "--ep", 2, "--weights-dir", folder)
+    reply = w.server.post("/release_memory_occupation", {})
+    assert reply.status == 501 and "ranks in other processes keep their memory" in reply.text

@@ -35,8 +35,8 @@ def free_address(host="127.0.0.1"):
 class World:
     """Rank 0 with the other ranks, which are the processes `ranks[1:]`."""
 
-    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None):
-        """faults: of ranks, as drive_ranks takes them."""
+    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None, before=lambda world: None):
+        """faults: of ranks, as drive_ranks takes them. before: called before rank 0 is started."""
         self.meet = meet or free_address()
         self.env = {**CLEAN, **(env or {})}
         self.flags = [*SMALL, *flags, "--world", n, "--meet", self.meet]
@@ -44,6 +44,7 @@ class World:
         self.ranks = [None] * n
         for rank in range(1, n):
             self.start(rank, (faults or {}).get(rank))
+        before(self)
         self.server = Server(*self.flags, "--rank", 0, env=self.env)
         self.ranks[0] = self.server.process
 

@@ -147,7 +147,7 @@ static void check_operations(const uint8_t *data, size_t n) {
     if (!device && hd_device_open_cpu(&device, &(hd_cpu_options){.n_threads = 1}, NULL))
         abort();
     if (hd_stream_open(&s, device, NULL)) abort();
-    if (hd_messages_open(&m, &link, &parallel, (int32_t)(data[0] % 2), NULL)) abort();
+    if (hd_messages_open(&m, &link, &parallel, (int32_t)(data[0] % 2), NULL, NULL)) abort();
     make_calls(hd_messages_comm(m), s, data, 4);
     hd_messages_close(m);
     hd_stream_close(s);

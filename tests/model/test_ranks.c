@@ -28,17 +28,27 @@ enum {
     MAX_SLOTS = 96
 };
 
+/* How a world runs. */
+typedef struct variant {
+    int32_t n_micro; /* micro-batches of a step: 1, or one per sequence */
+    bool rotates;    /* the experts of each rank's slots change before every step */
+    int32_t room;    /* rows that a rank's experts take at once; 0: all */
+    bool hot;        /* every row chooses expert HOT, of routers with a bias */
+} variant;
+
+enum { HOT = 5 };
+
 /* ---- one rank ---- */
 
 typedef struct rank {
     hd_comm_local *world; /* NULL: alone */
     int32_t number, n;
-    int32_t n_micro; /* micro-batches of a step: 1, or one per sequence */
+    variant how;
     const hd_model_spec *spec;
     const hd_weights *whole;
     hd_parallel_config parallel;
     int32_t owner;        /* the attention group whose rows it has */
-    bool rotates;         /* the experts of each rank's slots change before every step */
+    int64_t dispatches;   /* that it has made */
     float *logits[STEPS]; /* [SEQS, vocab] */
     hd_err err;
 } rank;
@@ -77,8 +87,8 @@ static hd_status open_body(body *b, rank *r) {
     const hd_model_limits limits = {.rows = ROWS,
                                     .logits = SEQS * hd_max_i32(r->spec->dspark.block, 1),
                                     .positions = POSITIONS,
-                                    .expert_rows = choices};
-    HD_TRY(hd_model_open(&b->model, &env, &limits, r->n_micro, err));
+                                    .expert_rows = r->how.room ? r->how.room : choices};
+    HD_TRY(hd_model_open(&b->model, &env, &limits, r->how.n_micro, err));
     b->n_pages = (int32_t)hd_ceil_div(POSITIONS, hd_kv_shape_of(r->spec).page_tokens);
     for (int32_t i = 0; i < SEQS * b->n_pages; i++) {
         b->pages[i / b->n_pages][i % b->n_pages] = i;
@@ -89,7 +99,7 @@ static hd_status open_body(body *b, rank *r) {
     HD_TRY(
         hd_kv_open(&b->kv, r->spec, r->spec->n_layers + r->spec->n_mtp, b->device, &kv, err));
     const hd_batch_limits batch = {ROWS, SEQS, b->n_pages};
-    for (int32_t i = 0; i < r->n_micro; i++) {
+    for (int32_t i = 0; i < r->how.n_micro; i++) {
         HD_TRY(hd_batch_open(&b->batches[i], &batch, b->device, err));
     }
     return HD_OK;
@@ -119,7 +129,7 @@ static int32_t tokens_of(const rank *r, int32_t owner, pass p) {
 
 /* The ranks of an attention group have the same rows. */
 static void write_rows(body *b, const rank *r, pass p) {
-    const int32_t owner = r->owner, n = tokens_of(r, owner, p), each = SEQS / r->n_micro;
+    const int32_t owner = r->owner, n = tokens_of(r, owner, p), each = SEQS / r->how.n_micro;
     int32_t tokens[PROMPT], start = 0;
     for (int k = PASS_PROMPT; k < (int)p; k++) start += tokens_of(r, owner, (pass)k);
     for (int32_t k = 0; k < r->parallel.dp; k++) {
@@ -127,7 +137,7 @@ static void write_rows(body *b, const rank *r, pass p) {
         b->group_rows[k] = each * rows;
         b->group_logits[k] = each * (p == PASS_BLOCK ? rows : rows > 0);
     }
-    for (int32_t i = 0; i < r->n_micro; i++) {
+    for (int32_t i = 0; i < r->how.n_micro; i++) {
         hd_batch_reset(&b->batches[i]);
         b->batches[i].group_rows = r->parallel.dp > 1 ? b->group_rows : NULL;
         b->batches[i].group_logits = r->parallel.dp > 1 ? b->group_logits : NULL;
@@ -138,22 +148,22 @@ static void write_rows(body *b, const rank *r, pass p) {
             tokens[i] =
                 (int32_t)(hd_random_fill_at(7, (uint64_t)at) % (uint64_t)r->spec->vocab);
         }
-        hd_batch_add(&b->batches[q % r->n_micro], &(hd_batch_seq){
-                                                      .tokens = tokens,
-                                                      .n = n,
-                                                      .start = start,
-                                                      .after = tokens[0],
-                                                      .n_logits = 1,
-                                                      .pages = {b->pages[q], b->pages[q]},
-                                                      .n_pages = b->n_pages
+        hd_batch_add(&b->batches[q % r->how.n_micro], &(hd_batch_seq){
+                                                          .tokens = tokens,
+                                                          .n = n,
+                                                          .start = start,
+                                                          .after = tokens[0],
+                                                          .n_logits = 1,
+                                                          .pages = {b->pages[q], b->pages[q]},
+                                                          .n_pages = b->n_pages
         });
     }
-    for (int32_t i = 0; i < r->n_micro; i++) hd_batch_upload(&b->batches[i], b->stream);
+    for (int32_t i = 0; i < r->how.n_micro; i++) hd_batch_upload(&b->batches[i], b->stream);
 }
 
 static void keep(const body *b, const rank *r, int32_t step) {
-    const size_t n = SEQS / (size_t)r->n_micro * (size_t)r->spec->vocab;
-    for (int32_t i = 0; i < r->n_micro; i++) {
+    const size_t n = SEQS / (size_t)r->how.n_micro * (size_t)r->spec->vocab;
+    for (int32_t i = 0; i < r->how.n_micro; i++) {
         memcpy(r->logits[step] + (size_t)i * n, hd_model_logits(b->model, i),
                n * sizeof(float));
     }
@@ -162,7 +172,7 @@ static void keep(const body *b, const rank *r, int32_t step) {
 /* Every slot gets the expert of the rank's next slot, in all layers. */
 static void rotate_slots(body *b, const rank *r) {
     const int32_t own = hd_weights_shard(b->weights)->n_experts;
-    for (int32_t l = 0; r->rotates && l < r->spec->n_layers + r->spec->n_mtp; l++) {
+    for (int32_t l = 0; r->how.rotates && l < r->spec->n_layers + r->spec->n_mtp; l++) {
         const hd_expert_map *map = hd_weights_expert_map(b->weights, l);
         int32_t expert[MAX_SLOTS];
         if (!map) continue;
@@ -179,15 +189,15 @@ static void rotate_slots(body *b, const rank *r) {
 static void run_block(body *b, const rank *r, hd_batch *const batches[]) {
     static const int32_t before[SEQS] = {5, 5};
     const int32_t block = r->spec->dspark.block;
-    hd_model_absorb(b->model, b->kv, batches, r->n_micro);
+    hd_model_absorb(b->model, b->kv, batches, r->how.n_micro);
     write_rows(b, r, PASS_BLOCK);
-    for (int32_t i = 0; i < r->n_micro; i++) {
+    for (int32_t i = 0; i < r->how.n_micro; i++) {
         batches[i]->n_logits = 0;
         hd_batch_make_block(batches[i], block);
         hd_batch_upload(batches[i], b->stream);
     }
-    hd_model_draft_block(b->model, b->kv, batches, r->n_micro);
-    for (int32_t i = 0; i < r->n_micro; i++) {
+    hd_model_draft_block(b->model, b->kv, batches, r->how.n_micro);
+    for (int32_t i = 0; i < r->how.n_micro; i++) {
         const int32_t n = batches[i]->n_seqs;
         hd_model_draft_place(b->model, i, 0, before, n, n);
     }
@@ -196,20 +206,20 @@ static void run_block(body *b, const rank *r, hd_batch *const batches[]) {
 /* Runs a prompt, one token more, and its draft if there is a drafter. */
 static void run_body(body *b, const rank *r) {
     hd_batch *batches[SEQS];
-    for (int32_t i = 0; i < r->n_micro; i++) batches[i] = &b->batches[i];
+    for (int32_t i = 0; i < r->how.n_micro; i++) batches[i] = &b->batches[i];
     rotate_slots(b, r);
     write_rows(b, r, PASS_PROMPT);
-    hd_model_step(b->model, b->kv, batches, r->n_micro);
+    hd_model_step(b->model, b->kv, batches, r->how.n_micro);
     keep(b, r, 0);
     rotate_slots(b, r);
     write_rows(b, r, PASS_TOKEN);
-    hd_model_step(b->model, b->kv, batches, r->n_micro);
+    hd_model_step(b->model, b->kv, batches, r->how.n_micro);
     keep(b, r, 1);
     if (r->spec->drafter == HD_DRAFTER_NONE) return;
     if (r->spec->drafter == HD_DRAFTER_DSPARK) {
         run_block(b, r, batches);
     } else {
-        hd_model_draft(b->model, b->kv, batches, r->n_micro, false);
+        hd_model_draft(b->model, b->kv, batches, r->how.n_micro, false);
     }
     keep(b, r, 2);
 }
@@ -220,8 +230,11 @@ static void *run_rank(void *arg) {
     body b = {0};
     hd_status st = open_body(&b, r);
     if (st == HD_OK) {
+        hd_rank_figures f;
         run_body(&b, r);
         st = hd_stream_sync(b.stream, &r->err);
+        hd_comm_read_figures(b.comm, &f);
+        r->dispatches = f.of[HD_COMM_OP_DISPATCH].calls;
     }
     if (st != HD_OK) hd_comm_local_abort(r->world, r->err.msg);
     close_body(&b);
@@ -234,7 +247,7 @@ static void open_rank(rank *r, int32_t number, const hd_weights *whole,
                       const hd_model_spec *spec, const hd_parallel_config *parallel) {
     *r = (rank){.number = number,
                 .n = hd_parallel_world(parallel),
-                .n_micro = 1,
+                .how = {.n_micro = 1},
                 .whole = whole,
                 .spec = spec,
                 .parallel = *parallel};
@@ -249,7 +262,7 @@ static void close_rank(rank *r) {
 }
 
 static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_weights *whole,
-                      const hd_model_spec *spec, int32_t n_micro, bool rotates) {
+                      const hd_model_spec *spec, variant how) {
     pthread_t threads[MAX_RANKS];
     hd_comm_local *world;
     const int32_t n = hd_parallel_world(parallel);
@@ -258,9 +271,8 @@ static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_
     for (int32_t k = 0; k < n; k++) {
         open_rank(&ranks[k], k, whole, spec, parallel);
         ranks[k].world = world;
-        ranks[k].n_micro = n_micro;
+        ranks[k].how = how;
         ranks[k].owner = k / parallel->tp;
-        ranks[k].rotates = rotates;
     }
     for (int32_t k = 0; k < n; k++) {
         assert_int_equal(pthread_create(&threads[k], NULL, run_rank, &ranks[k]), 0);
@@ -269,6 +281,17 @@ static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_
     hd_comm_local_close(world);
     for (int32_t k = 0; k < n; k++) {
         if (ranks[k].err.status != HD_OK) fail_msg("rank %d: %s", k, ranks[k].err.msg);
+    }
+}
+
+/* Every row chooses HOT, where the router has a bias. */
+static void heat(const hd_weights *w, const hd_model_spec *spec) {
+    for (int32_t l = 0; l < spec->n_layers + spec->n_mtp; l++) {
+        float *v;
+        const float *at = hd_weights_vector(w, l, HD_ROUTER_BIAS);
+        if (!at) continue;
+        memcpy(&v, &at, sizeof v); /* the complete weights are owned by this test */
+        v[HOT] = 100;
     }
 }
 
@@ -340,16 +363,18 @@ static void describe(char *out, size_t size, const char *name, const hd_parallel
              l->tp, l->dp, l->ep, l->etp, l->dense_tp, l->head_tp, l->head_parts);
 }
 
-/* Every rank has the bits of one rank alone, or with sum_in_ranks nearly its values. */
-static void check_layout(const char *name, const hd_parallel_config *l, int32_t n_micro,
-                         bool rotates) {
+/* Every rank has the bits of one rank alone, or with sum_in_ranks nearly its values. Returns how
+ * many dispatches each rank has made. */
+static int64_t check_variant(const char *name, const hd_parallel_config *l, variant how) {
     hd_model_spec *spec = config_open(name);
     hd_weights *whole = make_weights(spec);
+    if (how.hot) heat(whole, spec);
     const size_t n = SEQS * (size_t)spec->vocab;
     rank alone = {0}, ranks[MAX_RANKS];
     char what[200];
     describe(what, sizeof what, name, l);
-    run_world(ranks, l, whole, spec, n_micro, rotates);
+    run_world(ranks, l, whole, spec, how);
+    const int64_t dispatches = ranks[0].dispatches;
     for (int32_t r = 0; r < hd_parallel_world(l); r++) {
         if (r % l->tp == 0) {
             close_rank(&alone);
@@ -369,6 +394,12 @@ static void check_layout(const char *name, const hd_parallel_config *l, int32_t 
     close_rank(&alone);
     hd_weights_close(whole);
     hd_model_spec_close(spec);
+    return dispatches;
+}
+
+static void check_layout(const char *name, const hd_parallel_config *l, int32_t n_micro,
+                         bool rotates) {
+    check_variant(name, l, (variant){.n_micro = n_micro, .rotates = rotates});
 }
 
 static void tensor_ranks_have_the_same_bits(void **state) {
@@ -449,6 +480,47 @@ static void any_layout_has_the_same_bits(void **state) {
     }
 }
 
+/* Rows that have no room at once come in further rounds, also if most groups have none and if all of
+ * them choose the same expert. */
+static void rounds_have_the_same_bits(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
+        int32_t n_micro;
+    } cases[] = {
+        {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false}, 1   },
+        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false}, SEQS},
+        {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false}, SEQS},
+        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false}, 1   },
+        {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false}, SEQS},
+    };
+    for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
+        const hd_parallel_config *l = &cases[i].l;
+        variant how = {.n_micro = cases[i].n_micro};
+        const int64_t one = check_variant(cases[i].name, l, how);
+        how.room = 16 * l->ep;
+        const int64_t some = check_variant(cases[i].name, l, how);
+        how.hot = true;
+        const int64_t many = check_variant(cases[i].name, l, how);
+        assert_true(one > 0 && some > one && many >= 2 * one);
+        how.room = l->ep; /* one row of each rank */
+        assert_true(check_variant(cases[i].name, l, how) > 10 * one);
+    }
+}
+
+/* Twice the mean, but room for a small step at once. */
+static void room_is_bounded(void **state) {
+    (void)state;
+    const hd_parallel_config l = {.tp = 1, .dp = 72, .ep = 72, .etp = 1};
+    assert_int_equal(hd_model_most_expert_rows(&l, 4096, 8), 72 * 4096 * 8);
+    assert_int_equal(hd_model_expert_rows_of(&l, 4096, 8), 2 * 4096 * 8);
+    assert_int_equal(hd_model_expert_rows_of(&l, 4, 8), HD_LEAST_EXPERT_ROWS);
+    const hd_parallel_config two = hd_parallel_expert(2, 0);
+    assert_int_equal(hd_model_expert_rows_of(&two, 100, 6), 2 * 100 * 6);
+    assert_int_equal(hd_model_expert_rows_of(&two, 1, 6), 2 * 6);
+}
+
 /* Experts that change their slots before every step change no bit, with copies too. */
 static void moving_experts_have_the_same_bits(void **state) {
     (void)state;
@@ -468,13 +540,14 @@ static void both_sides_of_a_tap_have_the_same_bits(void **state) {
     const size_t n = SEQS * (size_t)spec->vocab;
     rank after, before, other;
     spec->dspark.taps[0] = 1;
-    run_world(&other, &single, whole, spec, 1, false);
+    const variant plain = {.n_micro = 1};
+    run_world(&other, &single, whole, spec, plain);
     spec->dspark.taps[0] = 2;
     spec->dspark.taps[1] = 4;
-    run_world(&after, &single, whole, spec, 1, false);
+    run_world(&after, &single, whole, spec, plain);
     for (int32_t i = 0; i < spec->dspark.n_taps; i++) spec->dspark.taps[i]++;
     spec->dspark.side = HD_TAP_INPUT;
-    run_world(&before, &single, whole, spec, 1, false);
+    run_world(&before, &single, whole, spec, plain);
     assert_memory_equal(before.logits[2], after.logits[2], n * sizeof(float));
     assert_memory_not_equal(other.logits[2], after.logits[2], n * sizeof(float));
     close_rank(&after);
@@ -509,6 +582,8 @@ int test_ranks(void) {
         cmocka_unit_test(expert_ranks_have_the_same_bits),
         cmocka_unit_test(common_rows_have_the_same_bits),
         cmocka_unit_test(any_layout_has_the_same_bits),
+        cmocka_unit_test(rounds_have_the_same_bits),
+        cmocka_unit_test(room_is_bounded),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
         cmocka_unit_test(a_shard_alone_is_refused),

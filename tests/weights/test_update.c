@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/checksum.h"
-#include "weights/update.h"
+#include "weights/changes.h"
 
 static const char *const models[] = {"tests/golden/v2_plain", "tests/golden/v3_small_mtp",
                                      "tests/golden/v32_rope_mtp", "tests/golden/v4_odd",
@@ -217,6 +217,106 @@ static void threads_change_nothing(void **state) {
     close_model(&o);
 }
 
+/* Another model of the same shapes: bytes of every tensor lie in another order. */
+static hd_checkpoint *read_permuted(const opened *o) {
+    hd_checkpoint *c = read_again(o);
+    for (int32_t i = 0; i < hd_checkpoint_count(c); i++) {
+        const hd_tensor *t = hd_checkpoint_at(c, i);
+        uint8_t *bytes = (uint8_t *)(uintptr_t)t->data;
+        const size_t half = t->bytes / 2 / 8 * 8; /* whole elements of any type */
+        for (size_t k = 0; k < half; k++) {
+            const uint8_t one = bytes[k];
+            bytes[k] = bytes[k + half];
+            bytes[k + half] = one;
+        }
+    }
+    return c;
+}
+
+/* Takes all parts of what is due. Returns how many there were. */
+static int32_t bring(hd_weights_changes *c, opened *to) {
+    hd_weights_update *u;
+    hd_map part;
+    int32_t n = 0;
+    assert_int_equal(hd_weights_update_open(&u, to->weights, NULL), HD_OK);
+    for (;; n++) {
+        assert_int_equal(hd_weights_changes_take(c, &part, NULL), HD_OK);
+        if (part.bytes == 0) break;
+        assert_int_equal(hd_weights_changes_read(u, to->weights, &part, NULL), HD_OK);
+    }
+    assert_int_equal(hd_weights_update_apply(u, to->weights, to->stream, NULL), HD_OK);
+    hd_weights_update_close(u);
+    return n;
+}
+
+static void changes_come_to_another_process(void **state) {
+    (void)state;
+    const hd_weights_update_rule all = {.whole = true};
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        opened one, two, late;
+        hd_weights_changes *c;
+        hd_weights_update *u;
+        open_model(&one, models[i], 1);
+        open_model(&two, models[i], 1);
+        open_model(&late, models[i], 1);
+        const uint64_t before = checksum(&one);
+        assert_int_equal(hd_weights_changes_open(&c, one.weights, NULL), HD_OK);
+        assert_false(hd_weights_changes_are_due(c));
+        assert_int_equal(bring(c, &two), 0);
+        assert_int_equal(hd_weights_update_open(&u, one.weights, NULL), HD_OK);
+        assert_int_equal(hd_weights_update_add(u, read_permuted(&one), &all, NULL), HD_OK);
+        hd_weights_changes_add(c, u);
+        assert_int_equal(hd_weights_update_apply(u, one.weights, one.stream, NULL), HD_OK);
+        hd_weights_update_close(u);
+        assert_true(checksum(&one) != before && checksum(&two) == before);
+        assert_true(bring(c, &two) > 0 && !hd_weights_changes_are_due(c));
+        assert_true(checksum(&two) == checksum(&one));
+        assert_int_equal(bring(c, &late), 0); /* it comes after the update */
+        hd_weights_changes_again(c);
+        assert_true(bring(c, &late) > 0 && checksum(&late) == checksum(&one));
+        hd_weights_changes_close(c);
+        close_model(&one);
+        close_model(&two);
+        close_model(&late);
+    }
+}
+
+/* Parts that are cut off, or have other numbers in head or entries. */
+static void wrong_parts_are_refused(void **state) {
+    (void)state;
+    enum { HEADS = 48 }; /* bytes of a head and two entries */
+    const hd_weights_update_rule all = {.whole = true};
+    opened o;
+    hd_weights_changes *c;
+    hd_weights_update *u;
+    hd_map part, bad;
+    open_model(&o, models[1], 1);
+    const uint64_t before = checksum(&o);
+    assert_int_equal(hd_weights_changes_open(&c, o.weights, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_open(&u, o.weights, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_add(u, read_again(&o), &all, NULL), HD_OK);
+    hd_weights_changes_add(c, u);
+    hd_weights_update_close(u);
+    assert_int_equal(hd_weights_changes_take(c, &part, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_open(&u, o.weights, NULL), HD_OK);
+    for (size_t i = 0; i < 2 * HEADS; i++) {
+        const size_t n = i < HEADS ? i + 1 : part.bytes;
+        assert_int_equal(hd_map_take(&bad, n, "a part", NULL), HD_OK);
+        memcpy(hd_map_writable(&bad), part.data, n);
+        const size_t at = i - HEADS;
+        const bool is_pad = i >= HEADS && at >= 16 && at % 16 >= 4 && at % 16 < 8;
+        if (i >= HEADS) hd_map_writable(&bad)[at] ^= 0x81;
+        hd_err err = {0};
+        const hd_status st = hd_weights_changes_read(u, o.weights, &bad, &err);
+        assert_int_equal(st, is_pad ? HD_OK : HD_EFORMAT);
+    }
+    hd_map_close(&part);
+    hd_weights_update_close(u);
+    hd_weights_changes_close(c);
+    assert_true(checksum(&o) == before);
+    close_model(&o);
+}
+
 int test_update(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_same_weights_change_nothing),
@@ -225,6 +325,8 @@ int test_update(void) {
         cmocka_unit_test(refused_updates_change_nothing),
         cmocka_unit_test(the_last_bringer_counts),
         cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(changes_come_to_another_process),
+        cmocka_unit_test(wrong_parts_are_refused),
     };
     return cmocka_run_group_tests_name("update", tests, NULL, NULL);
 }

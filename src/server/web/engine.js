@@ -7,6 +7,7 @@ import { Heatmap } from "./heatmap.js";
 import { Lanes } from "./lanes.js";
 import { events, request } from "./net.js";
 import { Bars, Tile } from "./plots.js";
+import { Ranks } from "./ranks.js";
 
 const POOLS = ["Entries", "Window"]; // hd_kv_group
 const RECENT = 240; // messages, about a minute
@@ -33,6 +34,7 @@ function build() {
     pools: new Bars($("pools")),
     prefix: new Bars($("prefix")),
     drafts: new Bars($("drafts")),
+    ranks: new Ranks($("ranks")),
     heat: new Heatmap($("experts")),
   };
   const { tokens, prompt, ttft, itl } = parts;
@@ -186,7 +188,7 @@ function drawLatest() {
 }
 
 function draw(message) {
-  const { stats = {}, requests, experts, groups } = message;
+  const { stats = {}, requests, experts, groups, ranks } = message;
   for (const tile of [parts.tokens, parts.prompt, parts.ttft, parts.itl]) tile.draw();
   put($("rest"), requests?.length === 0 ? "Nothing runs or waits." : "");
   parts.lanes.draw(Array.isArray(requests) ? requests : []);
@@ -195,6 +197,8 @@ function draw(message) {
   drawDrafts(stats);
   drawFacts(stats);
   drawGroups(Array.isArray(groups) ? groups : []);
+  $("panel-ranks").hidden = !ranks;
+  if (ranks) parts.ranks.draw(ranks);
   if (experts) parts.heat.draw();
   if (stats.draining) state("warn", "Draining: finishing what runs");
   else if (stats.paused) state("warn", "The engine is paused");

@@ -1,0 +1,61 @@
+/* ucx_absent.c - what ucx.h says in a build without UCX. */
+#include "comm/ucx.h"
+
+#include "base/status.h"
+
+#ifndef HD_UCX
+
+bool hd_comm_ucx_is_built(void) {
+    return false;
+}
+
+hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
+                           const hd_device *device, const hd_ops *ops, hd_err *err) {
+    (void)o;
+    (void)device;
+    (void)ops;
+    *out = NULL;
+    return HD_FAIL(
+        err, HD_EUNSUPPORTED,
+        "ranks of several processes need UCX, and this program is built without UCX");
+}
+
+const hd_comm *hd_comm_ucx_interface(const hd_comm_ucx *u) {
+    (void)u;
+    return NULL;
+}
+
+const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u) {
+    (void)u;
+    return NULL;
+}
+
+void hd_comm_ucx_read_figures(const hd_comm_ucx *u, int32_t number, hd_rank_figures *out) {
+    (void)u;
+    (void)number;
+    *out = (hd_rank_figures){0};
+}
+
+void hd_comm_ucx_read_loss(const hd_comm_ucx *u, int32_t number, char *why) {
+    (void)u;
+    (void)number;
+    why[0] = '\0';
+}
+
+hd_status hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
+                                 void (*waits)(void *ctx), hd_err *err) {
+    (void)u;
+    (void)out;
+    (void)waits;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "this program is built without UCX");
+}
+
+void hd_comm_ucx_leave(hd_comm_ucx *u) {
+    (void)u;
+}
+
+void hd_comm_ucx_close(hd_comm_ucx *u) {
+    (void)u;
+}
+
+#endif
