@@ -88,7 +88,6 @@ def test_experts_that_move(folder, other, wanted, tmp_path):
     server.close()
 
 
-@pytest.mark.threads
 @pytest.mark.parametrize("layout", LAYOUTS[2:], ids=lambda x: " ".join(map(str, x)))
 def test_swaps_under_load(folder, other, layout):
     server = serve(folder, layout)
