@@ -117,7 +117,7 @@ static hd_status check_ops(const hd_model_env *env, hd_err *err) {
 
 static hd_status check_mla(const hd_model_env *env, hd_err *err) {
     if (env->mla == HD_MLA_ABSORBED) return HD_OK;
-    if (!env->ops->attention_naive) {
+    if (!env->ops->attention_naive || !hd_device_is_host(env->device)) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "mla naive is the cpu backend's; backend '%s' has the absorbed form",
                        env->ops->name);

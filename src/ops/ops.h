@@ -44,7 +44,8 @@ HD_BEGIN_C
     HD_SAMPLING_OPS(X)       \
     HD_STEP_OPS(X)
 
-/* Operators of CPU tables only; NULL in other tables. Only CPUs gain from attention_naive. */
+/* Operators that not every table has: NULL is none. CPU tables have all of them; those of a GPU
+ * have attention_naive for HD_FAST and HD_OFFICIAL. */
 #define HD_CPU_OP_LIST(X) \
     X(attention_naive)    \
     HD_CSA2_OPS(X)
