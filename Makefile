@@ -171,8 +171,11 @@ $(BUILD)/web/%.gz: src/server/web/%
 $(BUILD)/%.cu.o: %.cu Makefile $(BUILD)/flags.nvcc
 	@mkdir -p $(@D)
 	@echo "NVCC $<"
-	@$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<
-# Registers that do not suffice would cost these kernels half of their speed.
+	@$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $< 2>$@.log; status=$$?; cat $@.log >&2; \
+	  ! grep -q 'instructions are serialized' $@.log || status=1; \
+	  rm -f $@.log; [ $$status = 0 ] || rm -f $@; exit $$status
+# Registers that do not suffice, and products of a warpgroup that wait for each other (the compiler
+# only says so), would cost these kernels half of their speed.
 $(BUILD)/src/ops/%_sm90.cu.o: NVFLAGS += -Xptxas -warn-spills,-Werror
 
 $(BUILD)/tests/%.o: CFLAGS += -Itests

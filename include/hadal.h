@@ -88,8 +88,8 @@ typedef struct hd_engine_options {
      * host memory, and those that are used most, beside those that a layer needs next, in this
      * memory; auto takes most of what is free. Texts do not change. For one rank. */
     const char *experts_host;
-    /* Of V2 and V3 on the cpu backend: "absorbed", the default, or "naive" for long
-     * prompts, which is faster and not bit for bit equal. */
+    /* Of V2 and V3, on a GPU not with precision "exact": "absorbed", the default, or "naive" for
+     * long prompts, which is faster and not bit for bit equal. */
     const char *mla;
     /* Of the cpu backend, for all ranks together. Default: one thread per core that this process
      * may use, limited by its quota of processor time. */

@@ -132,7 +132,8 @@ static const engine_option rows[] = {
      HELP("with fast on a GPU: large GEMMs by cuBLASLt, whose bits depend on the batch"),
      .offered = ALL},
     {WORD("mla", options.mla, mla_forms),
-     HELP("attention of V2 and V3 on the CPU: naive is faster for prompts in large chunks"),
+     HELP("attention of V2 and V3: naive is faster for prompts in large chunks; on a GPU with "
+          "fast or official"),
      .offered = ALL},
     {TEXT("manifest", options.manifest, "FILE"),
      HELP("SHA-256 digests that all files of the model must have"),
@@ -310,8 +311,9 @@ hd_status engine_settings_ops(const engine_settings *s, hd_ops_options *ops, hd_
     *ops = (hd_ops_options){
         .cpu = {.n_threads = o->threads, .pin = o->pin_threads},
         .gpu = o->gpu,
-        .no_batch_invariance = o->no_batch_invariance,
-        .needs_cpu = *mla == HD_MLA_NAIVE ? "mla naive" : NULL
+        .no_batch_invariance = o->no_batch_invariance
     };
-    return hd_precision_of(&ops->precision, o->precision, err);
+    HD_TRY(hd_precision_of(&ops->precision, o->precision, err));
+    if (hd_mla_needs_cpu(*mla, ops->precision)) ops->needs_cpu = "mla naive";
+    return HD_OK;
 }

@@ -24,9 +24,9 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         .gpu = o->gpu,
         .precision = precision,
         .no_batch_invariance = o->no_batch_invariance,
-        .needs_cpu = e->mla == HD_MLA_NAIVE          ? "mla naive"
-                     : engine_experts_are_on_disk(o) ? "a model with experts on disk"
-                                                     : NULL,
+        .needs_cpu = hd_mla_needs_cpu(e->mla, precision) ? "mla naive"
+                     : engine_experts_are_on_disk(o)     ? "a model with experts on disk"
+                                                         : NULL,
         .no_gpu = &e->no_gpu
     };
     const char *backend = o->backend ? o->backend : "auto";

@@ -83,15 +83,33 @@ static void project(const model_step *s, int32_t layer) {
 /* Rows of complete sequences whose attention has the same form. */
 typedef struct span {
     int32_t seq, n_seqs, row, n;
+    int64_t keys; /* of all of them, unless the whole step is absorbed */
     bool naive;
 } span;
 
-/* Returns whether the naive form takes fewer products for sequence `seq`. It runs only if
- * device memory is host memory. */
+/* A GPU computes a tile of rows at once, and keeps the keys that a span makes: of so many, or of one
+ * sequence, in the operators' scratch. */
+enum { GPU_ROWS = 128, SPAN_KEYS = 1 << 17 };
+
+/* The step's rows where the host can read them. */
+static const hd_batch_view *rows_of(const model_step *s) {
+    return hd_device_is_host(s->m->env.device) ? &s->b->device : &s->b->host;
+}
+
+/* Returns the keys of sequence `seq`, those of its own rows included. */
+static int32_t keys_of(const model_step *s, int32_t seq) {
+    const hd_batch_view *b = rows_of(s);
+    return b->first_row[seq + 1] > b->first_row[seq] ? b->pos[b->first_row[seq + 1] - 1] + 1
+                                                     : 0;
+}
+
+/* Returns whether the naive form takes fewer products for sequence `seq`. A GPU's graphs are of
+ * fewer rows than it may take. */
 static bool naive_pays(const model_step *s, int32_t seq) {
     const hd_model_spec *c = s->m->env.spec;
-    const hd_batch_view *b = &s->b->device;
+    const hd_batch_view *b = rows_of(s);
     const int32_t first = b->first_row[seq], end = b->first_row[seq + 1];
+    if (!hd_device_is_host(s->m->env.device) && end - first < GPU_ROWS) return false;
     const int64_t before = b->pos[end - 1] + 1 - (end - first); /* keys of earlier steps */
     const int64_t made = c->nope_dim + c->v_dim; /* elements made of a latent, for one head */
     const int64_t narrower = 2 * c->kv_rank - made;
@@ -100,19 +118,25 @@ static bool naive_pays(const model_step *s, int32_t seq) {
     return seen * narrower > before * c->kv_rank * made;
 }
 
+static bool is_absorbed(const model_step *s) {
+    return s->m->env.mla == HD_MLA_ABSORBED ||
+           (!hd_device_is_host(s->m->env.device) && s->b->most_rows < GPU_ROWS);
+}
+
 /* Returns the first span from sequence `seq` on; it is empty after the last sequence. */
 static span span_from(const model_step *s, int32_t seq) {
     const hd_batch *b = s->b;
-    if (s->m->env.mla == HD_MLA_ABSORBED) {
-        return (span){.n_seqs = seq == 0 ? b->n_seqs : 0, .n = b->n_rows};
-    }
-    span p = {.seq = seq, .row = b->device.first_row[seq]};
+    if (is_absorbed(s)) return (span){.n_seqs = seq == 0 ? b->n_seqs : 0, .n = b->n_rows};
+    const int32_t *first_row = rows_of(s)->first_row;
+    span p = {.seq = seq, .row = first_row[seq]};
     for (; seq < b->n_seqs; seq++, p.n_seqs++) {
         const bool naive = naive_pays(s, seq);
-        if (seq > p.seq && naive != p.naive) break;
+        const int64_t keys = p.keys + keys_of(s, seq);
+        if (seq > p.seq && (naive != p.naive || (naive && keys > SPAN_KEYS))) break;
         p.naive = naive;
+        p.keys = keys;
     }
-    p.n = b->device.first_row[seq] - p.row;
+    p.n = first_row[seq] - p.row;
     return p;
 }
 
@@ -257,6 +281,8 @@ static void attention_naive_span(const model_step *s, int32_t layer, const span 
                        .latents = latents,
                        .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
                        .seqs = {p->n_seqs, b->first_row + p->seq, b->pos, 0},
+                       .most_rows = p->n,
+                       .most_keys = (int32_t)p->keys,
                        .heads = s->m->shard->n_heads,
                        .nope_dim = c->nope_dim,
                        .rope_dim = c->rope_dim,

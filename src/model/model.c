@@ -119,13 +119,25 @@ static hd_status check_mla(const hd_model_env *env, hd_err *err) {
     if (env->mla == HD_MLA_ABSORBED) return HD_OK;
     if (!env->ops->attention_naive) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "mla naive is the cpu backend's; backend '%s' has the absorbed form",
+                       "mla naive is for backend cpu, and for cuda with precision fast or "
+                       "official; backend '%s' has the absorbed form",
                        env->ops->name);
     }
-    if (env->spec->layers[0].attention == HD_ATTN_MLA) return HD_OK;
+    if (env->spec->layers[0].attention != HD_ATTN_MLA) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "mla naive is for attention to all latents, V2's and V3's; this model is %s",
+            hd_family_name(env->spec->family));
+    }
+    const hd_model_spec *c = env->spec;
+    if (hd_device_is_host(env->device) ||
+        (c->kv_rank == 512 && c->nope_dim == 128 && c->rope_dim == 64 && c->v_dim == 128)) {
+        return HD_OK;
+    }
     return HD_FAIL(err, HD_EUNSUPPORTED,
-                   "mla naive is for attention to all latents, V2's and V3's; this model is %s",
-                   hd_family_name(env->spec->family));
+                   "mla naive on a GPU is for latents of 512 + 64, keys of 128 + 64 and values "
+                   "of 128 elements; this model has %d + %d, %d + %d and %d",
+                   c->kv_rank, c->rope_dim, c->nope_dim, c->rope_dim, c->v_dim);
 }
 
 /* Waves are of rows that this rank alone computes. Some are made by the host, which then reads what

@@ -55,6 +55,8 @@ typedef struct hd_attention_naive_args {
     hd_paged latents; /* width = w->cols + rope_dim: latent | rotated key of all heads */
     const hd_weight *w;
     hd_seqs seqs; /* first_row counts from row 0 of out and q */
+    /* of all sequences together, at most: for a GPU, whose launches cannot depend on seqs */
+    int32_t most_rows, most_keys;
     int32_t heads, nope_dim, rope_dim, v_dim;
     float scale;
 } hd_attention_naive_args;

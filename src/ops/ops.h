@@ -44,7 +44,8 @@ HD_BEGIN_C
     HD_SAMPLING_OPS(X)       \
     HD_STEP_OPS(X)
 
-/* Operators of CPU tables only; NULL in other tables. Only CPUs gain from attention_naive. */
+/* Operators that not every table has: NULL is none. CPU tables have all of them; those of a GPU
+ * have attention_naive for HD_FAST and HD_OFFICIAL. */
 #define HD_CPU_OP_LIST(X) \
     X(attention_naive)    \
     HD_CSA2_OPS(X)
@@ -96,7 +97,7 @@ typedef struct hd_ops_options {
     /* "cuda" with HD_FAST: large-M GEMMs may use an order of summation that depends on the
      * number of rows, and narrower numbers (docs/numerics.md) */
     bool no_batch_invariance;
-    /* a requested feature that no GPU supports, "mla naive"; NULL: none */
+    /* a requested feature that no GPU supports, "mla naive" of exact precision; NULL: none */
     const char *needs_cpu;
     hd_err *no_gpu; /* NULL, or receives why "auto" chose the CPU */
 } hd_ops_options;
@@ -114,6 +115,11 @@ typedef enum hd_mla_form { HD_MLA_ABSORBED, HD_MLA_NAIVE } hd_mla_form;
 
 /* Parses "absorbed" or "naive"; NULL is the default. */
 hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err);
+
+/* Returns whether no GPU has the form in a precision. */
+static inline bool hd_mla_needs_cpu(hd_mla_form form, hd_precision precision) {
+    return form == HD_MLA_NAIVE && precision == HD_EXACT;
+}
 
 /* Each fills every entry of a table: the reference first, then faster versions that
  * cpu_flags (base/cpu.h) allow. */

@@ -98,6 +98,8 @@ static void check_shape(const op_shape *s, const hd_model_spec *spec, const hd_s
         CHECK(s, s->n == (spec->family == HD_FAMILY_V4 ? spec->o_groups : spec->n_heads));
     } else if (is(s, "attention")) {
         check_keys(s, spec);
+    } else if (is(s, "attention_naive")) {
+        CHECK(s, s->n * parts_of(s) == spec->n_heads);
     } else if (is(s, "indexer_topk")) {
         check_indexer(s, spec);
     } else if (is(s, "hc_pre") || is(s, "hc_post") || is(s, "hc_next")) {

@@ -9,6 +9,7 @@ from conftest import ROOT, run_hadal
 from make_model import CONFIGS, write_model
 
 TINY = ROOT / "models" / "tiny-v3"
+on_gpu = pytest.mark.skipif("\ngpu 0" not in run_hadal("version").stdout, reason="needs a GPU and a build with CUDA")
 
 
 def logits(tmp_path, model, tokens, *flags):
@@ -50,6 +51,30 @@ def test_small_models(tmp_path, name):
     absorbed = logits(tmp_path, model, tokens)
     for flags in ([], ["--chunk", "64"], ["--backend", "ref"]):
         assert near(naive(tmp_path, model, tokens, *flags), absorbed), flags
+
+
+# the widths of V2 and V3, which alone a GPU has
+WIDE = dict(CONFIGS["v2"], kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_real_widths(tmp_path, backend):
+    """On a GPU sequences of 128 rows and more have the form: here not the second pieces."""
+    model = write_model(tmp_path / "model", WIDE)
+    tokens = [np.random.default_rng(n).integers(96, size=n).tolist() for n in (300, 7, 200)]
+    on = ["--backend", backend] + (["--precision", "fast"] if backend == "cuda" else [])
+    absorbed = logits(tmp_path, model, tokens, *on)
+    for flags in ([], ["--chunk", "210"], ["--decode-from", "290"]):
+        other = naive(tmp_path, model, tokens, *on, *flags)
+        assert not np.array_equal(other, absorbed), flags
+        limit = 2e-2 if backend == "cuda" else 1e-5
+        assert np.linalg.norm(other - absorbed) < limit * np.linalg.norm(absorbed), flags
+
+
+@on_gpu
+def test_a_gpu_has_one_precision_and_one_width_less(tmp_path, refused):
+    refused("generate", TINY, "-p", "x", "--backend", "cuda", "--mla", "naive")
+    refused("generate", TINY, "-p", "x", "--backend", "cuda", "--mla", "naive", "--precision", "fast")
 
 
 def test_threads_and_neighbours_do_not_change_a_bit(tmp_path, text):

@@ -27,6 +27,7 @@ HD_OP_LIST(X)
 #undef X
 
 void fast_products(void **state);
+void naive_on_gpu(void **state); /* test_ops_attention.c */
 
 /* tests of test_ops_csa2.c */
 void pool_breaks_ties_downwards(void **state);

@@ -420,6 +420,7 @@ int test_ops(void) {
                 CUBLASLT_TESTS_LIST(X) OFFICIAL_TESTS_LIST(X) CHECK_TESTS_LIST(X)
 #undef X
                     cmocka_unit_test_teardown(fast_products, forget_all),
+        cmocka_unit_test_teardown(naive_on_gpu, forget_all),
         cmocka_unit_test_teardown(pool_breaks_ties_downwards, forget_all),
         cmocka_unit_test_teardown(gates_know_their_answers, forget_all),
         cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),

@@ -161,9 +161,15 @@ static int32_t naive_position(const naive_shape *sh, int32_t seq, int32_t row) {
     return sh->start[seq] + row + row / 3 * sh->gap;
 }
 
+/* Of a GPU, where queries, keys, values and weights have eight bits: of the worst of 100,000 elements
+ * with few keys, five times the root mean square. */
+static const double narrow_naive = 0.06;
+
 typedef struct naive_case {
     const naive_shape *sh;
     hd_attention_naive_args a;
+    hd_paged narrow;          /* the latents for tables whose entries are bfloat16 */
+    int32_t *first_row, *pos; /* of a call: [SEQS + 1], [rows] */
 } naive_case;
 
 /* Rows [first, first + n) of the shape: the rows of each sequence among them. */
@@ -171,35 +177,44 @@ static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
                       int32_t n, void *const *out) {
     const naive_case *t = c->args;
     hd_attention_naive_args a = t->a;
-    int32_t *first_row = take_ints(SEQS + 1), *pos = take_ints(n);
+    if (ops->kv_type == HD_BF16) a.latents = t->narrow;
     for (int32_t i = 0, before = 0; i < SEQS; before += t->sh->n_rows[i++]) {
         const int32_t end = before + t->sh->n_rows[i];
         const int32_t from = before > first ? before : first;
         const int32_t to = end < first + n ? end : first + n;
-        first_row[i + 1] = first_row[i] + (to > from ? to - from : 0);
+        t->first_row[i + 1] = t->first_row[i] + (to > from ? to - from : 0);
         for (int32_t r = from; r < to; r++) {
-            pos[r - first] = naive_position(t->sh, i, r - before);
+            t->pos[r - first] = naive_position(t->sh, i, r - before);
         }
+        if (to > from) a.most_keys += t->pos[to - 1 - first] + 1;
     }
     a.out = hd_f32(out[0]);
     a.q = hd_rows_at(a.q, (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
-    a.seqs = (hd_seqs){.n = SEQS, .first_row = first_row, .pos = pos};
+    a.seqs = (hd_seqs){.n = SEQS, .first_row = t->first_row, .pos = t->pos};
+    a.most_rows = n;
     ops->attention_naive(s, &a);
 }
 
-static void naive_attention_case(const naive_shape *sh) {
-    int32_t rows = 0, n_tokens[SEQS];
-    const int32_t k_dim = sh->nope_dim + sh->rope_dim;
+static int32_t naive_rows(const naive_shape *sh) {
+    int32_t rows = 0;
+    for (int32_t s = 0; s < SEQS; s++) rows += sh->n_rows[s];
+    return rows;
+}
+
+static void naive_tokens(const naive_shape *sh, int32_t *n_tokens) {
     for (int32_t s = 0; s < SEQS; s++) {
-        rows += sh->n_rows[s];
         n_tokens[s] = sh->n_rows[s] ? naive_position(sh, s, sh->n_rows[s] - 1) + 1 : 0;
     }
-    /* Formats with scales make keys so large that scores are as sharp as in attention's case. */
-    const double tolerance = sh->format ? 1e-4 : 1e-5;
+}
+
+static naive_case take_naive(const naive_shape *sh) {
+    int32_t n_tokens[SEQS];
+    const int32_t rows = naive_rows(sh), k_dim = sh->nope_dim + sh->rope_dim;
     const int32_t stored = sh->heads * (sh->nope_dim + sh->v_dim);
     const weight_format *format = sh->format ? sh->format : weight_format_of(F32_PLAIN);
     const hd_weight *w = take_weight(format, stored, sh->rank, false);
-    const naive_case t = {
+    naive_tokens(sh, n_tokens);
+    return (naive_case){
         .sh = sh,
         .a = {.q = hd_f32(take_random((int64_t)rows * sh->heads * k_dim, 1.0f)),
               .latents = take_pages(SEQS, n_tokens, 5, w->cols + sh->rope_dim, 1.0f),
@@ -208,16 +223,36 @@ static void naive_attention_case(const naive_shape *sh) {
               .nope_dim = sh->nope_dim,
               .rope_dim = sh->rope_dim,
               .v_dim = sh->v_dim,
-              .scale = 1.0f / sqrtf((float)k_dim)}
+              .scale = 1.0f / sqrtf((float)k_dim)},
+        .first_row = take_ints(SEQS + 1),
+        .pos = take_ints(rows)
     };
-    check_op(&(op_case){.name = sh->name,
-                        .rows = rows,
-                        .n_outs = 1,
-                        .width = {sh->heads * sh->v_dim},
-                        .tolerance = {tolerance},
-                        .cpu_only = true,
-                        .args = &t,
-                        .run = run_naive});
+}
+
+static bool naive_fits_gpu(const naive_shape *sh) {
+    return sh->rank == 512 && sh->nope_dim == 128 && sh->rope_dim == 64 && sh->v_dim == 128;
+}
+
+static op_case naive_op_case(naive_case *t, double tolerance) {
+    int32_t n_tokens[SEQS];
+    naive_tokens(t->sh, n_tokens);
+    t->narrow = narrow_pages(&t->a.latents, SEQS, n_tokens);
+    return (op_case){.name = t->sh->name,
+                     .rows = naive_rows(t->sh),
+                     .n_outs = 1,
+                     .width = {t->sh->heads * t->sh->v_dim},
+                     .tolerance = {tolerance},
+                     .gpu_fast_tolerance = naive_fits_gpu(t->sh) ? narrow_naive : 0.0,
+                     .cpu_only = true,
+                     .args = t,
+                     .run = run_naive};
+}
+
+/* Formats with scales make keys so large that scores are as sharp as in attention's case. */
+static void naive_attention_case(const naive_shape *sh) {
+    naive_case t = take_naive(sh);
+    const op_case c = naive_op_case(&t, sh->format ? 1e-4 : 1e-5);
+    check_op(&c);
 }
 
 void op_attention_naive(void **state) {
@@ -251,6 +286,97 @@ void op_attention_naive(void **state) {
             {4,  9, 0, 30},
             0
         });
+        forget_all(state);
+    }
+}
+
+/* ---- attention_naive on a GPU, against a CPU ---- */
+
+typedef enum naive_input {
+    RANDOM,
+    EQUAL_SCORES,
+    NAN_LATENT,
+    INF_LATENT,
+    INF_ROTATED
+} naive_input;
+
+/* Latents that bfloat16 has, so that both sides read the same; scores are of size one. */
+static void make_even(naive_case *t) {
+    const hd_dtype_row *bf16 = &hd_dtypes[HD_BF16];
+    int32_t n_tokens[SEQS];
+    naive_tokens(t->sh, n_tokens);
+    t->a.scale *= 0.3f;
+    for (int32_t s = 0; s < SEQS; s++) {
+        for (int32_t e = 0; e < n_tokens[s]; e++) {
+            float *x = page_entry(&t->a.latents, s, e);
+            for (int32_t c = 0; c < t->a.latents.width; c++) {
+                x[c] = bf16->decode(bf16->encode(x[c]));
+            }
+        }
+    }
+}
+
+/* What is special is in the middle of a tile, so that rows before it share a tile with it. */
+static void make_special(naive_case *t, naive_input input) {
+    int32_t n_tokens[SEQS];
+    const int64_t n_q = (int64_t)naive_rows(t->sh) * t->sh->heads * 192;
+    naive_tokens(t->sh, n_tokens);
+    if (input == EQUAL_SCORES) memset(t->a.q.data, 0, (size_t)n_q * sizeof(float));
+    for (int32_t s = 0; s < SEQS && input > EQUAL_SCORES; s++) {
+        if (n_tokens[s] == 0) continue;
+        float *latent = page_entry(&t->a.latents, s, n_tokens[s] / 2);
+        latent[input == INF_ROTATED ? 512 + 3 : 17] = input == NAN_LATENT ? NAN : INFINITY;
+    }
+}
+
+/* The root mean square of the error, relative to that of the output, where that is finite. */
+static void check_mean(const char *what, const float *got, const float *want, int64_t n) {
+    double error = 0.0, size = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!isfinite(want[i])) continue;
+        error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        size += (double)want[i] * (double)want[i];
+    }
+    if (!(sqrt(error) <= 0.01 * sqrt(size))) {
+        fail_msg("%s: relative error %g", what, sqrt(error / size));
+    }
+}
+
+static void naive_gpu_case(const naive_shape *sh, naive_input input) {
+    naive_case t = take_naive(sh);
+    void *want[MAX_OUTS], *got[MAX_OUTS];
+    make_even(&t);
+    make_special(&t, input);
+    const op_case c = naive_op_case(&t, 0.0);
+    const int32_t cpu = fix.n_tables - 2; /* the last is the GPU's */
+    run_op(&c, &fix.table[cpu], fix.stream[N_THREADS - 1], 0, c.rows, want);
+    check_gpu_table(&c, &fix.gpu_fast, narrow_naive, want);
+    run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, c.rows, got);
+    check_mean(sh->name, got[0], want[0], (int64_t)c.rows * c.width[0]);
+}
+
+void naive_on_gpu(void **state) {
+    static const naive_shape shapes[] = {
+        {"ragged",         NULL, 3, 512, 128, 64, 128, {0, 0, 0, 0},      {129, 7, 0, 200}, 0},
+        {"cached keys",    NULL, 1, 512, 128, 64, 128, {130, 0, 250, 61}, {129, 0, 260, 7}, 0},
+        {"gaps",           NULL, 2, 512, 128, 64, 128, {0, 62, 63, 200},  {3, 140, 2, 70},  5},
+        {"a prompt alone", NULL, 5, 512, 128, 64, 128, {0, 0, 0, 0},      {0, 0, 0, 257},   0},
+        {"4,097 keys",     NULL, 2, 512, 128, 64, 128, {4090, 0, 0, 127}, {7, 0, 1, 129},   0},
+    };
+    static const int32_t formats[] = {FP8_F32, FP8_E8M0, BF16_PLAIN, NVFP4_E4M3, E4M3_ODD};
+    if (!fix.gpu || fix.brief) return;
+    for (size_t i = 0; i < HD_LEN(shapes); i++) {
+        naive_gpu_case(&shapes[i], RANDOM);
+        forget_all(state);
+    }
+    for (naive_input input = EQUAL_SCORES; input <= INF_ROTATED; input++) {
+        naive_gpu_case(&shapes[0], input);
+        forget_all(state);
+    }
+    for (size_t f = 0; f < HD_LEN(formats); f++) {
+        naive_shape sh = shapes[1];
+        sh.format = weight_format_of(formats[f]);
+        naive_gpu_case(&sh, RANDOM);
         forget_all(state);
     }
 }

@@ -135,7 +135,7 @@ static hd_status measure(op_bench *b, const op_case *c, int32_t rounds, case_res
     qsort(each, (size_t)rounds, sizeof each[0], by_value);
     const op_operands operands = c->operands(b, c);
     const int32_t bits = hd_dtype_bits(hd_formats[c->format].type);
-    const bool narrow = bits > 0 && bits <= 8;
+    const bool narrow = bits > 0 && bits <= 8 && !c->in_bf16;
     const double moving = operands.bytes / read_rate;
     const double computing = operands.flops / (narrow ? fp8_rate : bf16_rate);
     *out = (case_result){.c = c,
@@ -251,6 +251,7 @@ hd_status bench_cases(const char *backend, const hd_ops_options *options, const 
         if (only && !strstr(shape->name, only) && !strstr(shape->op, only)) continue;
         for (int32_t k = 0; k < OP_SHAPE_ROWS && shape->rows[k] && st == HD_OK; k++) {
             const op_case c = op_case_of(shape, shape->rows[k]);
+            if (!op_case_is_there(b, &c)) continue;
             st = run_case(b, &c, rounds < MAX_ROUNDS ? rounds : MAX_ROUNDS, json ? NULL : &out,
                           err);
         }

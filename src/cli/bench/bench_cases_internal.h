@@ -40,9 +40,13 @@ struct op_case {
     hd_format format;             /* of stored matrices */
     int32_t rows;                 /* of activations */
     int32_t outs, cols, n, top_k; /* as in op_shapes.h */
+    bool in_bf16;                 /* its products, whatever the format of the matrix */
 };
 
 op_case op_case_of(const op_shape *shape, int32_t rows);
+
+/* Returns whether the backend has the operator. */
+bool op_case_is_there(const op_bench *b, const op_case *c);
 
 /* Uploads the case's integers and outputs. */
 void op_case_prepare(op_bench *b, const op_case *c);

@@ -201,6 +201,38 @@ static op_operands attention_operands(const op_bench *b, const op_case *c) {
                          2.0 * c->rows * c->outs * keys * (c->cols + 512)};
 }
 
+/* V3's naive form: a prompt of all rows, of n heads, without keys of earlier steps. */
+enum { NOPE = 128, ROPE = 64, VALUE = 128 };
+
+static void run_naive(op_bench *b, const op_case *c) {
+    const hd_weight w = matrix(b, c);
+    b->ops.attention_naive(
+        b->stream,
+        &(hd_attention_naive_args){
+            .out = hd_f32(b->out),
+            .q = hd_f32(b->in),
+            .latents = pages(b, c->rows, c->cols + ROPE, kv_type(b)),
+            .w = &w,
+            .seqs = {.n = 1, .first_row = scratch_ints(b), .pos = b->ints + CASE_INTS},
+            .most_rows = c->rows,
+            .most_keys = c->rows,
+            .heads = c->n,
+            .nope_dim = NOPE,
+            .rope_dim = ROPE,
+            .v_dim = VALUE,
+            .scale = 0.07f
+    });
+}
+
+/* Keys and values are made of every row; a row then reads those before it. */
+static op_operands naive_operands(const op_bench *b, const op_case *c) {
+    const double keys = c->rows, seen = keys * (keys + 1) / 2, elements = NOPE + ROPE + VALUE;
+    const double latents = keys * (c->cols + ROPE) * hd_dtype_bits(kv_type(b)) / 8;
+    return (op_operands){matrix_bytes(c) + latents +
+                             keys * c->n * elements * hd_act_bytes(&b->ops),
+                         2.0 * c->n * seen * elements + 2.0 * keys * c->outs * c->cols};
+}
+
 static void run_index(op_bench *b, const op_case *c) {
     b->ops.indexer_topk(b->stream,
                         &(hd_indexer_topk_args){.out = (int32_t *)(void *)b->out,
@@ -426,24 +458,25 @@ static const struct {
     op_case_fn *run;
     op_operands (*operands)(const op_bench *b, const op_case *c);
 } kinds[] = {
-    {"linear",         run_linear,        linear_operands       },
-    {"linear_heads",   run_heads,         heads_operands        },
-    {"grouped_gemm",   run_grouped,       grouped_operands      },
-    {"linear_swiglu",  run_gated,         gated_operands        },
-    {"grouped_swiglu", run_gated_experts, gated_experts_operands},
-    {"hc_next",        run_hc_next,       hc_next_operands      },
-    {"add_norm",       run_add_norm,      add_norm_operands     },
-    {"attention",      run_attention,     attention_operands    },
-    {"indexer_topk",   run_index,         index_operands        },
-    {"hc_pre",         run_hc_pre,        hc_pre_operands       },
-    {"hc_post",        run_hc_post,       hc_post_operands      },
-    {"rms_norm",       run_norm,          rows_operands         },
-    {"swiglu",         run_swiglu,        swiglu_operands       },
-    {"moe_topk",       run_route,         route_operands        },
-    {"moe_permute",    run_permute,       permute_operands      },
-    {"moe_combine",    run_combine,       combine_operands      },
-    {"argmax",         run_argmax,        logits_operands       },
-    {"sample",         run_sample,        logits_operands       },
+    {"linear",          run_linear,        linear_operands       },
+    {"linear_heads",    run_heads,         heads_operands        },
+    {"grouped_gemm",    run_grouped,       grouped_operands      },
+    {"linear_swiglu",   run_gated,         gated_operands        },
+    {"grouped_swiglu",  run_gated_experts, gated_experts_operands},
+    {"hc_next",         run_hc_next,       hc_next_operands      },
+    {"add_norm",        run_add_norm,      add_norm_operands     },
+    {"attention",       run_attention,     attention_operands    },
+    {"attention_naive", run_naive,         naive_operands        },
+    {"indexer_topk",    run_index,         index_operands        },
+    {"hc_pre",          run_hc_pre,        hc_pre_operands       },
+    {"hc_post",         run_hc_post,       hc_post_operands      },
+    {"rms_norm",        run_norm,          rows_operands         },
+    {"swiglu",          run_swiglu,        swiglu_operands       },
+    {"moe_topk",        run_route,         route_operands        },
+    {"moe_permute",     run_permute,       permute_operands      },
+    {"moe_combine",     run_combine,       combine_operands      },
+    {"argmax",          run_argmax,        logits_operands       },
+    {"sample",          run_sample,        logits_operands       },
 };
 
 op_case op_case_of(const op_shape *shape, int32_t rows) {
@@ -458,7 +491,12 @@ op_case op_case_of(const op_shape *shape, int32_t rows) {
                      .outs = shape->outs,
                      .cols = shape->cols,
                      .n = shape->n,
-                     .top_k = shape->top_k};
+                     .top_k = shape->top_k,
+                     .in_bf16 = kinds[k].run == run_naive};
+}
+
+bool op_case_is_there(const op_bench *b, const op_case *c) {
+    return c->run != run_naive || b->ops.attention_naive;
 }
 
 /* ---- before a case ---- */
@@ -493,6 +531,10 @@ void op_case_prepare(op_bench *b, const op_case *c) {
     if (c->run == run_grouped || c->run == run_gated_experts) {
         run_permute(b, c);
         upload_tables(b, c);
+    }
+    if (c->run == run_naive) {
+        const int32_t first_row[2] = {0, c->rows};
+        hd_stream_upload(b->stream, scratch_ints(b), first_row, sizeof first_row);
     }
     if (c->run == run_sample) {
         hd_stream_upload(b->stream, scratch_ints(b), &nucleus, sizeof nucleus);

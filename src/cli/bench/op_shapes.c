@@ -68,6 +68,8 @@ const op_shape op_shapes[] = {
     OTHER("V3 all keys", "v3", attention, 128, 576, 8192, 0, 0, 1, 256),
     OTHER("V3 all keys", "v3", attention, 128, 576, 2048, 0, 0, 128),
     OTHER("V3 all keys, 1 of 8", "v3", attention, 16, 576, 4096, 0, 8, 1),
+    MATRIX("V3 prompt", "v3", attention_naive, FP8, 32768, 512, 128, 0, 0, KV_B, 512, 4096),
+    MATRIX("V3 prompt, 1 of 4", "v3", attention_naive, FP8, 8192, 512, 32, 0, 4, KV_B, 4096),
     OTHER("V3.2 selected", "v3_2_exp", attention, 128, 576, 32768, 2048, 0, 1, 4, 128),
     OTHER("V4 window, selected", "v4_flash", attention, 64, 512, 32768, 512, 0, 1, 4, 16, 128),
     OTHER("V4 window, selected, 1 of 4", "v4_flash", attention, 16, 512, 32768, 512, 4, 1, 4),

@@ -15,6 +15,7 @@ enum { OP_SHAPE_ROWS = 8, OP_SHAPE_ROLES = 2 };
  *     linear        a stored matrix [outs, cols]
  *     linear_heads  a stored matrix [outs, cols] of n heads; top_k 1: transposed
  *     grouped_gemm  n experts [outs, cols], top_k per row
+ *     attention_naive  a stored matrix [outs, cols] of n heads' keys and values
  *     attention     outs heads, keys of cols, n keys; top_k selected entries, 0: all
  *     indexer_topk  outs heads, keys of cols, n keys, the best top_k
  *     hc_*          n streams of cols

@@ -10,13 +10,13 @@
  * total and a sum of its own, and a second kernel joins them in order. So neither the row's
  * neighbors nor the number of blocks change a bit. Scores are taken times log2(e). */
 #include "ops/cuda/attention_internal.cuh"
+#include "ops/cuda/softmax_sm90_internal.cuh"
 #include "ops/cuda/wgmma_internal.cuh"
 
 constexpr int HEADS = BOX_ROWS, TILE = BOX_ROWS, V_DIM = 512, V_BOXES = V_DIM / BOX_COLS;
 constexpr int THREADS = 3 * WARPGROUP, MATH_THREADS = 2 * WARPGROUP, HALF_COLS = V_DIM / 2;
 constexpr int PART_STRIDE = V_DIM + 4; /* floats of a part: its sum, maximum, total, any key */
 constexpr int MAX_PARTS = 64, SHORT_PART = 256, LONG_PART = 512, SHORT_ROW = 1024;
-constexpr float LOG2_E = 1.44269504f;
 
 enum { Q_BARRIER = 1, P_READY, P_FREE }; /* named barriers of the two that compute */
 
@@ -131,12 +131,6 @@ static __device__ block_memory carve(uint8_t *shared) {
     m.empty = m.full + 16;
     m.live = reinterpret_cast<uint16_t *>(m.keep + HEADS) + 16;
     return m;
-}
-
-static __device__ __forceinline__ void put_four(uint32_t at, float4 x) {
-    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(bf16_pair(x.x, x.y)),
-                 "r"(bf16_pair(x.z, x.w))
-                 : "memory");
 }
 
 /* ---- the warpgroup that loads keys ---- */
@@ -309,12 +303,6 @@ static __device__ __forceinline__ float *part_at(const part_table &t,
     return t.data + (((int64_t)row * a.heads + head) * t.n_parts + part) * PART_STRIDE;
 }
 
-static __device__ __forceinline__ float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* Of one head, of the part so far: the maximum, this lane's share of the total. */
 struct running {
     float max, total;
@@ -324,14 +312,6 @@ struct running {
 static __device__ __forceinline__ int head_of(int second) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
     return warp * 16 + lane / 4 + 8 * second;
-}
-
-static __device__ __forceinline__ float over_quad(float x, bool is_max) {
-    for (int step = 1; step < 4; step *= 2) {
-        const float other = __shfl_xor_sync(ALL_LANES, x, step);
-        x = is_max ? fmaxf(x, other) : x + other;
-    }
-    return x;
 }
 
 /* Scores into weights of the part so far, and what there was is to be multiplied by. */
@@ -442,7 +422,7 @@ static __device__ __forceinline__ void compute_left(const hd_attention_args &a,
     bool any = false;
     for (int32_t i = 0; i < n_tiles; i++) {
         const uint32_t keys = m.keys + tile->stage() * TILE_BYTES<BOXES>;
-        const uint64_t k = box_descriptor(keys), v = transposed_descriptor(keys);
+        const uint64_t k = box_descriptor(keys), v = transposed_descriptor(keys, BOX_BYTES);
         float s[32];
         uint32_t p[16];
         mbarrier_wait(m.full + 8 * tile->stage(), tile->parity());
@@ -503,7 +483,7 @@ static __device__ __forceinline__ void compute_right(const hd_attention_args &a,
     float o[128] = {}, keep[2];
     for (int32_t i = 0; i < n_tiles; i++) {
         const uint32_t keys = m.keys + tile->stage() * TILE_BYTES<BOXES>;
-        const uint64_t v = transposed_descriptor(keys + V_BOXES / 2 * BOX_BYTES);
+        const uint64_t v = transposed_descriptor(keys + V_BOXES / 2 * BOX_BYTES, BOX_BYTES);
         mbarrier_wait(m.full + 8 * tile->stage(), tile->parity());
         bar_sync(P_READY, MATH_THREADS);
         keep[0] = m.keep[head_of(0)];

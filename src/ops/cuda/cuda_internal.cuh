@@ -28,6 +28,7 @@ constexpr int EXACT = 3, FAST = 1;
     X(grouped_gemm)     \
     X(grouped_swiglu)   \
     X(attention)        \
+    X(attention_naive)  \
     X(indexer_topk)
 
 /* What --no-batch-invariance computes in its own way, by cuBLASLt. */

@@ -36,6 +36,13 @@ static __device__ __forceinline__ uint32_t bf16_pair(float a, float b) {
     return *reinterpret_cast<const uint32_t *>(&pair);
 }
 
+/* Four numbers of a row as bfloat16 in shared memory. */
+static __device__ __forceinline__ void put_four(uint32_t at, float4 x) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(bf16_pair(x.x, x.y)),
+                 "r"(bf16_pair(x.z, x.w))
+                 : "memory");
+}
+
 /* ---- products ----
  *
  * d [64, N]: register i of lane l in warp w is row 16 w + l / 4 + 8 (i / 2 % 2), column
@@ -48,9 +55,11 @@ static __device__ __forceinline__ uint64_t box_descriptor(uint32_t at) {
            (uint64_t)1 << 62;
 }
 
-/* Boxes side by side whose rows are the inner dimension; 16 of them further it is 128 more. */
-static __device__ __forceinline__ uint64_t transposed_descriptor(uint32_t at) {
-    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(BOX_BYTES >> 4) << 16 |
+/* Boxes side by side, box_bytes apart, whose rows are the inner dimension; 16 of them further it is
+ * 128 more. */
+static __device__ __forceinline__ uint64_t transposed_descriptor(uint32_t at,
+                                                                 uint32_t box_bytes) {
+    return (uint64_t)(at >> 4 & 0x3fff) | (uint64_t)(box_bytes >> 4) << 16 |
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
@@ -76,7 +85,34 @@ static __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], const uin
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+static __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], uint64_t a, uint64_t b,
+                                                        int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ACCS_64
+                 "}, %64, %65, p, 1, 1, 0, 0;\n}"
+                 : OUTS_64(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+static __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b,
+                                                        int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" ACCS_128
+                 "}, %128, %129, p, 1, 1, 0, 0;\n}"
+                 : OUTS_128(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+}
+
 /* b is transposed: its rows are the inner dimension. */
+static __device__ __forceinline__ void wgmma_m64n128k16_transposed(float (&d)[64],
+                                                                   const uint32_t *a,
+                                                                   uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ACCS_64
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 : OUTS_64(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 static __device__ __forceinline__ void wgmma_m64n256k16_transposed(float (&d)[128], uint64_t a,
                                                                    uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" ACCS_128

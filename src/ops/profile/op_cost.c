@@ -5,6 +5,7 @@
  * an activation or a cached key has the size that the reader says. Caches do not count: data
  * that many rows share counts once. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/checked.h"
 #include "ops/fused_internal.h"
@@ -188,19 +189,36 @@ op_cost ops_cost_attention(ops_reader *r, const hd_attention_args *a) {
     return c;
 }
 
+/* The rows' keys; keys that a sequence's rows share are those of its last row. */
+static keys naive_keys(ops_reader *r, const hd_seqs *seqs, int32_t *rows) {
+    const size_t bytes = ((size_t)seqs->n + 1) * sizeof(int32_t);
+    int32_t *first_row = malloc(bytes);
+    const int32_t *from = fetch(r, seqs->first_row, seqs->n + 1);
+    keys k = {0};
+    *rows = 0;
+    if (first_row && from) {
+        memcpy(first_row, from, bytes);
+        *rows = first_row[seqs->n] - first_row[0];
+        from = fetch(r, seqs->pos, first_row[seqs->n]);
+        for (int32_t s = 0; from && s < seqs->n; s++) {
+            const int32_t first = first_row[s], end = first_row[s + 1];
+            for (int32_t i = first; i < end; i++) k.seen += from[i] + 1;
+            k.shared += end > first ? from[end - 1] + 1 : 0;
+        }
+    }
+    free(first_row);
+    return k;
+}
+
 op_cost ops_cost_attention_naive(ops_reader *r, const hd_attention_naive_args *a) {
-    const int32_t rows = a->seqs.first_row[a->seqs.n] - a->seqs.first_row[0];
+    int32_t rows;
+    const keys k = naive_keys(r, &a->seqs, &rows);
     const int32_t k_dim = a->nope_dim + a->rope_dim;
     const double made = (double)a->nope_dim + a->v_dim;
-    keys k = {0};
-    for (int32_t s = 0; s < a->seqs.n; s++) {
-        const int32_t first = a->seqs.first_row[s], end = a->seqs.first_row[s + 1];
-        for (int32_t i = first; i < end; i++) k.seen += a->seqs.pos[i] + 1;
-        k.shared += end > first ? a->seqs.pos[end - 1] + 1 : 0;
-    }
     op_cost c = keys_cost(&a->latents, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
     c.w = a->w;
-    c.bytes = k.shared * a->latents.width * r->act_bytes + stored_bytes(a->w, a->w->rows) +
+    c.bytes = k.shared * a->latents.width * hd_dtype_bits(a->latents.rows.type) / 8 +
+              stored_bytes(a->w, a->w->rows) +
               (double)rows * a->heads * ((double)k_dim + a->v_dim) * r->act_bytes;
     c.flops += 2.0 * a->heads * k.shared * a->w->cols * made;
     return c;
