@@ -91,11 +91,11 @@ def test_updates(hadal, tmp_path):
     r = json.loads(result.stdout)
     weights = MODEL / "model.safetensors"
     assert 0.9 * weights.stat().st_size < r["bytes"] < weights.stat().st_size and r["times"] == 3
-    for part in "read", "check", "still", "hash", "copy":
+    for part in "read", "check", "still", "hash", "copy", "copies":
         assert 0 < r[part]["seconds"] <= r[part]["p90"]
         assert r[part]["of_copy"] == pytest.approx(r["copy"]["seconds"] / r[part]["seconds"])
     lines = hadal("bench", "update", MODEL, "--from", MODEL, "--times", 1).stdout.splitlines()
-    assert [line.split()[0] for line in lines[2:]] == ["read", "check", "still", "hash", "copy"]
+    assert [line.split()[0] for line in lines[2:]] == ["read", "check", "still", "hash", "copy", "copies"]
     other = make_toy_model("v4", tmp_path / "other")
     result = hadal("bench", "update", MODEL, "--from", other)
     assert result.returncode == 2 and "embed" in result.stderr
