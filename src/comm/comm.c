@@ -32,7 +32,7 @@ void comm_count_wait(comm_figures *f, int64_t ns) {
 }
 
 void comm_read_figures(const comm_figures *f, hd_rank_figures *out) {
-    int64_t n[COMM_FIGURES];
+    int64_t n[COMM_FIGURES] = {0};
     for (int i = 0; i < COMM_FIGURES; i++) {
         n[i] = atomic_load_explicit(&f->n[i], memory_order_relaxed);
     }

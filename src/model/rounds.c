@@ -61,11 +61,12 @@ void model_plan_rounds(const model_step *s, int32_t top_k) {
     rounds *r = rounds_of(s);
     const int64_t sum = count_rows(s, r->rows);
     r->most = 1;
-    if (sum * top_k <= room || !hd_device_is_host(s->m->env.device)) return;
+    if (sum == 0 || sum * top_k <= room || !hd_device_is_host(s->m->env.device)) return;
     for (int32_t k = 0; k < ep; k++) {
         const int64_t choices = (int64_t)r->rows[k] * top_k;
         if (choices == 0) continue;
-        r->rows[k] = 1 + (int32_t)((int64_t)(room - ep) * r->rows[k] / sum);
+        const int64_t part = (int64_t)(room - ep) * r->rows[k] / sum;
+        r->rows[k] = hd_max_i32(1, (int32_t)part);
         r->most = hd_max_i32(r->most, (int32_t)hd_ceil_div(choices, r->rows[k]));
     }
 }
