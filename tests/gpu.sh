@@ -55,9 +55,7 @@ alarms() { # TOOL
     case $1 in
     memcheck) echo --report-api-errors no ;; # a test launches what a GPU refuses
     racecheck) echo --kernel-name-exclude kns=attention_tiles --kernel-name-exclude kns=gemm_fp8 ;;
-    synccheck)
-        echo --kernel-name-exclude kns=attention_tiles \
-            --kernel-name-exclude kns=attention_naive_items ;;
+    synccheck) echo --kernel-name-exclude kns=attention_tiles ;;
     esac
 }
 
