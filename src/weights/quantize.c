@@ -129,12 +129,12 @@ static void put_block(const block *b, uint8_t *out, float s, int32_t per_byte) {
     }
 }
 
-static void floats_of_bf16(uint32_t *restrict out, const uint16_t *restrict half) {
+static void f32_lanes(uint32_t *restrict out, const uint16_t *restrict half) {
     for (int k = 0; k < LANES; k++) out[k] = (uint32_t)half[k] << 16;
 }
 
 /* Elements first .. first + n as float32. */
-static void floats_of(float *out, hd_dtype type, const void *values, int64_t first, int64_t n) {
+static void take_f32(float *out, hd_dtype type, const void *values, int64_t first, int64_t n) {
     const uint8_t *from = (const uint8_t *)values + hd_dtype_bytes(type, first);
     int64_t i = 0;
     if (type == HD_F32) {
@@ -145,7 +145,7 @@ static void floats_of(float *out, hd_dtype type, const void *values, int64_t fir
         uint16_t half[LANES];
         uint32_t whole[LANES];
         memcpy(half, from + 2 * i, sizeof half);
-        floats_of_bf16(whole, half);
+        f32_lanes(whole, half);
         memcpy(out + i, whole, sizeof whole);
     }
     for (; i < n; i++) out[i] = hd_dtype_at(type, values, first + i);
@@ -160,7 +160,7 @@ hd_status hd_quantize(const hd_weight *like, uint8_t *data, uint8_t *scale, hd_d
     for (int32_t r = 0; r < like->rows; r += like->block_rows) {
         const int32_t rows = hd_min_i32(like->block_rows, like->rows - r);
         const int64_t first = (int64_t)r * cols, n = (int64_t)rows * cols;
-        floats_of(band, type, values, first, n);
+        take_f32(band, type, values, first, n);
         for (int32_t c = 0; c < cols; c += like->block_cols) {
             const block b = {band, cols, rows, c, hd_min_i32(like->block_cols, cols - c)};
             const int64_t at = r / like->block_rows * per_row + c / like->block_cols;
