@@ -462,8 +462,8 @@ static void test_small_cases_against_brute_force(void **state) {
 
 /* "No expert twice on a rank, unless it has more copies than there are ranks" and "the least cost of
  * all plans" exclude each other: here each plan without such a copy costs more. Where slots may
- * be empty it takes 9 slots on 3 ranks, 5 4 4 1: 14/3 against 19/4 (by a search over all plans, which
- * found none with 8 slots and loads up to 12). */
+ * be empty it takes 9 slots on 3 ranks, 5 4 4 1: 14/3 against 19/4. A search over all plans with up
+ * to 8 slots and small loads found no smaller case. */
 static void test_a_copy_beside_another_can_be_best(void **state) {
     (void)state;
     static const struct {
