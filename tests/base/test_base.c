@@ -282,7 +282,7 @@ static void the_first_failure_counts(void **state) {
                 seen, {first, first + 9}
             };
             hd_err err = {0};
-            char name[16];
+            char name[32];
             snprintf(name, sizeof name, "task %d", first);
             const hd_status st = hd_tasks_run(threads, TASKS, fail_some, &job, &err);
             assert_int_equal(st, first < TASKS ? HD_EFORMAT : HD_OK);
