@@ -17,8 +17,9 @@ void engine_update_obey(engine_rank *rank);
 
 /* ---- update_send.c: weights of ranks in processes of their own ---- */
 
-/* On rank 0: some changes have not reached the others. */
-bool engine_update_is_due(const engine_rank *first);
+/* On rank 0, before its order goes out: says that weights are others if some changes have not
+ * reached the other ranks, of which one may have come since the last round. */
+void engine_update_look(engine_rank *first);
 /* On the leaders' threads, at the beginning of the same round: all get what rank 0 has. */
 hd_status engine_update_exchange(engine_rank *leader, hd_err *err);
 hd_status engine_update_follow(void *follower, hd_err *err); /* of a rank, meanwhile */

@@ -5,7 +5,7 @@
  *
  * Every leader is in the same exchange at the same time, so that nothing else is needed to keep
  * messages in order. */
-#include "engine/rank.h"
+#include "engine/new_weights.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -182,6 +182,7 @@ static hd_status send_order(engine_rank *rank, hd_err *err) {
     hd_bytes *out = &e->remote->out;
     hd_status st = HD_OK;
     out->n = 0;
+    engine_update_look(rank); /* ranks that have just come need what was changed */
     pthread_mutex_lock(&e->lock);
     for (int32_t g = 1; st == HD_OK && g < e->n_present; g++) st = put_mail(rank, g, out, err);
     pthread_mutex_unlock(&e->lock);

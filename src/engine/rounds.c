@@ -118,7 +118,7 @@ static void give_order(engine_rank *rank) {
                               .closing = e->closing,
                               .rest = rest,
                               .retract = rest && e->update.retract,
-                              .renewed = renewed || engine_update_is_due(rank)};
+                              .renewed = renewed};
     if (e->n_groups > 1) pthread_cond_broadcast(&e->ordered);
 }
 
@@ -153,7 +153,10 @@ bool engine_round_begin(engine_rank *rank) {
     if (e->version) rank->weight_version = e->version;
     rank->weights_mark = e->weights_mark;
     pthread_mutex_unlock(&e->lock);
-    if (rank->index == 0) engine_world_look(rank);
+    if (rank->index == 0) {
+        engine_world_look(rank);
+        engine_update_look(rank);
+    }
     if (e->remote) engine_remote_begin(rank);
     return !rank->order.closing;
 }

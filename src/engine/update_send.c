@@ -8,9 +8,9 @@
 
 enum { PIECE_BYTES = 1 << 20 }; /* of a part, in one message */
 
-bool engine_update_is_due(const engine_rank *first) {
+void engine_update_look(engine_rank *first) {
     const hd_weights_changes *c = first->engine->changes;
-    return c && hd_weights_changes_are_due(c);
+    if (c && hd_weights_changes_are_due(c)) first->order.renewed = true;
 }
 
 /* From the first member of the group to all. */

@@ -130,7 +130,12 @@ def test_a_rank_that_comes_back_gets_the_weights_in_use(world, folder, other, wa
     wait_until(lambda: w.server.get("/health").text.startswith("degraded"), "it is missed")
     assert state(w.server) == wanted[other]
     w.start(2)
-    wait_until(lambda: w.server.get("/health").text == "ok", "it works again")
+
+    def works_again():
+        assert scores(w.server) == wanted[other][0]
+        return w.server.get("/health").text == "ok"
+
+    wait_until(works_again, "no answer meanwhile has old weights")
     assert state(w.server) == wanted[other]
     assert all(code == 0 for _, code in w.close())
 

@@ -82,7 +82,7 @@ static void check(const shape *h, hd_dtype type, uint32_t seed) {
         assert_true(h->power_scales ? s >= ideal && s / 2 < ideal : !(s < ideal || s > ideal));
         const float x = hd_dtype_at(type, values, i) / s;
         uint32_t code = data[i];
-        if (h->type == HD_E2M1) code = data[i / 2] >> (i % 2 * 4) & 15u;
+        if (h->type == HD_E2M1) code = (unsigned)data[i / 2] >> (i % 2 * 4) & 15u;
         const uint32_t want = hd_dtypes[h->type].encode(x);
         const bool no_sign = h->type == HD_E2M1 && want == 8; /* its zero has none */
         assert_int_equal(code, no_sign ? 0 : want);
