@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -89,6 +90,7 @@ def test_a_fault_at_a_point(world, alone, layout, rank, fault):
             assert answers(w.server) == alone
             if last:
                 return
+            time.sleep(0.2)  # the point "idle" comes after a pause
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask_until_it_is_back)
