@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 from conftest import ROOT
 from serving import wait_until
 from test_ranks import answers, body_of
@@ -13,7 +12,6 @@ def figure(server, name):
     return next(float(words[1]) for words in lines if words and words[0].split("{")[0] == f"hadal_{name}")
 
 
-@pytest.mark.threads
 def test_answers_stay_while_experts_move(serve):
     flags = ("--threads", 2, "--max-running", 16)
     want = answers(serve(*flags))
