@@ -49,6 +49,23 @@ hd_status hd_device_discard(hd_device *d, void *p, size_t *bytes, hd_err *err) {
     return HD_OK;
 }
 
+hd_status hd_device_open_shared(hd_device *d, const void **out, size_t *bytes,
+                                const uint8_t handle[HD_SHARED_HANDLE_BYTES], hd_err *err) {
+    *out = NULL;
+    if (!d->table->open_shared) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "CUDA IPC needs weights on a GPU");
+    }
+    return d->table->open_shared(d, out, bytes, handle, err);
+}
+
+void hd_device_close_shared(hd_device *d, const void *p) {
+    if (p) d->table->close_shared(d, p);
+}
+
+void hd_stream_wait_shared(hd_stream *s, const uint8_t event[HD_SHARED_HANDLE_BYTES]) {
+    s->device->table->wait_shared(s, event);
+}
+
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err) {
     *out = NULL;
     return d->table->open_stream(out, d, err);

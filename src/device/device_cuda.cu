@@ -5,6 +5,8 @@
  * copies overlap with the host that fills the next pieces, also from a mapped checkpoint.
  * Several threads fill pieces, because one thread reads memory more slowly than the bus
  * transfers it. Graphs are made by stream capture. */
+#include <cuda.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +29,8 @@ struct memory {
 struct cuda_device {
     hd_device base;
     int ordinal, n_sms;
-    memory *blocks; /* [n_blocks, cap_blocks] */
+    pthread_mutex_t lock; /* guards the next: updates of weights take memory beside the steps */
+    memory *blocks;       /* [n_blocks, cap_blocks] */
     size_t n_blocks, cap_blocks;
     void *kept; /* object attached by the operators */
     void (*close_kept)(void *kept);
@@ -88,6 +91,7 @@ void close_device(hd_device *base) {
     if (d->kept) d->close_kept(d->kept);
     for (size_t i = 0; i < d->n_blocks; i++) free_block(d->blocks[i]);
     free(d->blocks);
+    pthread_mutex_destroy(&d->lock);
     free(d);
 }
 
@@ -99,6 +103,16 @@ bool make_room(cuda_device *d) {
     d->blocks = static_cast<memory *>(more);
     d->cap_blocks = cap;
     return true;
+}
+
+/* Notes a block, or frees it if there is no memory to note it. */
+bool keep_block(cuda_device *d, const memory &m) {
+    pthread_mutex_lock(&d->lock);
+    const bool room = make_room(d);
+    if (room) d->blocks[d->n_blocks++] = m;
+    pthread_mutex_unlock(&d->lock);
+    if (!room) free_block(m);
+    return room;
 }
 
 size_t free_bytes(const hd_device *base) {
@@ -114,7 +128,6 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
     const size_t size = bytes ? bytes : 1;
     void *p = nullptr;
     *out = nullptr;
-    if (!make_room(d)) return HD_FAIL(err, HD_ENOMEM, "%s: no memory to note it", what);
     cudaSetDevice(d->ordinal);
     cudaError_t status = on_host ? cudaMallocHost(&p, size) : cudaMalloc(&p, size);
     if (status == cudaErrorMemoryAllocation) {
@@ -139,7 +152,9 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
         free_block({p, on_host});
         return fail(err, HD_EDEVICE, what, status);
     }
-    d->blocks[d->n_blocks++] = {p, on_host};
+    if (!keep_block(d, {p, on_host})) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory to note it", what);
+    }
     *out = p;
     return HD_OK;
 }
@@ -147,12 +162,76 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
 void release(hd_device *base, void *p) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     cudaSetDevice(d->ordinal);
+    memory found = {};
+    pthread_mutex_lock(&d->lock);
     for (size_t i = 0; i < d->n_blocks; i++) {
         if (d->blocks[i].at != p) continue;
-        free_block(d->blocks[i]);
+        found = d->blocks[i];
         d->blocks[i] = d->blocks[--d->n_blocks];
-        return;
+        break;
     }
+    pthread_mutex_unlock(&d->lock);
+    if (found.at) free_block(found);
+}
+
+/* ---- memory of other processes ---- */
+
+/* The allocation that contains p, by a function of the driver. */
+cudaError_t range_of(CUdeviceptr *start, size_t *bytes, void *p) {
+    using get_range = CUresult (*)(CUdeviceptr *, size_t *, CUdeviceptr);
+    void *at = nullptr;
+    cudaDriverEntryPointQueryResult how;
+    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &at,
+                                                                12000, cudaEnableDefault, &how);
+    if (status != cudaSuccess) return status;
+    if (how != cudaDriverEntryPointSuccess) return cudaErrorSymbolNotFound;
+    const CUresult got =
+        reinterpret_cast<get_range>(at)(start, bytes, reinterpret_cast<CUdeviceptr>(p));
+    return got == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+hd_status open_shared(hd_device *base, const void **out, size_t *bytes, const uint8_t *handle,
+                      hd_err *err) {
+    static_assert(sizeof(cudaIpcMemHandle_t) == HD_SHARED_HANDLE_BYTES &&
+                      sizeof(cudaIpcEventHandle_t) == HD_SHARED_HANDLE_BYTES,
+                  "handles travel as 64 bytes");
+    cudaIpcMemHandle_t h;
+    void *p = nullptr;
+    CUdeviceptr start = 0;
+    size_t all = 0;
+    memcpy(&h, handle, sizeof h);
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
+    cudaError_t status = cudaIpcOpenMemHandle(&p, h, cudaIpcMemLazyEnablePeerAccess);
+    if (status == cudaSuccess) {
+        status = range_of(&start, &all, p);
+        if (status != cudaSuccess) cudaIpcCloseMemHandle(p);
+    }
+    if (status != cudaSuccess) {
+        cudaGetLastError(); /* not sticky */
+        return fail(err, HD_EFORMAT, "a CUDA IPC handle that opens nothing here", status);
+    }
+    *bytes = all - (reinterpret_cast<CUdeviceptr>(p) - start);
+    *out = p;
+    return HD_OK;
+}
+
+void close_shared(hd_device *base, const void *p) {
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
+    cudaIpcCloseMemHandle(const_cast<void *>(p));
+}
+
+void wait_shared(hd_stream *s, const uint8_t *event) {
+    cudaIpcEventHandle_t h;
+    cudaEvent_t opened = nullptr;
+    memcpy(&h, event, sizeof h);
+    cudaStream_t queue = hd_cuda_stream(s);
+    cudaError_t status = cudaIpcOpenEventHandle(&opened, h);
+    if (status == cudaSuccess) {
+        status = cudaStreamWaitEvent(queue, opened, 0);
+        cudaEventDestroy(opened);
+    }
+    if (status != cudaSuccess) cudaGetLastError();
+    note(s, "an event of another process", status);
 }
 
 /* ---- streams ---- */
@@ -412,6 +491,9 @@ const backend_table table = {
     .free_bytes = free_bytes,
     .release = release,
     .discard = nullptr, /* memory of cudaMalloc keeps its pages */
+    .open_shared = open_shared,
+    .close_shared = close_shared,
+    .wait_shared = wait_shared,
     .open_stream = open_stream,
     .close_stream = close_stream,
     .upload = upload,
@@ -486,6 +568,7 @@ extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_er
                        "GPU %d has compute capability %d.%d; this build is for 9.0", ordinal,
                        major, minor);
     }
+    pthread_mutex_init(&d->lock, nullptr);
     *out = &d->base;
     return HD_OK;
 }

@@ -14,6 +14,11 @@ typedef struct backend_table {
     size_t (*free_bytes)(const hd_device *d);
     void (*release)(hd_device *d, void *p);
     size_t (*discard)(hd_device *d, void *p); /* NULL: memory cannot be given back */
+    /* NULL, like the next two: memory of other processes cannot be read */
+    hd_status (*open_shared)(hd_device *d, const void **out, size_t *bytes,
+                             const uint8_t *handle, hd_err *err);
+    void (*close_shared)(hd_device *d, const void *p);
+    void (*wait_shared)(hd_stream *s, const uint8_t *event);
     hd_status (*open_stream)(hd_stream **out, hd_device *d, hd_err *err);
     void (*close_stream)(hd_stream *s);
     void (*upload)(hd_stream *s, void *device, const void *host, size_t bytes);

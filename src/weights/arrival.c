@@ -27,14 +27,27 @@ static void add_copy(const work *k, const void *to, const void *from, size_t byt
                      bool on_device) {
     weights_arrival *a = k->a;
     assert(a->n_copies < WEIGHTS_MOST_COPIES);
-    a->copies[a->n_copies++] = (weights_copy){writable(to), from, bytes, on_device};
+    a->copies[a->n_copies++] = (weights_copy){
+        .to = writable(to), .from = from, .bytes = bytes, .on_device = on_device};
+}
+
+/* The device's copy of bytes of a tensor that came from there, or NULL. */
+static const void *on_device(const hd_tensor *t, const void *from) {
+    const uintptr_t at = (uintptr_t)from, first = t ? (uintptr_t)t->data : 0;
+    if (!t || !t->on_device || at < first || at - first >= t->bytes) return NULL;
+    return t->on_device + (at - first);
 }
 
 /* The stored array, and the copy of it that a device has. */
 static void replace(const work *k, const void *stored, const void *read, const void *from,
                     size_t bytes) {
+    const weights_bound *in = &k->a->in;
     add_copy(k, stored, from, bytes, false);
-    if (read && read != stored) add_copy(k, read, from, bytes, true);
+    if (!read || read == stored) return;
+    const void *there = on_device(in->data, from);
+    if (!there) there = on_device(in->scale, from);
+    add_copy(k, read, there ? there : from, bytes, true);
+    k->a->copies[k->a->n_copies - 1].from_device = there != NULL;
 }
 
 static hd_status misfit(const work *k, const hd_tensor *t, const char *why) {

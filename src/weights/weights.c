@@ -598,8 +598,15 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
     m = (moving){.arena = hd_arena_over(block, bytes), .s = s, .total = bytes};
     if (watch) m.watch = *watch;
     move_all(w, &m);
-    if (!host) HD_TRY(weights_slots_fill(&w->expert_slots, d, s, err));
+    if (!host) {
+        w->device = d;
+        HD_TRY(weights_slots_fill(&w->expert_slots, d, s, err));
+    }
     return hd_stream_sync(s, err);
+}
+
+hd_device *hd_weights_device(const hd_weights *w) {
+    return w->device;
 }
 
 bool hd_weights_has_experts_elsewhere(const hd_weights *w) {

@@ -45,6 +45,7 @@ struct hd_weights {
     weights_pieces pieces; /* copies of column shards */
     int32_t n_mtp;
     bool experts_elsewhere; /* in the files; operators must not read them there */
+    hd_device *device;      /* that has a copy of what operators read; NULL: host memory */
     hd_err problem;
 };
 
