@@ -48,7 +48,7 @@ class Counted:
         self.control("--instr=on")
 
     def control(self, *what):
-        subprocess.run(["callgrind_control", *what, str(self.process.pid)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["callgrind_control", *what, str(self.process.pid)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def ask(self, steps):
         """Instructions of the thread that has most, which is the one that computes."""
