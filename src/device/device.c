@@ -49,6 +49,14 @@ hd_status hd_device_discard(hd_device *d, void *p, size_t *bytes, hd_err *err) {
     return HD_OK;
 }
 
+hd_status hd_device_restore(hd_device *d, void *p, hd_err *err) {
+    return p && d->table->restore ? d->table->restore(d, p, err) : HD_OK;
+}
+
+void hd_device_keep_addresses(hd_device *d) {
+    if (d->table->keep_addresses) d->table->keep_addresses(d);
+}
+
 hd_status hd_device_open_shared(hd_device *d, const void **out, size_t *bytes,
                                 const uint8_t handle[HD_SHARED_HANDLE_BYTES], hd_err *err) {
     *out = NULL;

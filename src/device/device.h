@@ -55,10 +55,16 @@ size_t hd_device_free_bytes(const hd_device *d);
 
 void hd_device_release(hd_device *d, void *p); /* device or host memory; NULL is fine */
 
+/* Makes memory that is allocated from now on discardable, where that needs other memory. */
+void hd_device_keep_addresses(hd_device *d);
+
 /* Gives device or host memory back to the system and keeps its address; its content is lost. Adds
- * the bytes to *bytes. Nothing that uses it may be queued. p NULL is fine. HD_EUNSUPPORTED: this
- * device cannot. */
+ * the bytes to *bytes; 0 of pinned memory, and of small blocks of a GPU. Nothing that uses it may be
+ * queued until it is restored. p NULL is fine. HD_EUNSUPPORTED: this device cannot. */
 hd_status hd_device_discard(hd_device *d, void *p, size_t *bytes, hd_err *err);
+
+/* Takes memory for what was discarded, all zero; else nothing. p NULL is fine. */
+hd_status hd_device_restore(hd_device *d, void *p, hd_err *err);
 
 /* ---- memory of other processes: CUDA IPC ---- */
 

@@ -5,7 +5,6 @@
  * copies overlap with the host that fills the next pieces, also from a mapped checkpoint.
  * Several threads fill pieces, because one thread reads memory more slowly than the bus
  * transfers it. Graphs are made by stream capture. */
-#include <cuda.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 
 #include "device/device_internal.h"
 #include "device/cuda.cuh"
+#include "device/memory_cuda.cuh"
 #include "base/cores.h"
 #include "base/terminal.h"
 
@@ -24,11 +24,13 @@ constexpr size_t PIECE_BYTES = 1 << 19;
 struct memory {
     void *at;
     bool on_host;
+    cuda_pages pages; /* bytes 0: of cudaMalloc */
 };
 
 struct cuda_device {
     hd_device base;
     int ordinal, n_sms;
+    bool discards;        /* blocks can be discarded */
     pthread_mutex_t lock; /* guards the next: updates of weights take memory beside the steps */
     memory *blocks;       /* [n_blocks, cap_blocks] */
     size_t n_blocks, cap_blocks;
@@ -77,9 +79,12 @@ void note(hd_stream *s, const char *what, cudaError_t status) {
 
 /* ---- memory ---- */
 
-void free_block(const memory &m) {
+void free_block(memory m) {
     if (m.on_host) {
         cudaFreeHost(m.at);
+    } else if (m.pages.bytes) {
+        cudaDeviceSynchronize(); /* as cudaFree does */
+        cuda_pages_free(&m.pages);
     } else {
         cudaFree(m.at);
     }
@@ -106,7 +111,7 @@ bool make_room(cuda_device *d) {
 }
 
 /* Notes a block, or frees it if there is no memory to note it. */
-bool keep_block(cuda_device *d, const memory &m) {
+bool keep_block(cuda_device *d, memory m) {
     pthread_mutex_lock(&d->lock);
     const bool room = make_room(d);
     if (room) d->blocks[d->n_blocks++] = m;
@@ -122,14 +127,25 @@ size_t free_bytes(const hd_device *base) {
     return free;
 }
 
+/* Small blocks are not worth pages of their own. */
+constexpr size_t PAGES_FROM = 8 << 20;
+
+cudaError_t take(memory *m, const cuda_device *d, size_t bytes) {
+    if (m->on_host) return cudaMallocHost(&m->at, bytes);
+    if (!d->discards || bytes < PAGES_FROM) return cudaMalloc(&m->at, bytes);
+    const cudaError_t status = cuda_pages_take(&m->pages, d->ordinal, bytes);
+    m->at = reinterpret_cast<void *>(m->pages.at);
+    return status;
+}
+
 hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const char *what,
                 hd_err *err) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     const size_t size = bytes ? bytes : 1;
-    void *p = nullptr;
+    memory m = {nullptr, on_host, {}};
     *out = nullptr;
     cudaSetDevice(d->ordinal);
-    cudaError_t status = on_host ? cudaMallocHost(&p, size) : cudaMalloc(&p, size);
+    cudaError_t status = take(&m, d, size);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* not sticky: the next call may succeed */
         char wanted[32], left[32];
@@ -143,20 +159,60 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
     }
     if (status != cudaSuccess) return fail(err, HD_EDEVICE, what, status);
     if (on_host) {
-        memset(p, 0, size);
+        memset(m.at, 0, size);
     } else {
-        status = cudaMemset(p, 0, size);
+        status = cudaMemset(m.at, 0, size);
         if (status == cudaSuccess) status = cudaDeviceSynchronize(); /* before any stream */
     }
     if (status != cudaSuccess) {
-        free_block({p, on_host});
+        free_block(m);
         return fail(err, HD_EDEVICE, what, status);
     }
-    if (!keep_block(d, {p, on_host})) {
+    if (!keep_block(d, m)) {
         return HD_FAIL(err, HD_ENOMEM, "%s: no memory to note it", what);
     }
-    *out = p;
+    *out = m.at;
     return HD_OK;
+}
+
+/* A block's entry; blocks do not move while it is used: nobody takes or releases memory meanwhile. */
+memory *block_of(cuda_device *d, const void *p) {
+    for (size_t i = 0; i < d->n_blocks; i++) {
+        if (d->blocks[i].at == p) return &d->blocks[i];
+    }
+    return nullptr;
+}
+
+/* Pinned host memory stays. */
+size_t discard(hd_device *base, void *p) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    memory *m = block_of(d, p);
+    if (!m || !m->pages.mapped) return 0;
+    cudaSetDevice(d->ordinal);
+    cudaDeviceSynchronize();
+    return cuda_pages_unmap(&m->pages) == cudaSuccess ? m->pages.bytes : 0;
+}
+
+hd_status restore(hd_device *base, void *p, hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    memory *m = block_of(d, p);
+    if (!m || !m->pages.bytes || m->pages.mapped) return HD_OK;
+    cudaSetDevice(d->ordinal);
+    cudaError_t status = cuda_pages_map(&m->pages, d->ordinal);
+    if (status == cudaErrorMemoryAllocation) {
+        char wanted[32], left[32];
+        hd_bytes_text(wanted, sizeof wanted, static_cast<double>(m->pages.bytes));
+        hd_bytes_text(left, sizeof left, static_cast<double>(free_bytes(base)));
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %s again; the GPU has %s free", wanted,
+                       left);
+    }
+    if (status == cudaSuccess) status = cudaMemset(m->at, 0, m->pages.bytes);
+    if (status == cudaSuccess) status = cudaDeviceSynchronize();
+    return status == cudaSuccess ? HD_OK : fail(err, HD_EDEVICE, "memory", status);
+}
+
+void keep_addresses(hd_device *base) {
+    reinterpret_cast<cuda_device *>(base)->discards = true;
 }
 
 void release(hd_device *base, void *p) {
@@ -176,20 +232,6 @@ void release(hd_device *base, void *p) {
 
 /* ---- memory of other processes ---- */
 
-/* The allocation that contains p, by a function of the driver. */
-cudaError_t range_of(CUdeviceptr *start, size_t *bytes, void *p) {
-    using get_range = CUresult (*)(CUdeviceptr *, size_t *, CUdeviceptr);
-    void *at = nullptr;
-    cudaDriverEntryPointQueryResult how;
-    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &at,
-                                                                12000, cudaEnableDefault, &how);
-    if (status != cudaSuccess) return status;
-    if (how != cudaDriverEntryPointSuccess) return cudaErrorSymbolNotFound;
-    const CUresult got =
-        reinterpret_cast<get_range>(at)(start, bytes, reinterpret_cast<CUdeviceptr>(p));
-    return got == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
 hd_status open_shared(hd_device *base, const void **out, size_t *bytes, const uint8_t *handle,
                       hd_err *err) {
     static_assert(sizeof(cudaIpcMemHandle_t) == HD_SHARED_HANDLE_BYTES &&
@@ -203,7 +245,7 @@ hd_status open_shared(hd_device *base, const void **out, size_t *bytes, const ui
     cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
     cudaError_t status = cudaIpcOpenMemHandle(&p, h, cudaIpcMemLazyEnablePeerAccess);
     if (status == cudaSuccess) {
-        status = range_of(&start, &all, p);
+        status = cuda_range_of(&start, &all, p);
         if (status != cudaSuccess) cudaIpcCloseMemHandle(p);
     }
     if (status != cudaSuccess) {
@@ -490,7 +532,9 @@ const backend_table table = {
     .alloc = alloc,
     .free_bytes = free_bytes,
     .release = release,
-    .discard = nullptr, /* memory of cudaMalloc keeps its pages */
+    .keep_addresses = keep_addresses,
+    .discard = discard,
+    .restore = restore,
     .open_shared = open_shared,
     .close_shared = close_shared,
     .wait_shared = wait_shared,

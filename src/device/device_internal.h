@@ -13,7 +13,10 @@ typedef struct backend_table {
                        hd_err *err);
     size_t (*free_bytes)(const hd_device *d);
     void (*release)(hd_device *d, void *p);
+    void (*keep_addresses)(hd_device *d);     /* NULL: all memory can be discarded */
     size_t (*discard)(hd_device *d, void *p); /* NULL: memory cannot be given back */
+    hd_status (*restore)(hd_device *d, void *p,
+                         hd_err *err); /* NULL: it comes when it is written */
     /* NULL, like the next two: memory of other processes cannot be read */
     hd_status (*open_shared)(hd_device *d, const void **out, size_t *bytes,
                              const uint8_t *handle, hd_err *err);

@@ -50,6 +50,13 @@ static void replace(const work *k, const void *stored, const void *read, const v
     k->a->copies[k->a->n_copies - 1].from_device = there != NULL;
 }
 
+/* What operators read of a tensor that is stored otherwise: the host's array, and a device's copy. */
+static void replace_read(const work *k, const void *read, const void *owned, const void *from,
+                         size_t bytes) {
+    if (owned) add_copy(k, owned, from, bytes, false);
+    if (read != owned) add_copy(k, read, from, bytes, true);
+}
+
 static hd_status misfit(const work *k, const hd_tensor *t, const char *why) {
     return weights_misfit(k->source, t, k->err, "%s", why);
 }
@@ -177,7 +184,7 @@ static hd_status replace_vector(const work *k, const weights_bound *have,
     add_copy(k, w->data, stored, hd_dtype_bytes(w->type, n), false);
     if (!read || (const void *)read == w->data) return HD_OK;
     HD_TRY(convert(k, &wide, HD_F32, w->type, stored, n));
-    add_copy(k, read, wide, (size_t)n * sizeof(float), read != s->owned);
+    replace_read(k, read, s->owned, wide, (size_t)n * sizeof(float));
     return HD_OK;
 }
 
@@ -198,7 +205,7 @@ static hd_status replace_table(const work *k, const weights_bound *have,
         return misfit(k, in, "dtype mismatch: the model has the other type of integers");
     }
     add_copy(k, stored->data, in->data, in->bytes, false);
-    add_copy(k, s->table, table, n * sizeof *table, s->table != s->owned);
+    replace_read(k, s->table, s->owned, table, n * sizeof *table);
     return HD_OK;
 }
 

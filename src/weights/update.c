@@ -271,9 +271,7 @@ int32_t hd_weights_lost(const hd_weights *w) {
 }
 
 hd_status hd_weights_discard(hd_weights *w, size_t *bytes, hd_err *err) {
-    if (w->device) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "weights on a GPU cannot be given back yet");
-    }
+    if (w->device) return hd_device_discard(w->device, w->device_block, bytes, err);
     *bytes += hd_checkpoint_discard(w->checkpoint);
     for (int32_t i = 0; i < w->schema.n; i++) set_lost(w, i, w->bound[i].data != NULL);
     return HD_OK;
