@@ -94,6 +94,7 @@ def main():
         for round_ in range(-1, args.rounds):  # the first one warms up
             for kind, (flags, wanted) in kinds.items():
                 rate, cost, sizes[kind] = measure(servers[tuple(flags)], args, wanted, round_ + 1)
+                print(f"round {round_ + 1}, {kind}: {rate:.0f} tokens/s, {cost:.0f} us of the processor per token", file=sys.stderr, flush=True)
                 if round_ >= 0:
                     rates[kind].append(rate)
                     costs[kind].append(cost)

@@ -82,7 +82,7 @@ end_to_end() { # pytest arguments
 }
 
 logits() { end_to_end tests/e2e/test_logits.py; }
-updates() { end_to_end tests/e2e/test_torch_pickles.py; }
+updates() { end_to_end tests/e2e/test_torch_pickles.py tests/e2e/test_memory_occupation.py -k "test_torch_pickles or memory_of_a_gpu"; }
 text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/test_cuda.py tests/e2e/test_precision.py; }
 
 for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck racecheck synccheck initcheck logits updates text); do
