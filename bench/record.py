@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What recording experts costs a decode step: instructions of the step thread, counted by valgrind's callgrind, of
-the same steps with and without a record. They are exact on a machine with other load, where times are not.
+"""What recording experts, and keeping choices for rollouts, costs a decode step: instructions of the step thread,
+counted by valgrind's callgrind, with and without. They are exact on a machine with other load, where times are not.
 
-    bench/record.py [MODEL_DIR] [--batch 4] [--steps 16]
+    bench/record.py [MODEL_DIR] [--batch 4] [--steps 8]
 
-A server for each way of recording answers the same request again and again, with 8 output tokens and with --steps
-more, first without a record. Counts begin anew before each; the difference is that of the steps alone. A server's
-start takes most of the time: half a minute under valgrind.
+A server for each way answers the same request with 2 output tokens and with --steps more; counts begin anew before
+each, and the difference is that of the steps alone. Valgrind is slow: 25 million instructions of AVX2 a second, so a
+step of a sequence of tiny-v4 takes a second, and the whole some minutes.
 """
 
 import argparse
@@ -22,7 +22,17 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
-FEWEST = 8
+FEWEST = 2
+
+# name: flags of the server, and whether it records
+WAYS = {
+    "nothing": ([], False),
+    "--expert-record stat": (["--expert-record", "stat"], True),
+    "--expert-record per-pass": (["--expert-record", "per-pass"], True),
+    "--expert-record per-token": (["--expert-record", "per-token"], True),
+    "--routed-experts": (["--routed-experts"], False),
+    "--routed-experts --indexer-topk": (["--routed-experts", "--indexer-topk"], False),
+}
 
 
 def post(port, path, body):
@@ -33,13 +43,12 @@ def post(port, path, body):
 class Counted:
     """A server under callgrind, and the instructions of its requests."""
 
-    def __init__(self, args, mode, folder):
+    def __init__(self, args, flags, folder):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
         self.args, self.folder, self.dumps = args, pathlib.Path(folder), 0
-        flags = ["--threads", 1, "--no-drafts", "--no-sandbox", "--max-running", args.batch, "--context", 512]
-        flags += ["--expert-record-dir", folder, "--expert-record", mode]
+        flags = [*flags, "--threads", 1, "--no-drafts", "--no-sandbox", "--max-running", args.batch, "--context", 512, "--expert-record-dir", folder]
         counted = ["valgrind", "-q", "--tool=callgrind", "--separate-threads=yes", "--instr-atstart=no", f"--callgrind-out-file={folder}/out"]
         command = [*counted, HADAL, "serve", args.model, "--port", self.port, *flags]
         self.process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -70,22 +79,29 @@ class Counted:
         self.process.communicate()
 
 
+def measure(args, flags, record):
+    with tempfile.TemporaryDirectory() as folder:
+        server = Counted(args, flags, folder)
+        try:
+            if record:
+                post(server.port, "/start_expert_distribution_record", {})
+            return server.step()
+        finally:
+            server.close()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?", default=ROOT / "models" / "tiny-v4")
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=8)
     args = parser.parse_args()
-
-    print(f"{args.batch} sequences, instructions of a decode step")
-    for mode in ("stat", "per-pass", "per-token"):
-        with tempfile.TemporaryDirectory() as folder:
-            server = Counted(args, mode, folder)
-            off = server.step()
-            post(server.port, "/start_expert_distribution_record", {})
-            on = server.step()
-            server.close()
-        print(f"{mode}: {off:.0f} without a record, {on:.0f} with one, {(on / off - 1) * 100:+.4f} %", flush=True)
+    print(f"{args.batch} sequences, {args.steps} steps\n\n| recorded or kept | instructions of a decode step | to nothing |\n|---|---|---|")
+    plain = None
+    for name, (flags, record) in WAYS.items():
+        step = measure(args, flags, record)
+        plain = plain or step
+        print(f"| {name} | {step:.0f} | {(step / plain - 1) * 100:+.3f} % |", flush=True)
 
 
 if __name__ == "__main__":

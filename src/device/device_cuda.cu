@@ -134,8 +134,11 @@ cudaError_t take(memory *m, const cuda_device *d, size_t bytes) {
     if (m->on_host) return cudaMallocHost(&m->at, bytes);
     if (!d->discards || bytes < PAGES_FROM) return cudaMalloc(&m->at, bytes);
     const cudaError_t status = cuda_pages_take(&m->pages, d->ordinal, bytes);
-    m->at = reinterpret_cast<void *>(m->pages.at);
-    return status;
+    if (status == cudaSuccess || status == cudaErrorMemoryAllocation) {
+        m->at = reinterpret_cast<void *>(m->pages.at);
+        return status;
+    }
+    return cudaMalloc(&m->at, bytes); /* a driver without pages: nothing is given back */
 }
 
 hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const char *what,

@@ -1,7 +1,7 @@
 /* shared_device.c - see shared_device.h. */
 #include "fakes/shared_device.h"
 
-#include <stdlib.h>
+#include <string.h>
 
 #include "device/device_internal.h"
 
@@ -9,7 +9,7 @@
 static backend_table table;
 static const backend_table *cpu;
 static uint8_t blocks[2][SHARED_BLOCK_BYTES];
-static int32_t n_opened, n_waits;
+static int32_t n_opened, n_copies, n_waits;
 static bool is_full;
 
 uint8_t shared_device_byte(char handle, size_t i) {
@@ -47,6 +47,11 @@ static void wait_shared(hd_stream *s, const uint8_t *event) {
     n_waits += s != NULL;
 }
 
+static void copy(hd_stream *s, void *to, const void *from, size_t bytes) {
+    n_copies++;
+    cpu->copy(s, to, from, bytes);
+}
+
 hd_device *shared_device_open(void) {
     hd_device *d;
     if (hd_device_open_cpu(&d, &(hd_cpu_options){.n_threads = 1}, NULL) != HD_OK) return NULL;
@@ -54,16 +59,37 @@ hd_device *shared_device_open(void) {
     table = *cpu;
     table.alloc = alloc;
     table.open_shared = open_shared;
+    table.copy = copy;
     table.close_shared = close_shared;
     table.wait_shared = wait_shared;
     d->table = &table;
-    n_opened = n_waits = 0;
+    n_opened = n_copies = n_waits = 0;
     is_full = false;
     for (size_t i = 0; i < SHARED_BLOCK_BYTES; i++) {
         blocks[0][i] = shared_device_byte('A', i);
         blocks[1][i] = shared_device_byte('B', i);
     }
     return d;
+}
+
+static size_t discard(hd_device *d, void *p) {
+    (void)d;
+    memset(p, 0xee, 64); /* less than any block has */
+    return 64;
+}
+
+static hd_status restore(hd_device *d, void *p, hd_err *err) {
+    (void)d;
+    if (is_full) return HD_FAIL(err, HD_ENOMEM, "full");
+    memset(p, 0, 64);
+    return HD_OK;
+}
+
+void shared_device_set_remote(hd_device *d) {
+    (void)d;
+    table.host_memory = false;
+    table.discard = discard;
+    table.restore = restore;
 }
 
 void shared_device_fill(hd_device *d, bool full) {
@@ -74,6 +100,11 @@ void shared_device_fill(hd_device *d, bool full) {
 int32_t shared_device_opened(const hd_device *d) {
     (void)d;
     return n_opened;
+}
+
+int32_t shared_device_copies(const hd_device *d) {
+    (void)d;
+    return n_copies;
 }
 
 int32_t shared_device_waits(const hd_device *d) {

@@ -15,8 +15,12 @@ uint8_t shared_device_byte(char handle, size_t i);
 /* Device memory is full from now on, or not. */
 void shared_device_fill(hd_device *d, bool full);
 
-/* Blocks that are open now; how often a stream waited for another process. */
+/* Its memory is none of the host's, as that of a GPU; what is discarded is overwritten. */
+void shared_device_set_remote(hd_device *d);
+
+/* Blocks that are open now; copies within the device; how often a stream waited for another process. */
 int32_t shared_device_opened(const hd_device *d);
+int32_t shared_device_copies(const hd_device *d);
 int32_t shared_device_waits(const hd_device *d);
 
 #endif

@@ -14,6 +14,8 @@
 #include "fakes/shared_device.h"
 #include "weights/torch/ipc_tensors.h"
 #include "weights/torch/torch_tensors.h"
+#include "weights/update.h"
+#include "weights/weights_internal.h"
 
 #define PICKLES "tests/fuzz/corpus/pickle/"
 #define COUNTER "/torch_hadal_counter" /* what the pickles name */
@@ -233,6 +235,126 @@ static void without_a_gpu_they_are_refused(void **state) {
     assert_non_null(strstr(err.msg, "not on a GPU"));
 }
 
+/* ---- weights with a copy on a device ---- */
+
+typedef struct model {
+    hd_device *device;
+    hd_stream *stream;
+    hd_model_spec *spec;
+    hd_weights *weights;
+} model;
+
+static model open_uploaded(const char *dir) {
+    model m = {.device = shared_device_open()};
+    shared_device_set_remote(m.device);
+    assert_int_equal(hd_stream_open(&m.stream, m.device, NULL), HD_OK);
+    assert_int_equal(hd_model_spec_open(&m.spec, dir, NULL), HD_OK);
+    assert_int_equal(hd_weights_open_updatable(&m.weights, dir, m.spec, NULL), HD_OK);
+    assert_int_equal(hd_weights_upload(m.weights, m.device, m.stream, NULL, NULL), HD_OK);
+    assert_ptr_equal(hd_weights_device(m.weights), m.device);
+    return m;
+}
+
+static void close_uploaded(const model *m) {
+    hd_weights_close(m->weights);
+    hd_model_spec_close(m->spec);
+    hd_stream_close(m->stream);
+    hd_device_close(m->device);
+}
+
+/* Arrays of which the device has other bytes than the host; *bytes: how many. */
+static size_t differing(const hd_weights *w, size_t *bytes) {
+    size_t n = 0;
+    *bytes = 0;
+    for (size_t i = 0; i < w->n_moves; i++) {
+        const uint8_t *a = w->moves[i].to, *b = w->moves[i].from;
+        size_t here = 0;
+        for (size_t k = 0; k < w->moves[i].bytes; k++) here += a[k] != b[k];
+        n += here > 0;
+        *bytes += here;
+    }
+    return n;
+}
+
+static void apply(const model *m, hd_checkpoint *c) {
+    const hd_weights_update_rule all = {.whole = true};
+    hd_weights_update *u;
+    assert_int_equal(hd_weights_update_open(&u, m->weights, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_add(u, c, &all, NULL), HD_OK);
+    assert_int_equal(hd_weights_update_apply(u, m->weights, m->stream, NULL), HD_OK);
+    hd_weights_update_close(u);
+}
+
+/* Changes a bit of each tensor that stays a number by it. */
+static void change_all(const hd_checkpoint *c) {
+    for (int32_t i = 0; i < hd_checkpoint_count(c); i++) {
+        const hd_tensor *t = hd_checkpoint_at(c, i);
+        const bool plain = t->dtype == HD_BF16 || t->dtype == HD_F32;
+        if (plain && t->bytes) ((uint8_t *)(uintptr_t)t->data)[0] ^= 1;
+    }
+}
+
+static const char *const models[] = {"tests/golden/v3_small_mtp", "tests/golden/v4_odd",
+                                     "tests/golden/v41_small"};
+
+static void memory_of_a_device_comes_again(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        const model m = open_uploaded(models[i]);
+        size_t bytes;
+        for (int32_t changed = 0; changed < 2; changed++) {
+            hd_checkpoint *c;
+            hd_err err = {0};
+            size_t released = 0;
+            assert_int_equal(differing(m.weights, &bytes), 0);
+            assert_int_equal(hd_weights_discard(m.weights, &released, NULL), HD_OK);
+            assert_true(released > 0 && differing(m.weights, &bytes) > 0);
+            assert_int_equal(hd_weights_lost(m.weights), 0);
+            shared_device_fill(m.device, true);
+            assert_int_equal(hd_weights_restore(m.weights, m.stream, &err), HD_ENOMEM);
+            shared_device_fill(m.device, false);
+            assert_int_equal(hd_weights_restore(m.weights, m.stream, NULL), HD_OK);
+            assert_int_equal(differing(m.weights, &bytes), 0);
+            assert_int_equal(hd_checkpoint_read(&c, models[i], NULL), HD_OK);
+            change_all(c);
+            apply(&m, c);
+        }
+        assert_int_equal(differing(m.weights, &bytes), 0);
+        close_uploaded(&m);
+    }
+}
+
+/* Bytes that are on the device in the stored format are copied from there: here they are others in
+ * one place than on the host. */
+static void updates_are_copied_on_the_device(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        const model m = open_uploaded(models[i]);
+        hd_checkpoint *c;
+        void *copy;
+        size_t all = 0, n_matrices = 0, bytes;
+        assert_int_equal(hd_checkpoint_read(&c, models[i], NULL), HD_OK);
+        for (int32_t k = 0; k < hd_checkpoint_count(c); k++)
+            all += hd_checkpoint_at(c, k)->bytes;
+        assert_int_equal(hd_device_alloc(m.device, &copy, all, "copies", NULL), HD_OK);
+        hd_checkpoint_keep_device(c, m.device, copy);
+        uint8_t *to = copy;
+        for (int32_t k = 0; k < hd_checkpoint_count(c); k++) {
+            hd_tensor *t = (hd_tensor *)(uintptr_t)hd_checkpoint_at(c, k);
+            memcpy(to, t->data, t->bytes);
+            if (t->bytes) to[t->bytes - 1] ^= 1;
+            t->on_device = to;
+            to += t->bytes;
+            n_matrices += t->rank == 2;
+        }
+        apply(&m, c);
+        const size_t n = differing(m.weights, &bytes);
+        assert_true(n > n_matrices / 2 && n == bytes);
+        assert_int_equal(shared_device_copies(m.device), n);
+        close_uploaded(&m);
+    }
+}
+
 int test_remote(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pickled_tensors_on_a_gpu_come),
@@ -241,6 +363,8 @@ int test_remote(void) {
         cmocka_unit_test(listed_tensors_come),
         cmocka_unit_test(bad_lists_are_refused),
         cmocka_unit_test(without_a_gpu_they_are_refused),
+        cmocka_unit_test(memory_of_a_device_comes_again),
+        cmocka_unit_test(updates_are_copied_on_the_device),
     };
     return cmocka_run_group_tests_name("remote", tests, NULL, NULL);
 }
