@@ -31,7 +31,7 @@ ROOMS = {
     "model": ["backward"],
     "weights": ["config", "torch"],
     "ops": ["ref", "cpu", "cuda", "backward", "profile"],
-    "cli": ["terminal", "inspect", "bench", "planning", "training"],
+    "cli": ["terminal", "inspect", "bench", "planning", "training", "serving"],
 }
 
 BANNED = ["strcpy", "strcat", "sprintf", "vsprintf", "strtok", "gets", "alloca", "rand", "atoi"]

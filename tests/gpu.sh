@@ -49,7 +49,7 @@ unit() { # COMMAND...
     add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' "$log")"
 }
 
-ops() { unit "$HADAL_TEST" device ops sample drafts lanes decode_graph engine; }
+ops() { unit "$HADAL_TEST" device ops sample drafts lanes comm decode_graph engine; }
 
 # What a tool reports although it is right; docs/testing.md has the reasons.
 alarms() { # TOOL

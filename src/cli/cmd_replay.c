@@ -17,7 +17,7 @@
 #include "cli/engine_options.h"
 #include "cli/replay_links.h"
 #include "cli/replay_text.h"
-#include "cli/serve_settings.h"
+#include "cli/serving/serve_settings.h"
 #include "tokenizer/tokenizer.h"
 
 enum { MAX_FILE_BYTES = 1 << 30, MAX_ANSWER_BYTES = 256 << 20 };

@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
-#include "cli/serve_settings.h"
+#include "cli/serving/serve_settings.h"
 #include "router/router.h"
 
 static const char details[] = "Has the whole API of the servers, and sends each request to the "

@@ -5,7 +5,7 @@
  * result. Partial sums are all-reduced over a group, and columns of a row are gathered. With
  * expert parallelism rows are dispatched to the ranks of their experts and combined again.
  * An hd_comm is one rank's end: a table of functions, filled by a backend (comm/local.h,
- * comm/ucx.h, comm/emulated.h). Every call queues on the stream and returns; a failure stays on
+ * comm/peers.h, comm/ucx.h, comm/emulated.h). Every call queues on the stream and returns; a failure stays on
  * the stream. All members of a group make the same calls in the same order. comm.c counts them. */
 #ifndef HD_COMM_COMM_H
 #define HD_COMM_COMM_H
@@ -43,6 +43,7 @@ typedef struct hd_all_gather_args {
     hd_group group;
     float *x;
     int32_t rows, cols, first, own;
+    bool on_host; /* x is host memory; the call is complete when it returns */
 } hd_all_gather_args;
 
 /* Broadcast of host memory: `bytes` bytes of member 0 are copied to every other member. All pass
@@ -82,7 +83,8 @@ typedef struct hd_dispatch_args {
 } hd_dispatch_args;
 
 /* Combine, of dispatches in their order: in_y holds results by place of the received rows, y
- * gets them by place of the sent rows. in_y must not change between send and arrive. */
+ * gets them by place of the sent rows. in_y must not change until arrive is done, on GPUs until
+ * the rank's next exchange of HD_GROUP_EP is: the others may not have read it before. */
 typedef struct hd_combine_args {
     hd_rows in_y; /* [in_rows, cols] */
     hd_rows y;    /* [rows * top_k, cols] */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "base/checked.h"
+#include "base/cpu.h"
+#include "base/progress.h"
 
 struct hd_comm_emulated {
     hd_comm_emulated_options o;
@@ -15,6 +17,7 @@ struct hd_comm_emulated {
     int32_t *source; /* [in_rows] own row that each received row copies, device memory */
     float *weight;   /* [in_rows] device memory */
     bool filled;     /* in_x has been filled once */
+    int64_t exchanges;
 };
 
 /* Returns the first slot of the busiest rank, for whose rows a step waits. */
@@ -105,16 +108,29 @@ static hd_status draw(hd_comm_emulated *e, hd_err *err) {
 
 /* ---- the calls: nothing is sent, rows arrive ---- */
 
+/* On a GPU as a kernel. */
+static void take_time(void *ctx, hd_stream *s) {
+    hd_comm_emulated *e = ctx;
+    const int64_t until = hd_now_ns() + (int64_t)e->o.exchange_us * 1000;
+    e->exchanges++;
+    if (!e->o.exchange_us) return;
+    hd_stream_busy(s, e->o.exchange_us);
+    while (hd_device_is_host(e->o.device) && hd_now_ns() < until) hd_cpu_relax();
+}
+
 static void keep_sum(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
-    (void)ctx, (void)s, (void)a;
+    (void)a;
+    take_time(ctx, s);
 }
 
 static void keep_part(void *ctx, hd_stream *s, const hd_reduce_scatter_args *a) {
-    (void)ctx, (void)s, (void)a;
+    (void)a;
+    take_time(ctx, s);
 }
 
 static void keep_columns(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
-    (void)ctx, (void)s, (void)a;
+    (void)a;
+    take_time(ctx, s);
 }
 
 static void send_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
@@ -136,6 +152,7 @@ static void ignore_abort(void *ctx, const char *why) {
 
 static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     hd_comm_emulated *e = ctx;
+    take_time(ctx, s);
     const int size = a->rows == e->o.rows[0] ? 0 : HD_EMULATED_SIZES - 1;
     const int64_t row = (int64_t)size * e->n_layers + a->layer;
     hd_stream_copy(s, a->in_offset, e->offset + row * (e->n_slots + 1),
@@ -153,6 +170,7 @@ static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
 static void receive_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
     const hd_comm_emulated *e = ctx;
     const int32_t rows = hd_min_i32(a->in_rows, a->rows * a->top_k);
+    take_time(ctx, s);
     if (!e->o.copies) return;
     hd_stream_copy(s, a->y.data, a->in_y.data,
                    (size_t)rows * (size_t)a->cols * (size_t)hd_act_bytes(e->o.ops));
@@ -197,6 +215,10 @@ void hd_comm_emulated_close(hd_comm_emulated *e) {
 
 const hd_comm *hd_comm_emulated_interface(const hd_comm_emulated *e) {
     return &e->comm;
+}
+
+int64_t hd_comm_emulated_exchanges(const hd_comm_emulated *e) {
+    return e->exchanges;
 }
 
 int32_t hd_comm_emulated_rows(const hd_comm_emulated *e) {

@@ -27,6 +27,7 @@ typedef struct hd_comm_emulated_options {
     /* Copy sent and received rows inside this device's memory; otherwise rows stay from step
      * to step and communication takes no time. */
     bool copies;
+    int32_t exchange_us; /* that each exchange takes beside that */
     const hd_ops *ops;
     hd_device *device; /* owns the allocations */
     hd_stream *stream;
@@ -37,6 +38,9 @@ hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_o
 void hd_comm_emulated_close(hd_comm_emulated *e); /* NULL is fine */
 
 const hd_comm *hd_comm_emulated_interface(const hd_comm_emulated *e);
+
+/* Returns how many exchanges have been queued: sums, gathers, and arrivals of rows. */
+int64_t hd_comm_emulated_exchanges(const hd_comm_emulated *e);
 
 /* Returns the most rows that this rank's experts receive in a step: expert_rows of
  * hd_model_limits. */

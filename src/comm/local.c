@@ -1,4 +1,4 @@
-/* local.c - ranks of one process: every rank reads, or for sums writes, the others' memory.
+/* local.c - ranks of one process: every rank reads, or for sums writes, the others' host memory.
  *
  * An exchange is a place where the members of a group meet: each counts itself in `sent` when
  * its arguments can be read, and in `done` when it has finished reading. The last one wakes
@@ -21,6 +21,7 @@
 #include "base/memory.h"
 #include "base/progress.h"
 #include "comm/figures_internal.h"
+#include "comm/peers.h"
 #include "comm/rounds_internal.h"
 #include "comm/tree_sum.h"
 
@@ -56,6 +57,7 @@ struct hd_comm_local {
     group *groups; /* [HD_N_GROUPS, n] of the group's first rank */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
+    comm_peers *peers; /* NULL: no rank computes on a GPU */
     _Atomic int32_t sleepers;
     _Atomic bool aborted;
     char why[200]; /* written before aborted */
@@ -162,8 +164,10 @@ void hd_comm_local_abort(hd_comm_local *w, const char *why) {
         atomic_store(&w->aborted, true);
     }
     pthread_cond_broadcast(&w->wake);
+    comm_peers *peers = w->peers;
     pthread_mutex_unlock(&w->mutex);
     wait_for_the_busy(w);
+    if (peers) comm_peers_abort(peers);
 }
 
 static void abort_all(void *ctx, const char *why) {
@@ -454,6 +458,7 @@ void hd_comm_local_reset(hd_comm_local *w) {
             atomic_store(&e->done, 0);
         }
     }
+    if (w->peers) comm_peers_reset(w->peers);
     atomic_store(&w->aborted, false);
     pthread_mutex_unlock(&w->mutex);
 }
@@ -462,23 +467,37 @@ void hd_comm_local_close(hd_comm_local *w) {
     if (!w) return;
     pthread_cond_destroy(&w->wake);
     pthread_mutex_destroy(&w->mutex);
+    comm_peers_close(w->peers);
     free(w->ranks);
     free(w->groups);
     free(w);
 }
 
-hd_status hd_comm_local_join(hd_comm_local *w, int32_t rank, const hd_device *device,
-                             const hd_ops *ops, const hd_comm **out, hd_err *err) {
+/* The first rank on a GPU opens what all share. */
+static hd_status open_peers(hd_comm_local *w, hd_err *err) {
+    pthread_mutex_lock(&w->mutex);
+    const hd_status st = w->peers ? HD_OK : comm_peers_open(&w->peers, w->n, err);
+    pthread_mutex_unlock(&w->mutex);
+    return st;
+}
+
+hd_status hd_comm_local_join(hd_comm_local *w, int32_t rank, hd_device *device,
+                             hd_stream *stream, const hd_ops *ops, const hd_comm **out,
+                             hd_err *err) {
     *out = NULL;
     if (rank < 0 || rank >= w->n) {
         return HD_FAIL(err, HD_EINVAL, "rank %d joins a world of %d ranks", rank, w->n);
     }
-    if (!hd_device_is_host(device) || ops->act_type != HD_F32) {
+    if (ops->act_type != HD_F32) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "ranks of one process exchange float32 in host memory; rank %d has "
-                       "another device",
-                       rank);
+                       "ranks of one process exchange float32; rank %d computes with %s", rank,
+                       hd_dtype_name(ops->act_type));
     }
-    *out = &w->ranks[rank].comm;
-    return HD_OK;
+    const hd_comm *host = &w->ranks[rank].comm;
+    if (hd_device_is_host(device)) {
+        *out = host;
+        return HD_OK;
+    }
+    HD_TRY(open_peers(w, err));
+    return comm_peers_join(w->peers, host, device, stream, ops, out, err);
 }

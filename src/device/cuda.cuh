@@ -6,6 +6,10 @@
 
 #include "device/device.h"
 
+/* Before the first call of CUDA in a process: all kernels are loaded at once. One that is loaded when
+ * it is first launched may wait until the GPU is idle, and so for a rank that waits for this one. */
+void hd_cuda_begin(void);
+
 /* Makes the stream's device the current one of this thread. */
 cudaStream_t hd_cuda_stream(hd_stream *s);
 

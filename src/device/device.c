@@ -74,6 +74,17 @@ void hd_stream_wait_shared(hd_stream *s, const uint8_t event[HD_SHARED_HANDLE_BY
     s->device->table->wait_shared(s, event);
 }
 
+bool hd_device_is_same(const hd_device *d, const hd_device *other) {
+    return d->table == other->table && d->table->is_same && d->table->is_same(d, other);
+}
+
+hd_status hd_device_enable_peer_access(hd_device *d, const hd_device *other, hd_err *err) {
+    if (d->table != other->table) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "devices of two kinds");
+    }
+    return d->table->enable_peer_access ? d->table->enable_peer_access(d, other, err) : HD_OK;
+}
+
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err) {
     *out = NULL;
     return d->table->open_stream(out, d, err);
@@ -117,12 +128,22 @@ void hd_stream_wait(hd_stream *s) {
     s->device->table->wait(s);
 }
 
+void hd_stream_set_check(hd_stream *s, hd_stream_check_fn *check, void *ctx) {
+    s->check = check;
+    s->check_ctx = ctx;
+}
+
 /* Returns the first failure and clears it. */
 static hd_status take_failure(hd_stream *s, hd_err *err) {
+    if (s->check) s->check(s->check_ctx, s);
     hd_err failure = s->failure;
     s->failure = (hd_err){0};
     if (failure.status == HD_OK) return HD_OK;
     return HD_FAIL(err, failure.status, "%s", failure.msg);
+}
+
+hd_status hd_stream_failure(hd_stream *s, hd_err *err) {
+    return take_failure(s, err);
 }
 
 hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
@@ -170,9 +191,13 @@ bool hd_stream_captures(const hd_stream *s) {
 }
 
 hd_status hd_stream_end_capture(hd_stream *s, hd_graph **out, hd_err *err) {
+    hd_err why = {0};
     *out = NULL;
     s->captures = false;
-    return s->device->table->recorded(s, out, err);
+    const hd_status st = s->device->table->recorded(s, out, &why);
+    if (st == HD_OK) return HD_OK;
+    HD_TRY(take_failure(s, err)); /* what an operator said says more */
+    return HD_FAIL(err, st, "%s", why.msg);
 }
 
 void hd_graph_close(hd_graph *g) {

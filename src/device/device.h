@@ -84,6 +84,11 @@ void hd_stream_wait_shared(hd_stream *s, const uint8_t event[HD_SHARED_HANDLE_BY
 /* Returns whether operators may read any host memory, because device memory is host memory. */
 bool hd_device_is_host(const hd_device *d);
 
+/* Lets operators on d read and write the memory of another device of this process. HD_EUNSUPPORTED,
+ * with both by name: they are not connected. */
+bool hd_device_is_same(const hd_device *d, const hd_device *other); /* one GPU, opened twice */
+hd_status hd_device_enable_peer_access(hd_device *d, const hd_device *other, hd_err *err);
+
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err);
 void hd_stream_close(hd_stream *s); /* NULL is fine */
 
@@ -111,11 +116,19 @@ void hd_stream_fail(hd_stream *s, hd_status code, const char *what);
  * of which only main_stream is synchronized. One thread queues on both. */
 void hd_stream_report_to(hd_stream *s, hd_stream *main_stream);
 
+/* Runs before hd_stream_sync, hd_stream_sync_event and hd_stream_failure return the stream's first
+ * failure: may record one, of operators that cannot do it themselves. */
+typedef void hd_stream_check_fn(void *ctx, hd_stream *s);
+void hd_stream_set_check(hd_stream *s, hd_stream_check_fn *check, void *ctx);
+
 /* Waits for everything queued; failures stay recorded. */
 void hd_stream_wait(hd_stream *s);
 
 /* Waits for everything queued, returns its first failure and clears it. */
 hd_status hd_stream_sync(hd_stream *s, hd_err *err);
+
+/* The same without waiting: failures so far. */
+hd_status hd_stream_failure(hd_stream *s, hd_err *err);
 
 /* ---- events: waiting for a part of the queue, and timing it ---- */
 

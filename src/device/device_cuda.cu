@@ -279,6 +279,31 @@ void wait_shared(hd_stream *s, const uint8_t *event) {
     note(s, "an event of another process", status);
 }
 
+bool is_same(const hd_device *base, const hd_device *other) {
+    return reinterpret_cast<const cuda_device *>(base)->ordinal ==
+           reinterpret_cast<const cuda_device *>(other)->ordinal;
+}
+
+hd_status enable_peer_access(hd_device *base, const hd_device *other_base, hd_err *err) {
+    const int own = reinterpret_cast<cuda_device *>(base)->ordinal;
+    const int other = reinterpret_cast<const cuda_device *>(other_base)->ordinal;
+    int can = 0;
+    if (own == other) return HD_OK;
+    cudaDeviceCanAccessPeer(&can, own, other);
+    if (!can) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "GPU %d cannot read the memory of GPU %d", own,
+                       other);
+    }
+    cudaSetDevice(own);
+    const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0);
+    if (status == cudaErrorPeerAccessAlreadyEnabled) {
+        cudaGetLastError();
+        return HD_OK;
+    }
+    return status == cudaSuccess ? HD_OK
+                                 : fail(err, HD_EDEVICE, "memory of another GPU", status);
+}
+
 /* ---- streams ---- */
 
 void close_stream(hd_stream *base) {
@@ -541,6 +566,8 @@ const backend_table table = {
     .open_shared = open_shared,
     .close_shared = close_shared,
     .wait_shared = wait_shared,
+    .is_same = is_same,
+    .enable_peer_access = enable_peer_access,
     .open_stream = open_stream,
     .close_stream = close_stream,
     .upload = upload,
@@ -587,6 +614,7 @@ void hd_cuda_check(hd_stream *s, const char *op) {
 extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
     int n = 0, major = 0, minor = 0;
     *out = nullptr;
+    hd_cuda_begin();
     cudaError_t status = cudaGetDeviceCount(&n);
     if (status != cudaSuccess || n == 0) {
         cudaGetLastError();

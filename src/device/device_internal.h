@@ -22,6 +22,9 @@ typedef struct backend_table {
                              const uint8_t *handle, hd_err *err);
     void (*close_shared)(hd_device *d, const void *p);
     void (*wait_shared)(hd_stream *s, const uint8_t *event);
+    /* NULL, like the next: all memory is in reach */
+    bool (*is_same)(const hd_device *d, const hd_device *other);
+    hd_status (*enable_peer_access)(hd_device *d, const hd_device *other, hd_err *err);
     hd_status (*open_stream)(hd_stream **out, hd_device *d, hd_err *err);
     void (*close_stream)(hd_stream *s);
     void (*upload)(hd_stream *s, void *device, const void *host, size_t bytes);
@@ -67,6 +70,8 @@ struct hd_stream {
     size_t scratch_each;
     int32_t workers;
     bool captures;
+    hd_stream_check_fn *check; /* NULL: none */
+    void *check_ctx;
     hd_stream *main_stream; /* keeps the failures; NULL: this one */
     hd_err failure;         /* HD_OK if nothing failed */
 };

@@ -2,8 +2,13 @@
 #include "device/gpu_list.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
-#include <cuda_runtime.h>
+#include "device/cuda.cuh"
+
+void hd_cuda_begin(void) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
 
 static void describe(hd_cuda_device *d, int id) {
     cudaDeviceProp prop;
@@ -22,6 +27,7 @@ static void describe(hd_cuda_device *d, int id) {
 extern "C" int32_t hd_cuda_devices(hd_cuda_device *out, int32_t cap, char *why,
                                    int32_t why_cap) {
     int n = 0;
+    hd_cuda_begin();
     cudaError_t status = cudaGetDeviceCount(&n);
     if (status != cudaSuccess) n = 0;
     snprintf(why, (size_t)why_cap, "%s",

@@ -18,6 +18,18 @@ static int32_t at_least_one(int32_t n) {
     return n ? n : 1;
 }
 
+/* What ranks on GPUs do not have yet. */
+static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
+    const char *why = NULL;
+    if (o->world.size) why = "they are threads of one process";
+    if (o->dwdp > 1) why = "they hold their experts: dwdp is for CPUs";
+    if (o->rebalance && strcmp(o->rebalance, "off") != 0) why = "their experts do not move";
+    if (o->updatable) why = "their weights cannot be replaced";
+    if (!o->no_graphs) why = "they launch no CUDA graphs yet: give no_graphs";
+    if (!why) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: %s", why);
+}
+
 /* What has no other rank to talk to, or no memory that ranks could exchange. */
 static hd_status check_backend(const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "auto";
@@ -26,10 +38,7 @@ static hd_status check_backend(const hd_engine_options *o, hd_err *err) {
             err, HD_EUNSUPPORTED,
             "the null backend has no weights to share: tp, dp and ep have no meaning");
     }
-    if (strcmp(backend, "cuda") == 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "ranks share a model on the cpu and ref backends, not on cuda yet");
-    }
+    if (strcmp(backend, "cuda") == 0) HD_TRY(check_gpus(o, err));
     if (o->pin_threads) {
         return HD_FAIL(
             err, HD_EUNSUPPORTED,

@@ -7,6 +7,9 @@
 
 #include "base/checked.h"
 #include "base/cores.h"
+#ifdef HD_CUDA
+#include "device/gpu_list.h"
+#endif
 
 /* This rank's share of the threads. */
 static int32_t threads_of(const engine_rank *rank, const hd_engine_options *o) {
@@ -16,21 +19,38 @@ static int32_t threads_of(const engine_rank *rank, const hd_engine_options *o) {
     return hd_max_i32(all / ranks + (rank->index < all % ranks), 1);
 }
 
+static int32_t count_gpus(void) {
+#ifdef HD_CUDA
+    char why[200];
+    return hd_cuda_devices(NULL, 0, why, sizeof why);
+#else
+    return 0;
+#endif
+}
+
+/* Ranks share GPUs if there are too few. */
+static int32_t gpu_of(const engine_rank *rank, const hd_engine_options *o) {
+    const int32_t n = count_gpus();
+    if (hd_parallel_world(&rank->engine->parallel) == 1 || n == 0) return o->gpu;
+    return (o->gpu + rank->index) % n;
+}
+
 static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
                              hd_precision precision, hd_err *err) {
     hd_engine *e = rank->engine;
-    const hd_ops_options ops = {
-        .cpu = {.n_threads = threads_of(rank, o), .pin = o->pin_threads},
-        .gpu = o->gpu,
-        .precision = precision,
-        .no_batch_invariance = o->no_batch_invariance,
-        .needs_cpu = hd_mla_needs_cpu(e->mla, precision) ? "mla naive"
-                     : engine_experts_are_on_disk(o)     ? "a model with experts on disk"
-                                                         : NULL,
-        .no_gpu = &e->no_gpu
-    };
+    const char *needs_cpu = hd_mla_needs_cpu(e->mla, precision) ? "mla naive"
+                            : engine_experts_are_on_disk(o)     ? "a model with experts on disk"
+                                                                : NULL;
     const char *backend = o->backend ? o->backend : "auto";
     if (hd_parallel_world(&e->parallel) > 1 && strcmp(backend, "auto") == 0) backend = "cpu";
+    const hd_ops_options ops = {
+        .cpu = {.n_threads = threads_of(rank, o), .pin = o->pin_threads},
+        .gpu = strcmp(backend, "cuda") == 0 ? gpu_of(rank, o) : o->gpu,
+        .precision = precision,
+        .no_batch_invariance = o->no_batch_invariance,
+        .needs_cpu = needs_cpu,
+        .no_gpu = &e->no_gpu
+    };
     HD_TRY(hd_ops_open(&rank->ops, &rank->device, backend, &ops, err));
     if (o->updatable) hd_device_keep_addresses(rank->device);
     const bool fetches = e->parallel.dwdp > 1 || engine_experts_are_on_host(o);
@@ -63,10 +83,17 @@ hd_status engine_rank_open_shard(engine_rank *rank, const hd_engine_options *o, 
         return HD_OK;
     }
     if (e->world) {
-        HD_TRY(hd_comm_local_join(e->world, rank->index, rank->device, &rank->ops, &rank->comm,
-                                  err));
+        HD_TRY(hd_comm_local_join(e->world, rank->index, rank->device, rank->stream, &rank->ops,
+                                  &rank->comm, err));
     }
-    return hd_weights_open_shards(&rank->weights, e->whole, &e->parallel, rank->index, err);
+    if (!o->dummy_weights || hd_device_is_host(rank->device)) {
+        return hd_weights_open_shards(&rank->weights, e->whole, &e->parallel, rank->index, err);
+    }
+    const hd_dummy_options dummy = {.parallel = e->parallel,
+                                    .rank = rank->index,
+                                    .device = rank->device,
+                                    .stream = rank->stream};
+    return hd_weights_open_dummy(&rank->weights, e->spec, &dummy, err);
 }
 
 hd_status engine_rank_upload(engine_rank *rank, const hd_engine_options *o, hd_err *err) {

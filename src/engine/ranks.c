@@ -17,7 +17,9 @@ static const int64_t RETRY_NS = 10000000000;
 
 static hd_status open_weights(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     engine_rank *leader = &e->ranks[0];
-    const hd_dummy_options dummy = {.device = leader->device, .stream = leader->stream};
+    const bool in_parts = e->world && !hd_device_is_host(leader->device);
+    const hd_dummy_options dummy = {
+        .device = leader->device, .stream = leader->stream, .shapes_only = in_parts};
     if (!leader->device) return HD_OK;
     if (o->dummy_weights) {
         HD_TRY(hd_weights_open_dummy(&e->whole, e->spec, &dummy, err));
@@ -167,8 +169,11 @@ int hd_engine_follow(hd_engine *e, char *why, size_t why_size) {
     return (int)rank->step_err.status;
 }
 
-/* Stages first: they read the memory of all ranks. */
+/* Stages, and exchanges between GPUs, first: they read the memory of all ranks. */
 void engine_ranks_close(hd_engine *e) {
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        if (e->ranks[i].stream) hd_stream_wait(e->ranks[i].stream);
+    }
     for (int32_t i = 0; i < e->n_ranks; i++) hd_expert_stage_close(e->ranks[i].stage);
     for (int32_t i = 0; i < e->n_ranks; i++) engine_rank_close(&e->ranks[i]);
     free(e->ranks);

@@ -101,7 +101,8 @@ static hd_status gather(const engine_rank *rank, void *data, size_t n, size_t fi
                                              .rows = 1,
                                              .cols = (int32_t)(n / sizeof(float)),
                                              .first = (int32_t)(first / sizeof(float)),
-                                             .own = (int32_t)(own / sizeof(float))});
+                                             .own = (int32_t)(own / sizeof(float)),
+                                             .on_host = true});
     return hd_stream_sync(rank->stream, err);
 }
 

@@ -16,6 +16,7 @@
 
 #include "ops/attention.h"
 #include "ops/csa2.h"
+#include "ops/exchange.h"
 #include "ops/kv_store.h"
 #include "ops/linear.h"
 #include "ops/mhc.h"
@@ -72,6 +73,7 @@ typedef struct hd_ops {
     hd_dtype kv_type;  /* of the cached entries that attention reads; HD_NONE: float32 */
     hd_precision precision;
     const char *activations; /* their number format in products, for people: "bfloat16" */
+    const hd_exchange_ops *exchange; /* between GPUs; NULL: ranks have their memory in common */
 #define X(op) hd_##op##_fn *op;
     HD_OP_LIST(X)
 #undef X

@@ -20,14 +20,22 @@ enum {
     COMMAND_MOVE,
     COMMAND_REST,
     COMMAND_RENEW,
+    COMMAND_LAUNCH,
+    COMMAND_SEED,
     COMMAND_END
 };
 
 typedef struct command_header {
     int32_t kind; /* a runner_pass or one of the above */
     int32_t n_copies;
-    int32_t n_rows, n_seqs, n_logits, most_rows, block; /* of the batch */
+    /* of the batch; n_seqs also of a graph step, with `block` drafts of each */
+    int32_t n_rows, n_seqs, n_logits, most_rows, block;
 } command_header;
+
+typedef struct seed_order {
+    uint64_t seed;
+    int32_t slot;
+} seed_order;
 
 /* What the leader of an attention group says before a pass. */
 typedef struct group_word {
@@ -45,11 +53,14 @@ static uint8_t *payload(const hd_model_runner *x) {
 
 hd_status runner_commands_open(hd_model_runner *x, hd_err *err) {
     if (x->o.role == HD_RUNNER_ALONE) return HD_OK;
-    assert(x->env.comm && !x->o.fixed_steps);
+    assert(x->env.comm);
     const size_t copies = MAX_COPIES * sizeof(hd_page_copy);
     const size_t batch = x->batch.bytes > x->chain.bytes ? x->batch.bytes : x->chain.bytes;
     x->n_groups = x->env.comm->groups[HD_GROUP_DP].n;
-    const size_t order = runner_order_bytes(x), other = copies > order ? copies : order;
+    const size_t order = runner_order_bytes(x),
+                 launch = x->o.fixed_steps ? runner_decode_graph_input_bytes(x) : 0;
+    size_t other = copies > order ? copies : order;
+    if (launch > other) other = launch;
     x->command_bytes =
         sizeof(command_header) + groups_bytes(x) + (other > batch ? other : batch);
     x->command = calloc(1, x->command_bytes);
@@ -113,6 +124,7 @@ static void gather_loads(const hd_model_runner *x) {
 static hd_status await_all(hd_model_runner *x, hd_err *err) {
     const hd_rank_group *g = &x->env.comm->groups[HD_GROUP_TP];
     float *words = (float *)(void *)payload(x);
+    HD_TRY(hd_stream_sync(x->env.stream, err));
     words[g->index] = 0;
     hd_comm_all_gather(x->env.comm, x->env.stream,
                        &(hd_all_gather_args){.group = HD_GROUP_TP,
@@ -120,7 +132,8 @@ static hd_status await_all(hd_model_runner *x, hd_err *err) {
                                              .rows = 1,
                                              .cols = g->n,
                                              .first = g->index,
-                                             .own = 1});
+                                             .own = 1,
+                                             .on_host = true});
     return hd_stream_sync(x->env.stream, err);
 }
 
@@ -214,6 +227,20 @@ void runner_copy_pages(hd_model_runner *x, const hd_page_copy *copies, int32_t n
     hd_kv_copy(x->kv, x->env.stream, copies, n);
 }
 
+void runner_command_launch(hd_model_runner *x, const runner_graph_shape *shape,
+                           const void *inputs, size_t bytes) {
+    if (!has_followers(x)) return;
+    memcpy(payload(x), inputs, bytes);
+    command(x, &(command_header){
+                   .kind = COMMAND_LAUNCH, .n_seqs = shape->n, .block = shape->n_drafts});
+}
+
+void runner_command_seed(hd_model_runner *x, int32_t slot, uint64_t seed) {
+    if (!has_followers(x) || !x->fixed.on) return;
+    memcpy(payload(x), &(seed_order){seed, slot}, sizeof(seed_order));
+    command(x, &(command_header){.kind = COMMAND_SEED});
+}
+
 void runner_gather_loads(hd_model_runner *x) {
     if (has_followers(x)) command(x, &(command_header){.kind = COMMAND_LOADS});
     gather_loads(x);
@@ -261,6 +288,26 @@ static bool fits_batch(hd_model_runner *x, const command_header *h) {
            within(h->most_rows, least, h->n_rows) && within(h->block, 0, HD_MAX_DRAFTS);
 }
 
+static hd_status follow_launch(hd_model_runner *x, const command_header *h, hd_err *err) {
+    runner_graph_shape shape;
+    if (!within(h->n_seqs, 1, x->o.n_slots) || h->block < 0 ||
+        !runner_decode_graph_shape(x, h->n_seqs, h->block, &shape) || shape.n != h->n_seqs) {
+        return HD_FAIL(err, HD_EPEER, "a graph of %d sequences with %d drafts", h->n_seqs,
+                       h->block);
+    }
+    return runner_decode_graph_follow(x, &shape, payload(x), err);
+}
+
+static hd_status take_seed(hd_model_runner *x, hd_err *err) {
+    seed_order o;
+    memcpy(&o, payload(x), sizeof o);
+    if (!within(o.slot, 0, x->o.n_slots - 1)) {
+        return HD_FAIL(err, HD_EPEER, "the seed of slot %d of %d", o.slot, x->o.n_slots);
+    }
+    hd_stream_upload(x->env.stream, &x->device.params[o.slot].seed, &o.seed, sizeof o.seed);
+    return HD_OK;
+}
+
 /* Runs a command. Its lengths are checked, its contents are the leader's. */
 static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err *err) {
     if (h->kind == COMMAND_COPY && within(h->n_copies, 0, MAX_COPIES)) {
@@ -273,6 +320,8 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
         gather_loads(x);
         return HD_OK;
     }
+    if (h->kind == COMMAND_LAUNCH && x->fixed.on) return follow_launch(x, h, err);
+    if (h->kind == COMMAND_SEED && x->fixed.on) return take_seed(x, err);
     if (h->kind == COMMAND_REST) return await_all(x, err);
     if (h->kind == COMMAND_RENEW && x->o.renew) return x->o.renew(x->o.renew_ctx, err);
     if (h->kind == COMMAND_MOVE) {
@@ -296,15 +345,17 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
     return HD_OK;
 }
 
+/* A graph step is not waited for: the leader queues the next one before it ends. */
 static hd_status follow(hd_model_runner *x, hd_err *err) {
     command_header h;
+    if (x->fixed.on) runner_decode_graph_reset(x);
     for (;;) {
         broadcast(x);
-        HD_TRY(hd_stream_sync(x->env.stream, err));
+        HD_TRY(hd_stream_failure(x->env.stream, err));
         memcpy(&h, x->command, sizeof h);
         if (h.kind == COMMAND_END) return HD_OK;
         HD_TRY(run_command(x, &h, err));
-        HD_TRY(hd_stream_sync(x->env.stream, err));
+        if (h.kind != COMMAND_LAUNCH) HD_TRY(hd_stream_sync(x->env.stream, err));
     }
 }
 

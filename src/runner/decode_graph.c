@@ -296,8 +296,8 @@ static void queue_prepare(hd_model_runner *x, const runner_graph_inputs *o,
     });
 }
 
-static void queue_sampling(hd_model_runner *x, const runner_graph_inputs *o,
-                           const runner_graph_outputs *out, const runner_graph_shape *z) {
+static void queue_sample(hd_model_runner *x, const runner_graph_inputs *o,
+                         const runner_graph_outputs *out, const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
     x->env.ops->sample(x->env.stream, &(hd_sample_args){.token = out->token,
                                                         .logprob = out->logprob,
@@ -317,6 +317,24 @@ static void queue_sampling(hd_model_runner *x, const runner_graph_inputs *o,
                                                         .rows = z->n * (1 + z->n_drafts),
                                                         .vocab = x->env.spec->vocab,
                                                         .n_ids = x->o.n_ids});
+}
+
+/* The leader of several ranks samples, and all go on from its tokens, which travel as the bits of
+ * floats. */
+static void queue_sampling(hd_model_runner *x, const runner_graph_inputs *o,
+                           const runner_graph_outputs *out, const runner_graph_shape *z) {
+    const runner_graph_state *b = &x->fixed.graph_state;
+    const bool leads = x->o.role != HD_RUNNER_FOLLOWS;
+    const int32_t rows = z->n * (1 + z->n_drafts);
+    if (leads) queue_sample(x, o, out, z);
+    if (x->o.role != HD_RUNNER_ALONE) {
+        hd_comm_all_gather(x->env.comm, x->env.stream,
+                           &(hd_all_gather_args){.group = HD_GROUP_TP,
+                                                 .x = (float *)(void *)out->token,
+                                                 .rows = 1,
+                                                 .cols = rows,
+                                                 .own = leads ? rows : 0});
+    }
     x->env.ops->commit_step(x->env.stream, &(hd_commit_step_args){.accepted = out->accepted,
                                                                   .next_token = b->next_token,
                                                                   .wanted = b->wanted,
@@ -398,7 +416,7 @@ static void queue_choices_out(hd_model_runner *x, const runner_graph_inputs *o,
     });
 }
 
-/* Queues all operators of a step, from the shape alone. */
+/* Queues all operators of a step, from the shape alone. A follower has no outputs. */
 static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
     const runner_graph_inputs o = graph_inputs_in(x, x->fixed.graph_inputs_device, z);
     const runner_graph_outputs out = graph_outputs_in(x->fixed.graph_outputs_device, z);
@@ -414,6 +432,7 @@ static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
         const float *logits = x->drafter->queue(x, &o, z, place).logits;
         if (place < z->n_drafts) queue_draft(x, &o, &out, z, logits, place);
     }
+    if (x->o.role == HD_RUNNER_FOLLOWS) return;
     queue_choices_out(x, &o, z);
     x->env.ops->timestamp(x->env.stream, &(hd_timestamp_args){out.ended});
     queue_carry_out(x, &o, &out);
@@ -498,7 +517,7 @@ static runner_captured_graph *captured_graph_of(const hd_model_runner *x,
 
 /* Launches a shape as a graph once it is used often; capture costs time, and kernels are
  * loaded by then. */
-static hd_status launch(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
+static hd_status launch_shape(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
     const runner_graph_shape *z = &f->shape;
     const int64_t begun = hd_now_ns();
     runner_captured_graph *r = captured_graph_of(x, z);
@@ -523,17 +542,50 @@ static hd_status launch(hd_model_runner *x, runner_inflight_step *f, hd_err *err
     return HD_OK;
 }
 
+static hd_status launch(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
+    const int64_t begun = hd_comm_begin_pass(x->env.comm);
+    HD_TRY(launch_shape(x, f, err));
+    hd_comm_end_pass(x->env.comm, begun);
+    hd_stream_record_event(x->env.stream, f->done);
+    f->under_way = true;
+    return HD_OK;
+}
+
 hd_status runner_decode_graph_launch(hd_model_runner *x, runner_inflight_step *f,
                                      const runner_graph_shape *shape,
                                      const hd_seq_input *inputs, int32_t n, bool fresh,
                                      hd_err *err) {
+    const void *block = x->fixed.graph_inputs_host[x->fixed.parity];
     f->shape = *shape;
     f->continues = !fresh;
     fill_graph_inputs(x, f, inputs, n, fresh);
-    HD_TRY(launch(x, f, err));
-    hd_stream_record_event(x->env.stream, f->done);
-    f->under_way = true;
-    return HD_OK;
+    runner_command_launch(x, shape, block, graph_inputs_in(x, NULL, shape).bytes);
+    return launch(x, f, err);
+}
+
+size_t runner_decode_graph_input_bytes(const hd_model_runner *x) {
+    const runner_graph_shape most = {x->o.n_slots, x->n_drafts};
+    return graph_inputs_in(x, NULL, &most).bytes;
+}
+
+hd_status runner_decode_graph_follow(hd_model_runner *x, const runner_graph_shape *shape,
+                                     const void *inputs, hd_err *err) {
+    runner_decode_graphs *a = &x->fixed;
+    runner_inflight_step *f = &a->inflight[a->parity];
+    if (f->under_way) HD_TRY(hd_stream_sync_event(x->env.stream, f->done, err));
+    f->under_way = false;
+    f->shape = *shape;
+    memcpy(a->graph_inputs_host[a->parity], inputs, graph_inputs_in(x, NULL, shape).bytes);
+    a->parity = !a->parity;
+    return launch(x, f, err);
+}
+
+void runner_decode_graph_reset(hd_model_runner *x) {
+    runner_decode_graphs *f = &x->fixed;
+    for (int32_t s = 0; s < x->o.n_slots; s++) runner_forget_slot(x, s);
+    f->inflight[0].under_way = f->inflight[1].under_way = false;
+    f->parity = 0;
+    hd_stream_upload(x->env.stream, f->graph_state.parity, &f->parity, sizeof f->parity);
 }
 
 /* ---- output ---- */

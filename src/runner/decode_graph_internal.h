@@ -122,6 +122,14 @@ hd_status runner_decode_graph_launch(hd_model_runner *x, runner_inflight_step *f
                                      const hd_seq_input *inputs, int32_t n, bool fresh,
                                      hd_err *err);
 
+/* What a follower gets of a launch, at most; and such a launch. */
+size_t runner_decode_graph_input_bytes(const hd_model_runner *x);
+hd_status runner_decode_graph_follow(hd_model_runner *x, const runner_graph_shape *shape,
+                                     const void *inputs, hd_err *err);
+
+/* After a failure the device's state is unknown, including its parity. */
+void runner_decode_graph_reset(hd_model_runner *x);
+
 /* Waits for f; after that, returns the output of one sequence in it. */
 hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, hd_err *err);
 void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *f,

@@ -61,7 +61,8 @@ static hd_status vote(hd_model_runner *x, hd_status own, const hd_err *why, hd_e
                                              .rows = 1,
                                              .cols = g->n * words,
                                              .first = g->index * words,
-                                             .own = words});
+                                             .own = words,
+                                             .on_host = true});
     HD_TRY(hd_stream_sync(x->env.stream, err));
     for (int32_t k = 0; k < g->n; k++) {
         const hd_status of = (hd_status)votes[k].status;
@@ -90,7 +91,8 @@ static void transfer(hd_model_runner *x, int32_t from, size_t bytes) {
                                                  .x = (float *)(void *)x->moves.packed + at,
                                                  .rows = 1,
                                                  .cols = (int32_t)some,
-                                                 .own = own ? (int32_t)some : 0});
+                                                 .own = own ? (int32_t)some : 0,
+                                                 .on_host = true});
     }
 }
 

@@ -138,7 +138,11 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     HD_TRY(hd_batch_open(&x->batch, &step, x->env.device, err));
     HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));
     HD_TRY(runner_commands_open(x, err));
-    if (o->role == HD_RUNNER_FOLLOWS) return HD_OK;
+    if (o->role == HD_RUNNER_FOLLOWS) {
+        if (!o->fixed_steps) return HD_OK;
+        HD_TRY(open_sampling(x, err)); /* parameters, for the operators of a graph */
+        return runner_decode_graph_open(x, err);
+    }
     HD_TRY(open_sampling(x, err));
     HD_TRY(open_constraints(x, err));
     if (o->fixed_steps) HD_TRY(runner_decode_graph_open(x, err));
@@ -266,6 +270,7 @@ static void set_params(hd_model_runner *x, int32_t slot, const hd_request_sampli
     if (p->n_bias) memcpy(bias, sampling->bias, (size_t)p->n_bias * sizeof *bias);
     for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].token = sampling->ban[i];
     hd_stream_upload(x->env.stream, &x->device.params[slot], p, sizeof *p);
+    if (x->o.forced.least[0] > 0.0f) runner_command_seed(x, slot, p->seed);
     hd_stream_upload(x->env.stream, x->device.bias + p->bias_at, bias,
                      (size_t)n * sizeof *bias);
 }

@@ -199,6 +199,12 @@ hd_status runner_commands_open(hd_model_runner *x, hd_err *err);
 hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err);
 void runner_copy_pages(hd_model_runner *x, const hd_page_copy *copies, int32_t n);
 
+/* Lets the followers launch a graph step with these inputs; tells them the seed of a slot, by which
+ * acceptance is forced. Nothing without followers that have graphs. */
+void runner_command_launch(hd_model_runner *x, const runner_graph_shape *shape,
+                           const void *inputs, size_t bytes);
+void runner_command_seed(hd_model_runner *x, int32_t slot, uint64_t seed);
+
 /* Gathers every rank's expert loads into x->loads, here and on the followers. */
 void runner_gather_loads(hd_model_runner *x);
 

@@ -170,22 +170,13 @@ static hd_status run_step(hd_model_runner *x, const hd_seq_input *inputs, int32_
     return run_eager_inputs(x, f, inputs, n, outputs, err);
 }
 
-/* After a failure the device state is unknown, including its parity. */
-static void reset_after_failure(hd_model_runner *x) {
-    runner_decode_graphs *f = &x->fixed;
-    for (int32_t s = 0; s < x->o.n_slots; s++) runner_forget_slot(x, s);
-    f->inflight[0].under_way = f->inflight[1].under_way = false;
-    f->parity = 0;
-    hd_stream_upload(x->env.stream, f->graph_state.parity, &f->parity, sizeof f->parity);
-}
-
 hd_status runner_run_overlapped(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                                 hd_seq_output *outputs, hd_err *err) {
     hd_model_runner_times *t = &x->fixed.times;
     const hd_model_runner_times before = *t;
     const int64_t begun = hd_now_ns();
     const hd_status st = run_step(x, inputs, n, outputs, err);
-    if (st != HD_OK) reset_after_failure(x);
+    if (st != HD_OK) runner_decode_graph_reset(x);
     if (t->steps > before.steps) {
         t->host_ns += hd_now_ns() - begun - (t->wait_ns - before.wait_ns) -
                       (t->record_ns - before.record_ns);

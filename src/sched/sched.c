@@ -645,6 +645,12 @@ static void fail_all(hd_sched *s, hd_status status) {
     hd_sched_flush_cache(s);
 }
 
+/* Something that the step needed could not be read: the entries of its rows are undefined, and no
+ * others. Who was not in it goes on. */
+static void fail_inputs(hd_sched *s, hd_status status) {
+    for (int32_t i = 0; i < s->n_inputs; i++) fail(s, s->input_seqs[i], status);
+}
+
 /* The runner can run again, but not with the entries that were cached. */
 static void start_again(hd_sched *s) {
     hd_sched_retract_all(s);
@@ -689,6 +695,10 @@ hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
     if (st == HD_EAGAIN) {
         start_again(s);
         return HD_OK;
+    }
+    if (st == HD_EIO) {
+        fail_inputs(s, st);
+        return st;
     }
     if (st != HD_OK) {
         fail_all(s, st);

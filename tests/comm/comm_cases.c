@@ -40,8 +40,20 @@ static hd_rank_group group_of(const comm_rank *r, hd_group g) {
     return hd_parallel_group(&r->parallel, r->number, g);
 }
 
+/* Memory that the host and the ranks' exchanges read and write. */
+static void *take(const comm_rank *r, size_t bytes) {
+    void *p;
+    if (hd_device_is_host(r->device)) return malloc(bytes + 1);
+    return hd_device_alloc_host(r->device, &p, bytes, "a test", NULL) == HD_OK ? p : NULL;
+}
+
+/* On a GPU it goes with the device: others may be reading it. */
+static void give(const comm_rank *r, void *p) {
+    if (hd_device_is_host(r->device)) free(p);
+}
+
 static float *fill(const comm_rank *r, int64_t n) {
-    float *x = malloc((size_t)n * sizeof *x + 1);
+    float *x = take(r, (size_t)n * sizeof *x);
     for (int64_t i = 0; x && i < n; i++) x[i] = value(r->seed, r->number, i);
     return x;
 }
@@ -60,10 +72,11 @@ static void check_all_reduce(comm_rank *r, hd_group group) {
     const int64_t n = comm_draw(r->seed, 1, MAX_N);
     float *x = fill(r, n);
     hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){group, hd_f32(x), n});
+    hd_stream_wait(r->stream);
     for (int64_t i = 0; i < n; i++) {
         comm_expect(r, x[i] == tree(r, group, 0, group_of(r, group).n, i), "sum", i);
     }
-    free(x);
+    give(r, x);
 }
 
 /* Member i's part of n elements; parts differ in size, and some are empty. */
@@ -80,13 +93,14 @@ static void check_reduce_scatter(comm_rank *r, hd_group group) {
     float *x = fill(r, n);
     hd_comm_reduce_scatter(r->comm, r->stream,
                            &(hd_reduce_scatter_args){group, hd_f32(x), n, first, end - first});
-    hd_comm_all_gather(
-        r->comm, r->stream,
-        &(hd_all_gather_args){group, x, 1, (int32_t)n, (int32_t)first, (int32_t)(end - first)});
+    hd_comm_all_gather(r->comm, r->stream,
+                       &(hd_all_gather_args){group, x, 1, (int32_t)n, (int32_t)first,
+                                             (int32_t)(end - first), false});
+    hd_stream_wait(r->stream);
     for (int64_t i = 0; i < n; i++) {
         comm_expect(r, x[i] == tree(r, group, 0, g.n, i), "gathered parts of a sum", i);
     }
-    free(x);
+    give(r, x);
 }
 
 /* Every member gets the bytes of the first one, by their number. More broadcasts than may travel at
@@ -115,7 +129,8 @@ static void check_all_gather(comm_rank *r, hd_group group) {
     const int32_t own = (int32_t)part(r, g.index + 1, g.n, cols) - first;
     float *x = fill(r, (int64_t)rows * cols);
     hd_comm_all_gather(r->comm, r->stream,
-                       &(hd_all_gather_args){group, x, rows, cols, first, own});
+                       &(hd_all_gather_args){group, x, rows, cols, first, own, false});
+    hd_stream_wait(r->stream);
     for (int32_t k = 0; k < g.n; k++) {
         for (int32_t c = (int32_t)part(r, k, g.n, cols); c < part(r, k + 1, g.n, cols); c++) {
             for (int64_t i = c; i < (int64_t)rows * cols; i += cols) {
@@ -123,7 +138,7 @@ static void check_all_gather(comm_rank *r, hd_group group) {
             }
         }
     }
-    free(x);
+    give(r, x);
 }
 
 /* ---- dispatch and combine ---- */
@@ -139,8 +154,8 @@ typedef struct rows {
     hd_combine_args back;
 } rows;
 
-static float *nans(int64_t n) {
-    float *x = malloc((size_t)n * sizeof *x + 1);
+static float *nans(const comm_rank *r, int64_t n) {
+    float *x = take(r, (size_t)n * sizeof *x);
     for (int64_t i = 0; x && i < n; i++) x[i] = NAN;
     return x;
 }
@@ -168,16 +183,18 @@ static int32_t slot_of(const comm_rank *r, uint64_t seed, int32_t choice) {
 }
 
 /* cols and top_k are those of the round; every rank has its own number of rows, maybe none. */
-static void make_rows(rows *b, const comm_rank *r, int32_t number) {
+static rows *make_rows(const comm_rank *r, int32_t number) {
+    rows *b = take(r, sizeof *b);
+    memset(b, 0, sizeof *b);
     const uint64_t own = seed_of(r, r->number, number);
     const int32_t n = rows_of(own), top_k = top_k_of(r);
     const int32_t cols = 1 + (int32_t)comm_draw(r->seed, 3, 40), ep = r->parallel.ep;
     const int32_t in_rows = ep * MAX_ROWS * top_k;
     int32_t place = 0;
     b->x = fill(r, (int64_t)n * cols);
-    b->y = nans((int64_t)n * top_k * cols);
-    b->in_x = nans((int64_t)in_rows * cols);
-    b->in_y = nans((int64_t)in_rows * cols);
+    b->y = nans(r, (int64_t)n * top_k * cols);
+    b->in_x = nans(r, (int64_t)in_rows * cols);
+    b->in_y = nans(r, (int64_t)in_rows * cols);
     for (int32_t i = 0; i < n * top_k; i++) {
         b->slot[i] = slot_of(r, own, i);
         b->weight[i] = value(own, 1, i);
@@ -207,13 +224,15 @@ static void make_rows(rows *b, const comm_rank *r, int32_t number) {
                                 .cols = cols,
                                 .top_k = top_k,
                                 .in_rows = in_rows};
+    return b;
 }
 
-static void free_rows(rows *b) {
-    free(b->x);
-    free(b->y);
-    free(b->in_x);
-    free(b->in_y);
+static void free_rows(const comm_rank *r, rows *b) {
+    give(r, b->x);
+    give(r, b->y);
+    give(r, b->in_x);
+    give(r, b->in_y);
+    give(r, b);
 }
 
 static float computed(float x, float weight, int32_t slot) {
@@ -223,6 +242,7 @@ static float computed(float x, float weight, int32_t slot) {
 /* What the experts of this rank make of the received rows. */
 static void compute(const rows *b, const comm_rank *r) {
     const hd_dispatch_args *a = &b->out;
+    hd_stream_wait(r->stream);
     for (int32_t q = 0; q < a->n_slots; q++) {
         const int32_t slot = group_of(r, HD_GROUP_EP).index * a->n_slots + q;
         for (int32_t i = b->in_offset[q]; i < b->in_offset[q + 1]; i++) {
@@ -236,6 +256,7 @@ static void compute(const rows *b, const comm_rank *r) {
 
 static void check_results(comm_rank *r, const rows *b) {
     const hd_dispatch_args *a = &b->out;
+    hd_stream_wait(r->stream);
     for (int32_t i = 0; i < a->rows * a->top_k; i++) {
         const int32_t choice = b->assignment[i];
         for (int32_t c = 0; c < a->cols; c++) {
@@ -257,28 +278,28 @@ static void exchange_rows(comm_rank *r, rows *b) {
 /* Several micro-batches travel at once; in which order their stages run is drawn. */
 static void check_experts(comm_rank *r) {
     enum { BATCHES = 7 };
-    rows b[BATCHES];
+    rows *b[BATCHES];
     int32_t sent = 0, computed_to = 0, combined = 0;
-    for (int32_t i = 0; i < BATCHES; i++) make_rows(&b[i], r, i);
+    for (int32_t i = 0; i < BATCHES; i++) b[i] = make_rows(r, i);
     for (int64_t turn = 0; combined < BATCHES; turn++) {
         switch (comm_draw(r->seed, 200 + turn, 3)) {
         case 0:
             if (sent == BATCHES || sent == combined + HD_COMM_MAX_INFLIGHT) break;
-            hd_comm_dispatch_send(r->comm, r->stream, &b[sent++].out);
+            hd_comm_dispatch_send(r->comm, r->stream, &b[sent++]->out);
             break;
         case 1:
             if (computed_to == sent) break;
-            hd_comm_dispatch_arrive(r->comm, r->stream, &b[computed_to].out);
-            compute(&b[computed_to], r);
-            hd_comm_combine_send(r->comm, r->stream, &b[computed_to++].back);
+            hd_comm_dispatch_arrive(r->comm, r->stream, &b[computed_to]->out);
+            compute(b[computed_to], r);
+            hd_comm_combine_send(r->comm, r->stream, &b[computed_to++]->back);
             break;
         default:
             if (combined == computed_to) break;
-            hd_comm_combine_arrive(r->comm, r->stream, &b[combined].back);
-            check_results(r, &b[combined++]);
+            hd_comm_combine_arrive(r->comm, r->stream, &b[combined]->back);
+            check_results(r, b[combined++]);
         }
     }
-    for (int32_t i = 0; i < BATCHES; i++) free_rows(&b[i]);
+    for (int32_t i = 0; i < BATCHES; i++) free_rows(r, b[i]);
 }
 
 /* ---- rows that have no room at once ---- */
@@ -327,23 +348,22 @@ static int32_t rounds_needed(const comm_rank *r, const int32_t *most, bool one_s
 void comm_dispatch_in_rounds(comm_rank *r) {
     int32_t most[MAX_RANKS] = {0}, rounds = 1, room = 0;
     const bool one_slot = r->seed % 2;
-    rows b;
-    make_rows(&b, r, 0);
-    if (one_slot) choose_one_slot(&b, r);
+    rows *b = make_rows(r, 0);
+    if (one_slot) choose_one_slot(b, r);
     draw_most(r, most);
     for (int32_t k = 0; k < r->parallel.ep; k++) room += most[k];
-    b.out.in_rows = b.back.in_rows = room;
-    b.out.most = most;
-    b.out.rounds = &rounds;
+    b->out.in_rows = b->back.in_rows = room;
+    b->out.most = most;
+    b->out.rounds = &rounds;
     for (int32_t i = 0; i < rounds; i++) {
-        b.out.round = i;
-        exchange_rows(r, &b);
-        comm_expect(r, b.in_offset[b.out.n_slots] <= room, "rows of a round", i);
+        b->out.round = i;
+        exchange_rows(r, b);
+        comm_expect(r, b->in_offset[b->out.n_slots] <= room, "rows of a round", i);
     }
-    check_results(r, &b);
+    check_results(r, b);
     comm_expect(r, rounds == rounds_needed(r, most, one_slot), "rounds", rounds);
     expect_no_failure(r);
-    free_rows(&b);
+    free_rows(r, b);
 }
 
 /* ---- all of it ---- */
@@ -396,12 +416,14 @@ static float sum_terms(int32_t first, int32_t m, int64_t i) {
 
 void comm_add_terms(comm_rank *r) {
     const int32_t own = TERMS / r->parallel.tp;
-    float x[TERM_N];
+    float *x = take(r, TERM_N * sizeof *x);
     for (int64_t i = 0; i < TERM_N; i++) x[i] = sum_terms(r->number * own, own, i);
     hd_comm_all_reduce(r->comm, r->stream,
                        &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), TERM_N});
+    hd_stream_wait(r->stream);
     for (int64_t i = 0; i < TERM_N; i++)
         comm_expect(r, x[i] == sum_terms(0, TERMS, i), "term", i);
+    give(r, x);
 }
 
 /* ---- failures ---- */
@@ -412,13 +434,13 @@ void comm_sleep_ms(int32_t ms) {
 
 typedef struct loss {
     float *x;
-    rows b;
+    rows *b;
 } loss;
 
 /* A round of calls, the first of them only with `some`. Returns false after a failure. */
 static bool make_calls(comm_rank *r, loss *l, bool some, hd_err *err) {
-    const hd_dispatch_args *out = &l->b.out;
-    const hd_combine_args *back = &l->b.back;
+    const hd_dispatch_args *out = &l->b->out;
+    const hd_combine_args *back = &l->b->back;
     hd_comm_all_reduce(r->comm, r->stream,
                        &(hd_all_reduce_args){HD_GROUP_DP, hd_f32(l->x), MAX_N});
     if (hd_stream_sync(r->stream, err) != HD_OK) return false;
@@ -426,7 +448,7 @@ static bool make_calls(comm_rank *r, loss *l, bool some, hd_err *err) {
     if (some) return true;
     hd_comm_dispatch_arrive(r->comm, r->stream, out);
     if (hd_stream_sync(r->stream, err) != HD_OK) return false;
-    compute(&l->b, r);
+    compute(l->b, r);
     hd_comm_combine_send(r->comm, r->stream, back);
     hd_comm_combine_arrive(r->comm, r->stream, back);
     return hd_stream_sync(r->stream, err) == HD_OK;
@@ -445,7 +467,7 @@ void comm_lose_a_rank(comm_rank *r) {
     loss l = {.x = fill(r, MAX_N)};
     hd_err err = {0};
     int64_t round = 0;
-    make_rows(&l.b, r, 0);
+    l.b = make_rows(r, 0);
     while (round < last && make_calls(r, &l, false, &err)) round++;
     if (is_victim) {
         comm_expect(r, round == last, err.msg, round);
@@ -460,21 +482,22 @@ void comm_lose_a_rank(comm_rank *r) {
         expect_lost(r, &err, round);
     }
     memset(l.x, 0, MAX_N * sizeof *l.x);
-    free(l.x);
-    free_rows(&l.b);
+    give(r, l.x);
+    free_rows(r, l.b);
 }
 
 /* The last rank has room for fewer rows than arrive: no rank gets a result. */
 void comm_overflow(comm_rank *r) {
     loss l = {.x = fill(r, MAX_N)};
     hd_err err = {0};
-    make_rows(&l.b, r, 0);
-    if (r->number == 1) l.b.out.in_rows = 1;
+    l.b = make_rows(r, 0);
+    if (r->number == 1) l.b->out.in_rows = 1;
     make_calls(r, &l, false, &err);
     comm_expect(r, err.status == HD_EPEER && strstr(err.msg, "rank 1 receives"), err.msg, 0);
-    comm_expect(r, r->number == 0 || isnan(l.b.in_x[l.b.out.cols]), "a row beyond the room", 1);
-    free(l.x);
-    free_rows(&l.b);
+    comm_expect(r, r->number == 0 || isnan(l.b->in_x[l.b->out.cols]), "a row beyond the room",
+                1);
+    give(r, l.x);
+    free_rows(r, l.b);
 }
 
 /* ---- waiting ---- */
@@ -552,21 +575,20 @@ void comm_count_exchanges(comm_rank *r) {
     const int32_t n = r->parallel.ep;
     const int64_t size = (int64_t)sizeof(float), others = n - 1;
     float *x = fill(r, (int64_t)ROWS * OWN * n);
-    rows b;
-    make_rows(&b, r, 0);
-    exchange_rows(r, &b);
+    rows *b = make_rows(r, 0);
+    exchange_rows(r, b);
     expect_counted(r, HD_COMM_OP_DISPATCH, 1,
-                   (others * slots_of(r) + rows_from_others(r) * (b.out.cols + 1)) * size);
-    expect_counted(r, HD_COMM_OP_COMBINE, 1, rows_to_others(r, &b) * b.out.cols * size);
+                   (others * slots_of(r) + rows_from_others(r) * (b->out.cols + 1)) * size);
+    expect_counted(r, HD_COMM_OP_COMBINE, 1, rows_to_others(r, b) * b->out.cols * size);
     hd_comm_all_gather(
         r->comm, r->stream,
-        &(hd_all_gather_args){HD_GROUP_EP, x, ROWS, OWN * n, OWN * r->number, OWN});
+        &(hd_all_gather_args){HD_GROUP_EP, x, ROWS, OWN * n, OWN * r->number, OWN, false});
     expect_counted(r, HD_COMM_OP_ALL_GATHER, 1, others * ROWS * OWN * size);
     hd_comm_broadcast(r->comm, r->stream, &(hd_broadcast_args){HD_GROUP_EP, x, 7});
     expect_counted(r, HD_COMM_OP_BROADCAST, 1, r->number ? 7 : 0);
     expect_counted(r, HD_COMM_OP_REDUCE_SCATTER, 0, 0);
     wait_in_a_pass(r);
     expect_no_failure(r);
-    free(x);
-    free_rows(&b);
+    give(r, x);
+    free_rows(r, b);
 }

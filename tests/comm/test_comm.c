@@ -1,14 +1,19 @@
 /* test_comm.c - communication between ranks of one process (comm/local.h): every call gives
  * every rank what one thread computes from the data of all, in every group of every layout; and
- * a rank that ends ends the waiting of all. */
+ * a rank that ends ends the waiting of all. With HADAL_BACKEND=cuda the same on GPUs, of which ranks
+ * share some if there are too few. */
 #include "check.h"
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "comm/local.h"
 #include "comm_cases.h"
+#include "fakes/gpus.h"
+
+static bool on_gpus;
 
 /* ---- ranks ---- */
 
@@ -26,13 +31,15 @@ static void *run_rank(void *arg) {
 
 static void open_rank(comm_rank *r, const comm_rank *like, hd_comm_local *world,
                       int32_t number) {
-    const hd_cpu_options one = {.n_threads = 1};
-    const hd_ops ops = float_ops();
+    const hd_ops_options one = {.cpu = {.n_threads = 1}, .gpu = on_gpus ? gpus_for(number) : 0};
+    hd_ops ops;
     *r = *like;
     r->number = number;
-    assert_int_equal(hd_device_open_cpu(&r->device, &one, NULL), HD_OK);
+    assert_int_equal(hd_ops_open(&ops, &r->device, on_gpus ? "cuda" : "ref", &one, NULL),
+                     HD_OK);
     assert_int_equal(hd_stream_open(&r->stream, r->device, NULL), HD_OK);
-    assert_int_equal(hd_comm_local_join(world, number, r->device, &ops, &r->comm, NULL), HD_OK);
+    assert_int_equal(
+        hd_comm_local_join(world, number, r->device, r->stream, &ops, &r->comm, NULL), HD_OK);
 }
 
 /* Runs the program of `like` on all ranks of its layout. */
@@ -169,11 +176,12 @@ static void test_refusals(void **state) {
     assert_int_equal(hd_comm_local_open(&w, &two, NULL), HD_OK);
     assert_int_equal(hd_device_open_cpu(&device, &one, NULL), HD_OK);
     err = (hd_err){0};
-    assert_int_equal(hd_comm_local_join(w, 2, device, &ops, &comm, &err), HD_EINVAL);
+    assert_int_equal(hd_comm_local_join(w, 2, device, NULL, &ops, &comm, &err), HD_EINVAL);
     assert_non_null(strstr(err.msg, "rank 2 joins a world of 2 ranks"));
     assert_null(comm);
     ops.act_type = HD_BF16;
-    assert_int_equal(hd_comm_local_join(w, 1, device, &ops, &comm, NULL), HD_EUNSUPPORTED);
+    assert_int_equal(hd_comm_local_join(w, 1, device, NULL, &ops, &comm, NULL),
+                     HD_EUNSUPPORTED);
     hd_device_close(device);
     hd_comm_local_close(w);
     hd_comm_local_close(NULL);
@@ -191,5 +199,14 @@ int test_comm(void) {
         cmocka_unit_test(test_exchanges_are_counted),
         cmocka_unit_test(test_refusals),
     };
-    return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
+    const struct CMUnitTest of_gpus[] = {
+        cmocka_unit_test(test_every_call_in_every_layout),
+        cmocka_unit_test(test_sums_do_not_depend_on_the_ranks),
+        cmocka_unit_test(test_a_lost_rank_ends_the_waiting_of_all),
+        cmocka_unit_test(test_too_many_rows_are_an_error_of_all),
+    };
+    int failed = cmocka_run_group_tests_name("comm", tests, NULL, NULL);
+    on_gpus = gpus_are_wanted();
+    if (on_gpus) failed += cmocka_run_group_tests_name("comm on GPUs", of_gpus, NULL, NULL);
+    return failed;
 }

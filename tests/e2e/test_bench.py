@@ -194,6 +194,14 @@ def test_rows_arrive_as_the_router_sends_them(hadal):
     assert [op["rows"] for op in of_op(copies, "gather")][0] == copies["expert_rows"]
 
 
+def test_exchanges_take_time(hadal):
+    args = ["--emulate-rank", "tp=2", "--batch", 1, "--context", 16]
+    r = emulate(hadal, "tiny_v3", *args, "--exchange-us", 2000)
+    assert r["exchange_us"] == 2000 and r["exchanges"] >= 2 * r["layers"]
+    assert r["charged_step_seconds"] > r["step_seconds"] + 0.9 * 2e-3 * r["exchanges"]
+    assert "exchange_us" not in emulate(hadal, "tiny_v3", *args)
+
+
 def test_a_rank_reads_prompts(hadal):
     r = emulate(hadal, "tiny_v3", "--emulate-rank", "ep=2", "--prompt", 48, "--batch", 2, "--context", 0)
     assert r["prompt"] == 48 and of_op(r, "attention")[0]["rows"] == 96

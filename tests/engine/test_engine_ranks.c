@@ -1,6 +1,7 @@
 /* test_engine_ranks.c - an engine of several ranks answers as an engine of one: text, drafts,
  * log-probabilities, constraints, prefix hits, retraction and pauses; and a lost rank ends what
- * runs, with its number. */
+ * runs, with its number. With HADAL_BACKEND=cuda the same on GPUs, of which ranks share some if there
+ * are too few. */
 #include "check.h"
 
 #include <stdio.h>
@@ -10,6 +11,7 @@
 
 #include "engine/rank.h"
 #include "fakes/engine_rig.h"
+#include "fakes/gpus.h"
 #include "runner/expert_moves_internal.h"
 
 typedef struct layout {
@@ -31,6 +33,8 @@ static const layout layouts[] = {
 
 enum { FEW_LAYOUTS = 3 };
 
+static bool on_gpus;
+
 /* The thread sanitizer makes a token take long. */
 static size_t n_layouts(void) {
     return is_brief() ? 2 : HD_LEN(layouts);
@@ -41,7 +45,8 @@ static hd_engine *open_layout(const layout *l, hd_engine_options o) {
     o.tp = l->tp;
     o.ep = l->ep;
     o.dp = l->dp;
-    hd_engine *e = rig_open("cpu", &o);
+    o.no_graphs = on_gpus;
+    hd_engine *e = rig_open(on_gpus ? "cuda" : "cpu", &o);
     const int32_t all = l->tp * l->dp, ranks = all > l->ep ? all : l->ep;
     assert_int_equal(hd_parallel_world(hd_engine_parallel(e)), ranks);
     return e;
@@ -552,7 +557,7 @@ static void what_cannot_be_divided_is_refused(void **state) {
         {{TINY, 4, 6, 1, false},  "cpu",  false, "one must be a multiple of the other"        },
         {{TINY, 65, 1, 1, false}, "cpu",  false, "tp is 65; must be 1 to 64"                  },
         {{TINY, 1, -1, 1, false}, "cpu",  false, "ep is -1; must be 1 to 64"                  },
-        {{TINY, 2, 1, 1, false},  "cuda", false, "not on cuda yet"                            },
+        {{TINY, 2, 1, 1, false},  "cuda", false, "they launch no CUDA graphs yet"             },
         {{TINY, 2, 1, 1, false},  "null", false, "tp, dp and ep have no meaning"              },
         {{TINY, 1, 1, 65, false}, "cpu",  false, "dp is 65; must be 1 to 64"                  },
         {{TINY, 8, 1, 9, false},  "cpu",  false, "tp 8 and dp 9, 72 ranks, with ep 1: at most"},
@@ -723,5 +728,17 @@ int test_engine_ranks(void) {
         cmocka_unit_test(layout_auto_goes_by_memory),
         cmocka_unit_test(less_memory_takes_larger_groups),
     };
-    return cmocka_run_group_tests_name("engine_ranks", tests, NULL, NULL);
+    const struct CMUnitTest of_gpus[] = {
+        cmocka_unit_test(ranks_answer_as_one),
+        cmocka_unit_test(prefix_hits_are_on_every_rank),
+        cmocka_unit_test(retracted_requests_go_on),
+        cmocka_unit_test(requests_survive_failures),
+        cmocka_unit_test(a_lost_rank_is_named),
+    };
+    int failed = cmocka_run_group_tests_name("engine_ranks", tests, NULL, NULL);
+    on_gpus = gpus_are_wanted();
+    if (on_gpus) {
+        failed += cmocka_run_group_tests_name("engine_ranks on GPUs", of_gpus, NULL, NULL);
+    }
+    return failed;
 }

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/philox.h"
+#include "fakes/gpus.h"
 #include "fakes/tape.h"
 
 /* Id 4 and on. Some tokens are several characters, two are halves of one, and five are markers
@@ -76,7 +77,8 @@ static hd_model_env env_of(const machine *m) {
                           .ops = &m->ops,
                           .device = m->device,
                           .stream = m->stream,
-                          .stage = m->stage};
+                          .stage = m->stage,
+                          .comm = m->comm};
 }
 
 /* Where the experts of a machine are. */
@@ -111,27 +113,49 @@ static void open_fetched(machine *m, int32_t n) {
     open_host(m, (size_t)n * each);
 }
 
-/* all_ids: every row of the vocabulary is a token, and there are no constraints. at NULL: all experts
- * are resident. */
-static void open_any(machine *m, const char *backend, const char *name, float forced_acceptance,
-                     bool fixed, bool all_ids, const experts_at *at) {
-    const hd_expert_disk_options *disk = at ? at->disk : NULL;
+static void open_shard(machine *m, const machine_rank *r) {
+    hd_err err = {0};
+    m->whole = m->weights;
+    must(hd_weights_open_shards(&m->weights, m->whole, &r->parallel, r->number, &err), &err);
+    must(hd_comm_local_join(r->world, r->number, m->device, m->stream, &m->ops, &m->comm, &err),
+         &err);
+}
+
+/* How a machine is opened beside its model. */
+typedef struct machine_options {
+    float forced_acceptance;
+    bool fixed;
+    bool all_ids; /* every row of the vocabulary is a token, and there are no constraints */
+    const experts_at *at;     /* NULL: all experts are resident */
+    const machine_rank *rank; /* NULL: alone */
+} machine_options;
+
+static hd_runner_role role_of(const machine_rank *r) {
+    if (!r) return HD_RUNNER_ALONE;
+    return r->number ? HD_RUNNER_FOLLOWS : HD_RUNNER_LEADS;
+}
+
+static void open_any(machine *m, const char *backend, const char *name, machine_options how) {
+    const hd_expert_disk_options *disk = how.at ? how.at->disk : NULL;
     char dir[128];
     hd_err err = {0};
     memset(m, 0, sizeof *m);
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
-    const hd_ops_options ops = {.cpu = {.n_threads = 1}};
+    const hd_ops_options ops = {
+        .cpu = {.n_threads = 1},
+        .gpu = how.rank && strcmp(backend, "cuda") == 0 ? gpus_for(how.rank->number) : 0};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);
     must((disk ? hd_weights_open_unstaged : hd_weights_open)(&m->weights, dir, m->spec, &err),
          &err);
     must(hd_ops_open(&m->ops, &m->device, backend, &ops, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
+    if (how.rank) open_shard(m, how.rank);
     must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
     if (disk) must(hd_expert_disk_open(&m->stage, m->spec, m->weights, disk, &err), &err);
-    if (at && at->host) open_fetched(m, at->n);
-    if (fixed && !hd_device_has_graphs(m->device)) tape_open(&m->ops);
+    if (how.at && how.at->host) open_fetched(m, how.at->n);
+    if (how.fixed && !how.rank && !hd_device_has_graphs(m->device)) tape_open(&m->ops);
     m->n_ids = m->spec->vocab;
-    if (!all_ids) open_vocab(m);
+    if (!how.all_ids) open_vocab(m);
     const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
     m->seq_pages = (int32_t)hd_ceil_div(POSITIONS + HD_MAX_DRAFTS, page);
     assert_true(m->seq_pages <= MAX_PAGES);
@@ -148,8 +172,9 @@ static void open_any(machine *m, const char *backend, const char *name, float fo
         .max_drafts = HD_MAX_DRAFTS,
         .sample_rows = STEP_ROWS,
         .vocab = m->vocab,
-        .forced = hd_acceptance_of(forced_acceptance),
-        .fixed_steps = fixed
+        .forced = hd_acceptance_of(how.forced_acceptance),
+        .fixed_steps = how.fixed,
+        .role = role_of(how.rank)
     };
     const hd_model_env env = env_of(m);
     must(hd_model_runner_open(&m->model_runner, &env, &options, &err), &err);
@@ -157,19 +182,30 @@ static void open_any(machine *m, const char *backend, const char *name, float fo
 
 void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,
                      bool fixed) {
-    open_any(m, backend, name, forced_acceptance, fixed, false, NULL);
+    open_any(m, backend, name,
+             (machine_options){.forced_acceptance = forced_acceptance, .fixed = fixed});
 }
 
 void open_machine_all_ids(machine *m, const char *name) {
-    open_any(m, "cpu", name, 0.0f, false, true, NULL);
+    open_any(m, "cpu", name, (machine_options){.all_ids = true});
 }
 
 void open_machine_staged(machine *m, const char *name, const hd_expert_disk_options *stage) {
-    open_any(m, "cpu", name, 0.0f, false, false, &(experts_at){.disk = stage});
+    open_any(m, "cpu", name, (machine_options){.at = &(experts_at){.disk = stage}});
 }
 
 void open_machine_fetched(machine *m, const char *name, int32_t experts) {
-    open_any(m, "cpu", name, 0.0f, false, false, &(experts_at){.host = true, .n = experts});
+    open_any(m, "cpu", name,
+             (machine_options){
+                 .at = &(experts_at){.host = true, .n = experts}
+    });
+}
+
+void open_machine_rank(machine *m, const char *backend, const char *name,
+                       float forced_acceptance, const machine_rank *rank) {
+    open_any(
+        m, backend, name,
+        (machine_options){.forced_acceptance = forced_acceptance, .fixed = true, .rank = rank});
 }
 
 void open_machine(machine *m, const char *name, float forced_acceptance) {

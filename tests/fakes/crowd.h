@@ -5,6 +5,7 @@
 
 #include "check.h"
 
+#include "comm/local.h"
 #include "model/expert_disk.h"
 #include "model/expert_fetch.h"
 #include "runner/model_runner.h"
@@ -30,6 +31,7 @@ typedef struct machine {
     hd_ops ops;
     hd_device *device;
     hd_stream *stream, *copy_stream; /* copy_stream: NULL without fetches */
+    const hd_comm *comm;             /* NULL: alone */
     hd_grammar_vocab *vocab;
     hd_model_runner *model_runner;
     int32_t pages[SLOTS][MAX_PAGES];
@@ -51,6 +53,15 @@ void open_machine_staged(machine *m, const char *name, const hd_expert_disk_opti
 /* The same with experts in host memory, and memory for some of them on the device; experts 0: for
  * all. */
 void open_machine_fetched(machine *m, const char *name, int32_t experts);
+/* One rank of several: rank 0 leads, and the others follow (hd_model_runner_follow). Steps have fixed
+ * shapes, which a GPU captures and a CPU queues again each time. */
+typedef struct machine_rank {
+    hd_comm_local *world;
+    hd_parallel_config parallel;
+    int32_t number;
+} machine_rank;
+void open_machine_rank(machine *m, const char *backend, const char *name,
+                       float forced_acceptance, const machine_rank *rank);
 void close_machine(machine *m);
 
 /* Return the id of a one-byte token, and the text of tokens without special ones. */

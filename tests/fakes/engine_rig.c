@@ -95,12 +95,13 @@ static void same_bytes(const hd_bytes *a, const hd_bytes *b) {
 }
 
 void rig_same(const rig_answer *a, const rig_answer *b) {
+    if (a->end.step.finish_reason != b->end.step.finish_reason)
+        fail_msg("one ends so: '%s', the other so: '%s'", a->why, b->why);
     same_bytes(&a->reasoning, &b->reasoning);
     same_bytes(&a->content, &b->content);
     same_bytes(&a->calls, &b->calls);
     assert_int_equal(a->tokens.n, b->tokens.n);
     assert_memory_equal(a->tokens.ids, b->tokens.ids, a->tokens.n * sizeof(int32_t));
-    assert_int_equal(a->end.step.finish_reason, b->end.step.finish_reason);
     assert_int_equal(a->end.stop_token, b->end.stop_token);
     assert_int_equal(a->end.reasoning_tokens, b->end.reasoning_tokens);
     assert_string_equal(a->stop_text, b->stop_text);

@@ -329,6 +329,24 @@ static void write_ahead(world *w) {
     w->n_ahead = 0;
 }
 
+/* Only what the rows of the step write is undefined. */
+static hd_status fail_to_read(world *w, const hd_seq_input *inputs, int32_t n, hd_err *err) {
+    const int32_t tokens = w->o.cache.page_tokens;
+    for (int32_t i = 0; i < n; i++) {
+        const hd_seq_input *k = &inputs[i];
+        w->seated[k->slot]->unread = true;
+        for (int32_t pos = k->start; pos < k->start + k->n; pos++) {
+            for (int group = 0; group < n_groups(w); group++) {
+                const int32_t page = k->pages[group][pos / tokens];
+                w->memory[group][page * tokens + pos % tokens] = 0xBAD;
+            }
+        }
+    }
+    w->unread += n;
+    w->read_failed = true;
+    return HD_FAIL(err, HD_EIO, "simulated read error");
+}
+
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      const hd_seq_input *inputs, int32_t n_inputs, hd_seq_output *outputs,
                      hd_err *err) {
@@ -369,6 +387,7 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     for (int32_t i = 0; i < n_inputs; i++) {
         read_prefix(w, &inputs[i], w->seated[inputs[i].slot], i);
     }
+    if (w->fail_read) return fail_to_read(w, inputs, n_inputs, err);
     for (int32_t i = 0; i < n_inputs; i++) {
         const hd_seq_input *k = &inputs[i];
         const int32_t first = k->start + k->n - k->n_sample - k->n_prompt_logprobs;
@@ -448,7 +467,8 @@ static void check_end(const world *w, const client *c, hd_finish_reason finish) 
     assert_true(stopped == (finish == HD_FINISH_STOP));
     if (finish == HD_FINISH_LENGTH) assert_int_equal(c->n_tokens, c->n_prompt + c->max_new);
     if (finish == HD_FINISH_ABORT) assert_true(c->cancelled);
-    if (finish == HD_FINISH_ERROR) assert_true(w->failed || w->fail_one);
+    if (finish == HD_FINISH_ERROR) assert_true(w->failed || w->fail_one || c->unread);
+    assert_true(!c->unread || finish == HD_FINISH_ERROR);
     if (finish == HD_FINISH_TIMEOUT) {
         assert_true(c->deadline && w->now >= c->deadline && !c->admitted && !c->cancelled);
     }
@@ -531,6 +551,7 @@ static void draw_habits(world *w) {
                                .flush = sometimes(w, 50, 1000),
                                .fail_one = sometimes(w, 50, 1000),
                                .fail_all = sometimes(w, 300, 3000),
+                               .fail_read = sometimes(w, 100, 2000),
                                .give_up = sometimes(w, 50, 1000),
                                .refuse = sometimes(w, 10, 200),
                                .deadline = sometimes(w, 1, 10),
@@ -686,6 +707,7 @@ void world_act(world *w) {
     }
     w->fail_one = once_in(w, w->habits.fail_one);
     w->fail_next = once_in(w, w->habits.fail_all);
+    w->fail_read = once_in(w, w->habits.fail_read);
     w->give_up_next = once_in(w, w->habits.give_up);
     world_step(w);
 }
@@ -755,12 +777,15 @@ void world_step(world *w) {
     hd_err err = {0};
     w->now += 1 + w->took;
     w->took = 0;
-    w->stepped = w->failed = w->gave_up = false;
+    w->stepped = w->failed = w->read_failed = w->gave_up = false;
     client *sure = sure_to_enter(w);
     const int64_t rows = w->rows, before = allocations();
     const hd_status st = hd_sched_step(w->sched, w->now, &err);
     assert_int_equal(allocations(), before);
-    if (w->failed) {
+    if (w->read_failed) {
+        assert_int_equal(st, HD_EIO);
+        w->rows = hd_sched_read_stats(w->sched).rows;
+    } else if (w->failed) {
         assert_int_equal(st, HD_EDEVICE);
         assert_true(hd_sched_idle(w->sched));
         w->rows = hd_sched_read_stats(w->sched).rows; /* rows of a failed step count too */
@@ -787,7 +812,7 @@ void world_step(world *w) {
 
 void world_heal(world *w) {
     int32_t left = MAX_CLIENTS * MAX_CLIENTS * MAX_LEN;
-    w->fail_one = w->fail_next = w->give_up_next = false;
+    w->fail_one = w->fail_next = w->fail_read = w->give_up_next = false;
     while (!hd_sched_idle(w->sched)) {
         assert_true(left-- > 0);
         world_step(w);

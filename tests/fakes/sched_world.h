@@ -31,12 +31,14 @@ typedef struct client {
     int32_t slot, n_done;           /* -1: none, not known yet */
     int32_t rows, pending;          /* in this step */
     bool prefills;
+    bool unread;          /* a step that had rows of it could not read what it needed */
     int32_t steps_on_top; /* consecutive steps as the most important running request */
 } client;
 
 /* How often something happens: once in so many steps; 0: never. */
 typedef struct world_habits {
-    uint32_t submit, cancel, flush, fail_one, fail_all, give_up, refuse, deadline, follow_up;
+    uint32_t submit, cancel, flush, fail_one, fail_all, fail_read, give_up, refuse, deadline,
+        follow_up;
     uint32_t follow, score, automatic;
     int32_t longest_prompt, longest_answer, priorities;
     uint32_t wrong_draft, few_drafts;
@@ -73,8 +75,9 @@ typedef struct world {
     uint64_t seed, draws, arrivals, digest;
     int64_t now, took, steps, rows, events, copies;
     int64_t skipped; /* rows that the last layer did not compute */
-    int64_t finished[HD_FINISH_ERROR + 1], retracted, drafted, accepted, hits, scored, followed;
-    bool stepped, failed, gave_up, fail_next, fail_one, give_up_next;
+    int64_t finished[HD_FINISH_ERROR + 1], retracted, drafted, accepted, hits, scored, followed,
+        unread; /* rows of steps that could not read what they needed */
+    bool stepped, failed, read_failed, gave_up, fail_next, fail_read, fail_one, give_up_next;
 } world;
 
 /* Draws options and habits: half of the faults are off in any one run. */

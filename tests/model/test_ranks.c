@@ -2,7 +2,8 @@
  * computes.
  *
  * All ranks of a layout run in this process, a thread each (comm/local.h). The ranks of an
- * attention group have the same rows; groups have their own. */
+ * attention group have the same rows; groups have their own. With HADAL_BACKEND=cuda the same on
+ * GPUs, of which ranks share some if there are too few. */
 #include "check.h"
 
 #include <math.h>
@@ -15,6 +16,7 @@
 #include "base/cpu.h"
 #include "base/random_fill.h"
 #include "comm/local.h"
+#include "fakes/gpus.h"
 #include "model/model.h"
 #include "weights/configs.h"
 
@@ -38,6 +40,8 @@ typedef struct variant {
 
 enum { HOT = 5 };
 
+static bool on_gpus;
+
 /* ---- one rank ---- */
 
 typedef struct rank {
@@ -50,6 +54,7 @@ typedef struct rank {
     int32_t owner;        /* the attention group whose rows it has */
     int64_t dispatches;   /* that it has made */
     float *logits[STEPS]; /* [SEQS, vocab] */
+    struct body *body;
     hd_err err;
 } rank;
 
@@ -69,18 +74,20 @@ typedef struct body {
 
 static hd_status open_body(body *b, rank *r) {
     hd_err *err = &r->err;
-    const hd_cpu_options one = {.n_threads = 1};
-    HD_TRY(hd_device_open_cpu(&b->device, &one, err));
+    const hd_ops_options one = {.cpu = {.n_threads = 1},
+                                .gpu = on_gpus ? gpus_for(r->number) : 0};
+    HD_TRY(hd_ops_open(&b->ops, &b->device, on_gpus ? "cuda" : "cpu", &one, err));
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
-    hd_ops_init_cpu(&b->ops, hd_cpu_features(), HD_EXACT);
     HD_TRY(hd_weights_open_shards(&b->weights, r->whole, &r->parallel, r->number, err));
+    HD_TRY(hd_weights_upload(b->weights, b->device, b->stream, NULL, err));
     hd_model_env env = {.spec = r->spec,
                         .weights = b->weights,
                         .ops = &b->ops,
                         .device = b->device,
                         .stream = b->stream};
     if (r->world) {
-        HD_TRY(hd_comm_local_join(r->world, r->number, b->device, &b->ops, &b->comm, err));
+        HD_TRY(hd_comm_local_join(r->world, r->number, b->device, b->stream, &b->ops, &b->comm,
+                                  err));
     }
     env.comm = b->comm;
     const int32_t choices = r->n * ROWS * r->spec->route.top_k;
@@ -164,8 +171,8 @@ static void write_rows(body *b, const rank *r, pass p) {
 static void keep(const body *b, const rank *r, int32_t step) {
     const size_t n = SEQS / (size_t)r->how.n_micro * (size_t)r->spec->vocab;
     for (int32_t i = 0; i < r->how.n_micro; i++) {
-        memcpy(r->logits[step] + (size_t)i * n, hd_model_logits(b->model, i),
-               n * sizeof(float));
+        hd_stream_download(b->stream, r->logits[step] + (size_t)i * n,
+                           hd_model_logits(b->model, i), n * sizeof(float));
     }
 }
 
@@ -215,29 +222,24 @@ static void run_body(body *b, const rank *r) {
     write_rows(b, r, PASS_TOKEN);
     hd_model_step(b->model, b->kv, batches, r->how.n_micro);
     keep(b, r, 1);
-    if (r->spec->drafter == HD_DRAFTER_NONE) return;
     if (r->spec->drafter == HD_DRAFTER_DSPARK) {
         run_block(b, r, batches);
-    } else {
+    } else if (r->spec->drafter != HD_DRAFTER_NONE) {
         hd_model_draft(b->model, b->kv, batches, r->how.n_micro, false);
     }
-    keep(b, r, 2);
+    if (r->spec->drafter != HD_DRAFTER_NONE) keep(b, r, 2);
+    hd_stream_wait(b->stream);
 }
 
 /* A rank that fails ends communication, or the others would wait for it. */
 static void *run_rank(void *arg) {
     rank *r = arg;
-    body b = {0};
-    hd_status st = open_body(&b, r);
-    if (st == HD_OK) {
-        hd_rank_figures f;
-        run_body(&b, r);
-        st = hd_stream_sync(b.stream, &r->err);
-        hd_comm_read_figures(b.comm, &f);
-        r->dispatches = f.of[HD_COMM_OP_DISPATCH].calls;
-    }
+    hd_rank_figures f;
+    run_body(r->body, r);
+    const hd_status st = hd_stream_sync(r->body->stream, &r->err);
+    hd_comm_read_figures(r->body->comm, &f);
+    r->dispatches = f.of[HD_COMM_OP_DISPATCH].calls;
     if (st != HD_OK) hd_comm_local_abort(r->world, r->err.msg);
-    close_body(&b);
     return NULL;
 }
 
@@ -251,6 +253,8 @@ static void open_rank(rank *r, int32_t number, const hd_weights *whole,
                 .whole = whole,
                 .spec = spec,
                 .parallel = *parallel};
+    r->body = calloc(1, sizeof *r->body);
+    assert_non_null(r->body);
     for (int i = 0; i < STEPS; i++) {
         r->logits[i] = calloc(SEQS * (size_t)spec->vocab, sizeof(float));
         assert_non_null(r->logits[i]);
@@ -259,6 +263,7 @@ static void open_rank(rank *r, int32_t number, const hd_weights *whole,
 
 static void close_rank(rank *r) {
     for (int i = 0; i < STEPS; i++) free(r->logits[i]);
+    free(r->body);
 }
 
 static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_weights *whole,
@@ -273,11 +278,13 @@ static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_
         ranks[k].world = world;
         ranks[k].how = how;
         ranks[k].owner = k / parallel->tp;
+        if (open_body(ranks[k].body, &ranks[k]) != HD_OK) fail_msg("%s", ranks[k].err.msg);
     }
     for (int32_t k = 0; k < n; k++) {
         assert_int_equal(pthread_create(&threads[k], NULL, run_rank, &ranks[k]), 0);
     }
     for (int32_t k = 0; k < n; k++) pthread_join(threads[k], NULL);
+    for (int32_t k = 0; k < n; k++) close_body(ranks[k].body); /* others read it until now */
     hd_comm_local_close(world);
     for (int32_t k = 0; k < n; k++) {
         if (ranks[k].err.status != HD_OK) fail_msg("rank %d: %s", k, ranks[k].err.msg);
@@ -588,5 +595,16 @@ int test_ranks(void) {
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
         cmocka_unit_test(a_shard_alone_is_refused),
     };
-    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+    const struct CMUnitTest of_gpus[] = {
+        cmocka_unit_test(tensor_ranks_have_the_same_bits),
+        cmocka_unit_test(expert_ranks_have_the_same_bits),
+        cmocka_unit_test(common_rows_have_the_same_bits),
+        cmocka_unit_test(any_layout_has_the_same_bits),
+        cmocka_unit_test(moving_experts_have_the_same_bits),
+        cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
+    };
+    int failed = cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+    on_gpus = gpus_are_wanted();
+    if (on_gpus) failed += cmocka_run_group_tests_name("ranks on GPUs", of_gpus, NULL, NULL);
+    return failed;
 }

@@ -3,6 +3,7 @@
  * HADAL_BACKEND=cuda the same on a GPU, which captures them. */
 #include "fakes/crowd.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,9 +17,13 @@ static request crowd[SLOTS], before[SLOTS];
 static const char *const models[] = {"v2_groups", "v3_small_mtp", "v32_rope_mtp",
                                      "v4_small_mtp", "v4_dspark"};
 
+static const char *backend(void) {
+    const char *wanted = getenv("HADAL_BACKEND");
+    return wanted ? wanted : "cpu";
+}
+
 static void open_either(const char *name, float forced_acceptance, bool fixed) {
-    const char *backend = getenv("HADAL_BACKEND");
-    open_machine_on(&m, backend ? backend : "cpu", name, forced_acceptance, fixed);
+    open_machine_on(&m, backend(), name, forced_acceptance, fixed);
 }
 
 /* Returns whether steps were replayed: from the tape, or by the GPU. */
@@ -246,6 +251,66 @@ static void whoever_comes_and_goes(void **state) {
             for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
             assert_true(replayed(0));
             close_machine(&m);
+        }
+    }
+}
+
+/* ---- several ranks ---- */
+
+typedef struct follower {
+    machine m;
+    hd_status st;
+    hd_err err;
+} follower;
+
+static void *follow(void *arg) {
+    follower *f = arg;
+    f->st = hd_model_runner_follow(f->m.model_runner, &f->err);
+    return NULL;
+}
+
+/* The crowd's requests on two ranks, which launch the same steps. */
+static void run_on_two(const char *name, machine_rank r, float forced_acceptance,
+                       uint64_t seed) {
+    static follower f;
+    pthread_t thread;
+    assert_int_equal(hd_parallel_world(&r.parallel), 2);
+    assert_int_equal(hd_comm_local_open(&r.world, &r.parallel, NULL), HD_OK);
+    open_machine_rank(&m, backend(), name, forced_acceptance, &r);
+    r.number = 1;
+    open_machine_rank(&f.m, backend(), name, forced_acceptance, &r);
+    assert_int_equal(pthread_create(&thread, NULL, follow, &f), 0);
+    run_mixed(seed, 2 * HD_MAX_STEP_TOKENS);
+    assert_true(hd_model_runner_read_times(m.model_runner)->steps > 20);
+    hd_model_runner_end(m.model_runner);
+    pthread_join(thread, NULL);
+    if (f.st != HD_OK) fail_msg("%s", f.err.msg);
+    hd_stream_wait(m.stream); /* both, before either goes: they read each other's memory */
+    hd_stream_wait(f.m.stream);
+    close_machine(&f.m);
+    close_machine(&m);
+    hd_comm_local_close(r.world);
+}
+
+static void ranks_launch_the_same(void **state) {
+    (void)state;
+    static const int32_t tp_ep[][2] = {
+        {2, 1},
+        {1, 2},
+        {2, 2}
+    };
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        const float forced = i == 1 ? 1.7f : 0.0f;
+        open_either(models[i], forced, false);
+        machine_rank r = {.parallel =
+                              hd_parallel_common(tp_ep[i % 3][0], 1, tp_ep[i % 3][1], m.spec)};
+        run_mixed(500 + i, 0);
+        memcpy(before, crowd, sizeof before);
+        close_machine(&m);
+        run_on_two(models[i], r, forced, 500 + i);
+        for (int32_t k = 0; k < SLOTS; k++) {
+            check_same(&crowd[k], &before[k]);
+            assert_int_equal(crowd[k].accepted, before[k].accepted);
         }
     }
 }
@@ -600,6 +665,7 @@ int test_decode_graph(void) {
         cmocka_unit_test(constrained_rows_stay_in_the_step),
         cmocka_unit_test(calls_open_in_the_step),
         cmocka_unit_test(whoever_comes_and_goes),
+        cmocka_unit_test(ranks_launch_the_same),
         cmocka_unit_test(benchmarks_accept_the_same),
         cmocka_unit_test(texts_end_with_the_context),
         cmocka_unit_test(loads_are_the_same),

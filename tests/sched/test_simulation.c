@@ -52,7 +52,7 @@ static void run_seed(world *w, uint64_t seed) {
 
 typedef struct totals {
     int64_t events, steps, hits, copies, retracted, accepted, scored, followed, skipped;
-    int64_t declined, evicted[HD_N_KV_GROUPS], finished[HD_FINISH_ERROR + 1];
+    int64_t unread, declined, evicted[HD_N_KV_GROUPS], finished[HD_FINISH_ERROR + 1];
 } totals;
 
 static void add_up(totals *t, const world *w) {
@@ -63,6 +63,7 @@ static void add_up(totals *t, const world *w) {
     t->scored += w->scored;
     t->followed += w->followed;
     t->skipped += w->skipped;
+    t->unread += w->unread;
     t->copies += w->copies;
     t->retracted += w->retracted;
     t->accepted += w->accepted;
@@ -83,6 +84,7 @@ static void check_totals(const totals *t) {
     assert_true(t->declined > SEEDS);
     assert_true(t->scored > SEEDS * 100 && t->followed > SEEDS * 10);
     assert_true(t->skipped > SEEDS * 100);
+    assert_true(t->unread > SEEDS);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_true(t->evicted[l] > SEEDS * 100);
     for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > SEEDS);
 }

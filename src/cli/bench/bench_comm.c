@@ -1,5 +1,5 @@
-/* bench_comm.c - time of collectives between ranks: threads of this process, and processes over
- * shared memory and TCP; beside them a copy of memory and a plain socket, in the same run. */
+/* bench_comm.c - time of collectives between ranks: threads of this process, processes over shared
+ * memory and TCP, and GPUs; beside them a copy of memory and a plain socket, in the same run. */
 #include "cli/bench/bench_comm.h"
 
 #include <arpa/inet.h>
@@ -19,14 +19,18 @@
 #include "cli/options.h"
 #include "comm/local.h"
 #include "comm/ucx.h"
+#ifdef HD_CUDA
+#include "device/gpu_list.h"
+#endif
 
-enum { MAX_RANKS = 16 };
+/* GPU_CALLS: calls in the queue of a GPU, of which one is timed: as kernels lie in a step. */
+enum { MAX_RANKS = 16, GPU_CALLS = 100 };
 
 typedef enum operation { ALL_REDUCE, ALL_GATHER, BROADCAST, N_OPERATIONS } operation;
-typedef enum transport { LOCAL, SHARED_MEMORY, TCP, N_TRANSPORTS } transport;
+typedef enum transport { LOCAL, SHARED_MEMORY, TCP, GPUS, N_TRANSPORTS } transport;
 
 static const char *const operations[] = {"all_reduce", "all_gather", "broadcast"};
-static const char *const transports[] = {"threads", "shared memory", "tcp"};
+static const char *const transports[] = {"threads", "shared memory", "tcp", "gpus"};
 static const char *const ucx_transports[] = {NULL, "sysv,self", "tcp,self"};
 
 typedef struct comm_settings {
@@ -51,11 +55,11 @@ typedef struct caller {
     hd_stream *stream;
     float *x;
     operation op;
+    int repeat;
 } caller;
 
 /* The bytes of a gather are those of all ranks together. */
-static void call_once(void *ctx, size_t bytes) {
-    const caller *c = ctx;
+static void call_once(const caller *c, size_t bytes) {
     const hd_rank_group *g = &c->comm->groups[HD_GROUP_TP];
     const int32_t n = (int32_t)(bytes / sizeof(float));
     const int32_t first = n / g->n * g->index;
@@ -67,7 +71,8 @@ static void call_once(void *ctx, size_t bytes) {
     case ALL_GATHER:
         hd_comm_all_gather(c->comm, c->stream,
                            &(hd_all_gather_args){HD_GROUP_TP, c->x, 1, n, first,
-                                                 g->index == g->n - 1 ? n - first : n / g->n});
+                                                 g->index == g->n - 1 ? n - first : n / g->n,
+                                                 false});
         break;
     case BROADCAST:
     case N_OPERATIONS:
@@ -75,27 +80,36 @@ static void call_once(void *ctx, size_t bytes) {
     }
 }
 
-static hd_status measure(rank *r, const hd_comm *comm, hd_stream *stream, hd_err *err) {
-    caller c = {comm, stream, calloc(1, comm_sizes[COMM_SIZES - 1]), ALL_REDUCE};
-    if (!c.x) return HD_FAIL(err, HD_ENOMEM, "no memory for rank %d", r->number);
-    for (; c.op < N_OPERATIONS; c.op++) {
+static void call(void *ctx, size_t bytes) {
+    const caller *c = ctx;
+    for (int i = 0; i < c->repeat; i++) call_once(c, bytes);
+    if (c->repeat > 1) hd_stream_wait(c->stream);
+}
+
+/* Broadcasts are of host memory. */
+static hd_status measure(rank *r, const hd_comm *comm, hd_device *device, hd_stream *stream,
+                         hd_err *err) {
+    const bool on_gpus = r->transport == GPUS;
+    const int rounds = (int)r->set->rounds / (on_gpus ? 10 : 1) + 1;
+    caller c = {.comm = comm, .stream = stream, .repeat = on_gpus ? GPU_CALLS : 1};
+    void *x;
+    HD_TRY(hd_device_alloc(device, &x, comm_sizes[COMM_SIZES - 1], "rows", err));
+    for (c.x = x; c.op < (on_gpus ? BROADCAST : N_OPERATIONS); c.op++) {
         for (int i = 0; i < COMM_SIZES; i++) {
-            r->us[c.op][i] = comm_median_us(call_once, &c, comm_sizes[i], (int)r->set->rounds);
+            r->us[c.op][i] = comm_median_us(call, &c, comm_sizes[i], rounds) / c.repeat;
         }
     }
-    free(c.x);
     return hd_stream_sync(stream, err);
 }
 
-static hd_status run_local(rank *r, hd_comm_local *world, const hd_device *device,
-                           hd_stream *stream, const hd_ops *ops) {
+static hd_status run_local(rank *r, hd_comm_local *world, hd_device *device, hd_stream *stream,
+                           const hd_ops *ops) {
     const hd_comm *comm;
-    HD_TRY(hd_comm_local_join(world, r->number, device, ops, &comm, &r->err));
-    return measure(r, comm, stream, &r->err);
+    HD_TRY(hd_comm_local_join(world, r->number, device, stream, ops, &comm, &r->err));
+    return measure(r, comm, device, stream, &r->err);
 }
 
-static hd_status run_ucx(rank *r, const hd_device *device, hd_stream *stream,
-                         const hd_ops *ops) {
+static hd_status run_ucx(rank *r, hd_device *device, hd_stream *stream, const hd_ops *ops) {
     const int32_t n = (int32_t)r->set->ranks;
     hd_comm_ucx *u;
     const hd_comm_ucx_options o = {
@@ -104,19 +118,30 @@ static hd_status run_ucx(rank *r, const hd_device *device, hd_stream *stream,
         .transports = ucx_transports[r->transport]
     };
     HD_TRY(hd_comm_ucx_open(&u, &o, device, ops, &r->err));
-    const hd_status st = measure(r, hd_comm_ucx_interface(u), stream, &r->err);
+    const hd_status st = measure(r, hd_comm_ucx_interface(u), device, stream, &r->err);
     hd_comm_ucx_close(u);
     return st;
 }
 
+static int32_t count_gpus(void) {
+#ifdef HD_CUDA
+    char why[200];
+    return hd_cuda_devices(NULL, 0, why, sizeof why);
+#else
+    return 0;
+#endif
+}
+
 /* world: of threads; NULL: a process. */
 static void run_rank(rank *r, hd_comm_local *world) {
-    const hd_cpu_options one = {.n_threads = 1};
+    const int32_t gpus = count_gpus();
+    const hd_ops_options one = {.cpu = {.n_threads = 1},
+                                .gpu = r->transport == GPUS ? r->number % gpus : 0};
     hd_device *device = NULL;
     hd_stream *stream = NULL;
     hd_ops ops;
-    hd_ops_init_ref(&ops);
-    if (hd_device_open_cpu(&device, &one, &r->err) == HD_OK &&
+    if (hd_ops_open(&ops, &device, r->transport == GPUS ? "cuda" : "ref", &one, &r->err) ==
+            HD_OK &&
         hd_stream_open(&stream, device, &r->err) == HD_OK) {
         if (world)
             run_local(r, world, device, stream, &ops);
@@ -195,7 +220,7 @@ static hd_status run_world(rank *ranks, const comm_settings *set, transport t, h
         ranks[i] = (rank){.set = set, .number = i, .transport = t};
         memcpy(ranks[i].at, at, sizeof at);
     }
-    HD_TRY(t == LOCAL ? run_threads(ranks, n, err) : run_processes(ranks, n, err));
+    HD_TRY(t == LOCAL || t == GPUS ? run_threads(ranks, n, err) : run_processes(ranks, n, err));
     for (int32_t i = 0; i < n; i++) {
         if (ranks[i].err.status == HD_OK) continue;
         *err = ranks[i].err;
@@ -234,16 +259,18 @@ static hd_status put_peers(const report *to, int rounds, hd_err *err) {
 }
 
 static hd_status bench(const comm_settings *set, const report *to, rank *ranks, hd_err *err) {
-    const transport end = hd_comm_ucx_is_built() ? N_TRANSPORTS : SHARED_MEMORY;
+    const int32_t gpus = count_gpus();
     if (!to->rows) {
         printf("%-14s %-11s %8s %10s %9s\n", "transport", "operation", "bytes", "us", "MB/s");
     }
     HD_TRY(put_peers(to, (int)set->rounds, err));
-    for (transport t = LOCAL; t < end; t++) {
+    for (transport t = LOCAL; t < N_TRANSPORTS; t++) {
+        if (t == GPUS ? gpus == 0 : t != LOCAL && !hd_comm_ucx_is_built()) continue;
+        const char *over = t == GPUS && gpus < set->ranks ? "gpus, shared" : transports[t];
         fflush(stdout); /* before processes copy it */
         HD_TRY(run_world(ranks, set, t, err));
-        for (int op = 0; op < N_OPERATIONS; op++) {
-            put(to, transports[t], operations[op], ranks[0].us[op]);
+        for (int op = 0; op < (t == GPUS ? BROADCAST : N_OPERATIONS); op++) {
+            put(to, over, operations[op], ranks[0].us[op]);
         }
     }
     return HD_OK;

@@ -25,7 +25,7 @@ enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_ST
 typedef struct settings {
     engine_settings engine;
     const char *config, *parallel, *acceptance;
-    int64_t layers, batch, prompt, context, drafts, steps;
+    int64_t layers, batch, prompt, context, drafts, steps, exchange_us;
     int routing, exchange;
     bool json;
 } settings;
@@ -219,6 +219,7 @@ static hd_status open_shard(rig *r, hd_err *err) {
         .routing = (hd_routing)r->set.routing,
         .rows = {r->report.rows, r->set.prompt ? r->report.rows : draft_rows(r)},
         .copies = r->set.exchange == 1,
+        .exchange_us = (int32_t)r->set.exchange_us,
         .ops = &r->ops,
         .device = r->device,
         .stream = r->stream
@@ -536,20 +537,43 @@ static hd_status profiler_steps(rig *r, hd_err *err) {
     return HD_OK;
 }
 
+/* The first step is queued operator by operator, so it shows its exchanges. */
 static hd_status measure(rig *r, hd_err *err) {
     const int before = r->set.prompt ? 1 : WARM_UP; /* one long step is warm-up enough */
-    for (int i = 0; i < before; i++) HD_TRY(step(r, COUNTED, true, err));
+    for (int i = 0; i < before; i++) {
+        HD_TRY(step(r, COUNTED, true, err));
+        if (i == 0) r->report.exchanges = (int32_t)hd_comm_emulated_exchanges(r->emulated);
+    }
     HD_TRY(time_device(r, err));
-    HD_TRY(time_host(r, err));
-    return profiler_steps(r, err);
+    return time_host(r, err);
+}
+
+/* The same steps with exchanges that take time, in a rig of their own. */
+static hd_status measure_charged(rig *r, const settings *set, hd_err *err) {
+    rig *charged = calloc(1, sizeof *charged);
+    if (!charged) return HD_FAIL(err, HD_ENOMEM, "no memory for a bench");
+    charged->set = *set;
+    hd_status st = open_rig(charged, err);
+    if (st == HD_OK) st = measure(charged, err);
+    r->report.exchange_us = (int32_t)set->exchange_us;
+    r->report.charged_step = charged->report.step;
+    r->report.charged_device_step = charged->report.ahead_step > 0
+                                        ? charged->report.ahead_step
+                                        : charged->report.device_step;
+    close_rig(charged);
+    free(charged);
+    return st;
 }
 
 static hd_status bench(const settings *set, hd_err *err) {
     rig *r = calloc(1, sizeof *r);
     if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for a bench");
     r->set = *set;
-    hd_status st = open_rig(r, err);
+    r->set.exchange_us = 0;
+    hd_status st = set->exchange_us ? measure_charged(r, set, err) : HD_OK;
+    if (st == HD_OK) st = open_rig(r, err);
     if (st == HD_OK) st = measure(r, err);
+    if (st == HD_OK) st = profiler_steps(r, err);
     if (st == HD_OK && set->json) {
         rank_report_print_json(&r->report, stdout);
     } else if (st == HD_OK) {
@@ -590,6 +614,8 @@ int bench_rank(int argc, char **argv) {
         option_choice("router", &set.routing, routings, "who chooses experts"),
         option_choice("communication", &set.exchange, exchanges,
                       "what stands for it: nothing, or copies of the same rows"),
+        option_int("exchange-us", &set.exchange_us, 0, 100000,
+                   "also run with exchanges that take so long each; 0: do not"),
         option_int("steps", &set.steps, 1, MAX_STEPS, "to time; the median one is shown"),
         option_flag("json", &set.json, "print one JSON object"),
     };

@@ -36,6 +36,9 @@ typedef struct rank_report {
     double kernels;        /* the sum of all operators */
     double distinct;       /* experts of a layer with rows, in a step alone */
     double ahead_distinct; /* and in a step of an engine */
+    int32_t exchanges;     /* with other ranks in a step, and how long each took in */
+    int32_t exchange_us;   /* the run whose figures these are; 0: there was none */
+    double charged_step, charged_device_step;
     rank_memory memory;
     rank_limits limits;
     hd_op_profiler profiler; /* of `passes` steps */

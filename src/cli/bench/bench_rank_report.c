@@ -202,6 +202,13 @@ static void print_sums(const rank_report *r, screen *to) {
         screen_print(to, "as run, host included: %.3f ms (median of %d)\n", 1e3 * r->step,
                      r->steps);
     }
+    if (r->exchange_us) {
+        screen_print(to,
+                     "with %d exchanges of %d us each: %.3f ms a step, device %.3f ms, %.1f "
+                     "steps/s\n",
+                     r->exchanges, r->exchange_us, 1e3 * r->charged_step,
+                     1e3 * r->charged_device_step, 1 / r->charged_step);
+    }
     screen_print(to, "%.1f steps/s and %.0f %s tokens/s of this rank at the device's time%s\n",
                  1 / device, tokens / device, r->prompt ? "prompt" : "output",
                  r->layers < r->of_layers ? ", of these layers alone" : "");
@@ -255,6 +262,13 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
         "host_seconds", r->host, "operator_seconds", r->kernels, "limit_seconds", limit_sum(r),
         "launches", r->launches, "ops", lines);
     json_object_update(j, more);
+    json_object_set_new(j, "exchanges", json_integer(r->exchanges));
+    if (r->exchange_us) {
+        json_object_set_new(j, "exchange_us", json_integer(r->exchange_us));
+        json_object_set_new(j, "charged_step_seconds", json_real(r->charged_step));
+        json_object_set_new(j, "charged_device_step_seconds",
+                            json_real(r->charged_device_step));
+    }
     json_dumpf(j, to, JSON_INDENT(1));
     fputc('\n', to);
     json_decref(more);

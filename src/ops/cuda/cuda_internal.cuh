@@ -61,6 +61,8 @@ CUBLASLT_OP_LIST(X)
 #undef X
 }
 
+extern const hd_exchange_ops hd_exchange_ops_cuda;
+
 constexpr int WARP = 32, BLOCK = 256; /* threads */
 constexpr unsigned ALL_LANES = 0xffffffff;
 

@@ -31,6 +31,7 @@ extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublasl
     t->act_type = HD_F32;
     t->kv_type = hd_cuda_kv_type(precision);
     t->precision = precision;
+    t->exchange = &hd_exchange_ops_cuda;
     t->activations = cublaslt                   ? "bfloat16, FP8 in large products"
                      : precision == HD_FAST     ? "bfloat16"
                      : precision == HD_OFFICIAL ? "FP8, bfloat16 for NVFP4 and BF16 matrices"

@@ -103,6 +103,7 @@ void hd_op_profiler_init(hd_op_profiler *m, hd_ops *out, const hd_ops *inner,
     *out = (hd_ops){.name = inner->name,
                     .act_type = inner->act_type,
                     .kv_type = inner->kv_type,
+                    .exchange = inner->exchange,
 #define X(op) .op = inner->op ? op##_profiled : NULL,
                     HD_OP_LIST(X)
 #undef X

@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #include "cli/engine_options.h"
-#include "cli/serve_peers.h"
-#include "cli/serve_ranks.h"
+#include "cli/serving/serve_peers.h"
+#include "cli/serving/serve_ranks.h"
 #include "server/server.h"
 
 enum { SERVE_LIST_MAX = 16 }; /* origins, names */

@@ -15,7 +15,7 @@
 #include "base/terminal.h"
 #include "cli/commands.h"
 #include "cli/terminal/screen.h"
-#include "cli/serve_settings.h"
+#include "cli/serving/serve_settings.h"
 #include "cli/terminal/upload_bar.h"
 
 enum { EXIT_RESTART_ME = 75, RESERVED_FILES = 64, FEW_CONNECTIONS = 64 };
@@ -201,7 +201,8 @@ static void warn_of_root(const serve_settings *set) {
     HD_LOG(HD_LOG_WARN, "running_as_root", hd_log_text("advice", "--user NAME gives that up"));
 }
 
-static hd_status run(const serve_settings *set, const server_options *options, hd_err *err) {
+static hd_status run(const serve_settings *set, const server_options *options,
+                     serve_hosts *others, hd_err *err) {
     follower f = {0};
     pthread_t thread;
     const sigset_t waiting = waiting_signals(), signals = followed_signals();
@@ -217,6 +218,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
     hd_status st = server_start(f.server, err);
     if (st == HD_OK) {
         atomic_store(&f.loaded, true);
+        serve_hosts_are_ready(others);
         print_start(set, f.server);
         warn_of_root(set);
         while (sem_wait(&f.stop) != 0) {
@@ -267,8 +269,13 @@ int cmd_serve(int argc, char **argv) {
         server_options options = serve_settings_options(&set);
         options.engine.on_upload = upload_bar_draw;
         options.engine.on_upload_ctx = &bar;
-        st = options.engine.world.rank ? serve_ranks_follow(&options, &err)
-                                       : run(&set, &options, &err);
+        serve_hosts *others = NULL;
+        st = serve_ranks_start(&set.ranks, argc, argv, &others, &err);
+        if (st == HD_OK) {
+            st = options.engine.world.rank ? serve_ranks_follow(&options, &err)
+                                           : run(&set, &options, others, &err);
+        }
+        serve_hosts_close(others);
     }
     serve_settings_deinit(&set);
     return st == HD_OK ? 0 : report_error(&err);

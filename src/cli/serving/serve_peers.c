@@ -1,9 +1,9 @@
 /* serve_peers.c - see serve_peers.h. */
-#include "cli/serve_peers.h"
+#include "cli/serving/serve_peers.h"
 
 #include <stdlib.h>
 
-#include "cli/serve_key.h"
+#include "cli/serving/serve_key.h"
 
 static const char *const roles[] = {"none", "prefill", "decode", "both", NULL};
 

@@ -1,5 +1,5 @@
 /* serve_key.c - see serve_key.h. */
-#include "cli/serve_key.h"
+#include "cli/serving/serve_key.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* serve_settings.c - the option table of `hadal serve`, with every limit and its default. */
-#include "cli/serve_settings.h"
+#include "cli/serving/serve_settings.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -114,7 +114,7 @@ static char *describe(const option_list *list) {
 
 static hd_status complete(serve_settings *set, const option_list *options, hd_err *err) {
     const char *model_dir = set->engine.options.model_dir;
-    HD_TRY(serve_ranks_complete(&set->ranks, &set->engine.options.world, err));
+    HD_TRY(serve_ranks_complete(&set->ranks, &set->engine.options, err));
     HD_TRY(serve_peers_complete(&set->peers, &set->pd, err));
     set->repo = hub_cache_repo_of(model_dir);
     if (!set->model_name) set->model_name = set->repo ? set->repo : last_name(model_dir);
