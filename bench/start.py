@@ -71,6 +71,14 @@ def write(folder, config):
     return at
 
 
+def make(folder, layers):
+    """A random checkpoint; returns its bytes."""
+    config = json.loads((ROOT / "bench" / "peers" / "configs" / "v2-lite-q.json").read_text())
+    config.update(num_hidden_layers=layers, vocab_size=8192)
+    config["quantization_config"].pop("moe_quant_algo")
+    return write(folder, config)
+
+
 def run(command, forget):
     if forget:
         with open(forget, "rb") as f:
@@ -93,12 +101,9 @@ def main():
     p.add_argument("--cold", action="store_true")
     a = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the folder is deleted then too
-    config = json.loads((ROOT / "bench" / "peers" / "configs" / "v2-lite-q.json").read_text())
-    config.update(num_hidden_layers=a.layers, vocab_size=8192)
-    config["quantization_config"].pop("moe_quant_algo")
     with tempfile.TemporaryDirectory(dir=a.folder) as name:
         folder = Path(name)
-        size = write(folder, config)
+        size = make(folder, a.layers)
         os.sync()
         command = [a.hadal, "generate", str(folder), "--raw", "-p", "once upon a time there was", "-q", "--backend", a.backend]
         forget = folder / "model.safetensors" if a.cold else None
@@ -108,4 +113,5 @@ def main():
     print(f"{wall:.2f} s by the clock; {user:.2f} s of processor time in the program, {kernel:.2f} s in the kernel")
 
 
-main()
+if __name__ == "__main__":
+    main()

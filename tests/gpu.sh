@@ -5,7 +5,8 @@
 #
 # Parts: ops (operators against the reference, steps as graphs against steps without), memcheck,
 # racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits
-# (every way to cut a sequence, the golden and the shared cases), text (generated text, the shipped
+# (every way to cut a sequence, the golden and the shared cases), updates (weights that PyTorch hands over
+# by CUDA IPC and shared memory), text (generated text, the shipped
 # model against the CPU, precisions). All of them by default. HADAL, HADAL_TEST, PYTHON and
 # HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist; TESTS which
 # groups of operators the tools watch ("ops:real_*"); LOGS a folder for all that the parts print.
@@ -81,12 +82,13 @@ end_to_end() { # pytest arguments
 }
 
 logits() { end_to_end tests/e2e/test_logits.py; }
+updates() { end_to_end tests/e2e/test_torch_pickles.py tests/e2e/test_memory_occupation.py -k "test_torch_pickles or memory_of_a_gpu"; }
 text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/test_cuda.py tests/e2e/test_precision.py; }
 
-for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck racecheck synccheck initcheck logits text); do
+for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck racecheck synccheck initcheck logits updates text); do
     echo "-- $part"
     case $part in
-    ops | logits | text) "$part" ;;
+    ops | logits | updates | text) "$part" ;;
     *check) sanitize "$part" ;;
     *) echo "error: no part $part; see tests/gpu.sh" && exit 2 ;;
     esac

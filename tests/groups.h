@@ -41,6 +41,7 @@
     X(shard) \
     X(quantize) \
     X(update) \
+    X(remote) \
     X(expert_slots) \
     X(expert_cache) \
     X(fetch_order) \

@@ -11,7 +11,6 @@
 #include "moe/traffic.h"
 
 static const char *const mode_names[] = {"stat", "per_pass", "per_token"};
-static const char *const phase_names[] = {"all", "prefill", "decode", "verify", "draft", NULL};
 
 static const char details[] =
     "FILE is what /dump_expert_distribution_record of hadal serve wrote, or a part of it.\n"
@@ -116,7 +115,7 @@ static hd_status print_text(settings *s) {
     printf("%s record: %d layers (%d MTP), %d experts, %d per token, %d slots on %d rank%s\n",
            mode_names[h->mode], h->layers, h->n_mtp, h->experts, h->top_k, h->slots, h->ranks,
            h->ranks > 1 ? "s" : "");
-    printf("%s: %d pass%s, %.0f tokens\n", phase_names[s->phase], t->passes,
+    printf("%s: %d pass%s, %.0f tokens\n", hd_traffic_phase_names[s->phase], t->passes,
            t->passes == 1 ? "" : "es", tokens);
     if (h->mode == HD_RECORD_STAT) {
         printf("counts of all passes together: single passes are less balanced\n");
@@ -131,7 +130,7 @@ static hd_status print_text(settings *s) {
 }
 
 static hd_status run(settings *s) {
-    const unsigned phases = s->phase ? 1u << (s->phase - 1) : HD_TRAFFIC_STEPS;
+    const unsigned phases = hd_traffic_phases(s->phase);
     bool cut;
     FILE *in = strcmp(s->file, "-") == 0 ? stdin : fopen(s->file, "rb");
     if (!in) return HD_FAIL(&s->err, HD_EIO, "cannot read %s: %s", s->file, strerror(errno));
@@ -153,7 +152,8 @@ int cmd_record(int argc, char **argv) {
     const option options[] = {
         option_int("ranks", &s.ranks, 1, HD_EPLB_MAX_RANKS,
                    "that would share the experts; default: the record's, or 8"),
-        option_choice("phase", &s.phase, phase_names, "whose rows count; all: but drafts"),
+        option_choice("phase", &s.phase, hd_traffic_phase_names,
+                      "whose rows count; all: but drafts"),
         option_flag("json", &s.json, "print the counts and the map"),
     };
     const positional where[] = {

@@ -16,7 +16,6 @@ enum { MAX_FABRIC_BYTES = 1 << 20, MAX_LIST = 16 };
 
 static const char *const plan_names[] = {"none", "published", "hadal", "flow", NULL};
 static const char *const split_names[] = {"auto", "even", "round", "random", "flow", NULL};
-static const char *const phase_names[] = {"all", "prefill", "decode", "verify", "draft", NULL};
 
 static const char details[] =
     "Traffic is an expert record of single passes or tokens (hadal record), or generated:\n"
@@ -105,7 +104,7 @@ static hd_status read_spec(settings *s) {
 }
 
 static hd_status read_record(settings *s) {
-    const unsigned phases = s->phase ? 1u << (s->phase - 1) : HD_TRAFFIC_STEPS;
+    const unsigned phases = hd_traffic_phases(s->phase);
     hd_record_head head;
     bool cut;
     FILE *in = fopen(s->record, "rb");
@@ -392,7 +391,8 @@ int cmd_simulate(int argc, char **argv) {
     };
     const option options[] = {
         option_text("record", &s.record, "FILE", "an expert record of passes or tokens"),
-        option_choice("phase", &s.phase, phase_names, "of the record; all: but drafts"),
+        option_choice("phase", &s.phase, hd_traffic_phase_names,
+                      "of the record; all: but drafts"),
         option_text("generate", &s.generate, "SPEC", "traffic: lognormal:1,jitter:0.3,..."),
         option_int("ranks", &s.ranks, 1, HD_EPLB_MAX_RANKS, "that share the experts"),
         option_text("slots", &s.slots, "LIST",

@@ -49,6 +49,31 @@ hd_status hd_device_discard(hd_device *d, void *p, size_t *bytes, hd_err *err) {
     return HD_OK;
 }
 
+hd_status hd_device_restore(hd_device *d, void *p, hd_err *err) {
+    return p && d->table->restore ? d->table->restore(d, p, err) : HD_OK;
+}
+
+void hd_device_keep_addresses(hd_device *d) {
+    if (d->table->keep_addresses) d->table->keep_addresses(d);
+}
+
+hd_status hd_device_open_shared(hd_device *d, const void **out, size_t *bytes,
+                                const uint8_t handle[HD_SHARED_HANDLE_BYTES], hd_err *err) {
+    *out = NULL;
+    if (!d->table->open_shared) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "CUDA IPC needs weights on a GPU");
+    }
+    return d->table->open_shared(d, out, bytes, handle, err);
+}
+
+void hd_device_close_shared(hd_device *d, const void *p) {
+    if (p) d->table->close_shared(d, p);
+}
+
+void hd_stream_wait_shared(hd_stream *s, const uint8_t event[HD_SHARED_HANDLE_BYTES]) {
+    s->device->table->wait_shared(s, event);
+}
+
 bool hd_device_is_same(const hd_device *d, const hd_device *other) {
     return d->table == other->table && d->table->is_same && d->table->is_same(d, other);
 }

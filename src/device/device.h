@@ -55,10 +55,31 @@ size_t hd_device_free_bytes(const hd_device *d);
 
 void hd_device_release(hd_device *d, void *p); /* device or host memory; NULL is fine */
 
+/* Makes memory that is allocated from now on discardable, where that needs other memory. */
+void hd_device_keep_addresses(hd_device *d);
+
 /* Gives device or host memory back to the system and keeps its address; its content is lost. Adds
- * the bytes to *bytes. Nothing that uses it may be queued. p NULL is fine. HD_EUNSUPPORTED: this
- * device cannot. */
+ * the bytes to *bytes; 0 of pinned memory, and of small blocks of a GPU. Nothing that uses it may be
+ * queued until it is restored. p NULL is fine. HD_EUNSUPPORTED: this device cannot. */
 hd_status hd_device_discard(hd_device *d, void *p, size_t *bytes, hd_err *err);
+
+/* Takes memory for what was discarded, all zero; else nothing. p NULL is fine. */
+hd_status hd_device_restore(hd_device *d, void *p, hd_err *err);
+
+/* ---- memory of other processes: CUDA IPC ---- */
+
+enum { HD_SHARED_HANDLE_BYTES = 64 };
+
+/* Opens memory of this device that another process of this machine shares, to read it; handle is
+ * the other's cudaIpcMemHandle_t. *bytes: from *out to its end. HD_EUNSUPPORTED: this device shares
+ * none; HD_EFORMAT: the handle opens nothing here. */
+hd_status hd_device_open_shared(hd_device *d, const void **out, size_t *bytes,
+                                const uint8_t handle[HD_SHARED_HANDLE_BYTES], hd_err *err);
+void hd_device_close_shared(hd_device *d, const void *p); /* nothing that reads it is queued */
+
+/* Lets everything that is queued on s from now on wait until another process's work before its
+ * cudaIpcEventHandle_t is done. */
+void hd_stream_wait_shared(hd_stream *s, const uint8_t event[HD_SHARED_HANDLE_BYTES]);
 
 /* Returns whether operators may read any host memory, because device memory is host memory. */
 bool hd_device_is_host(const hd_device *d);

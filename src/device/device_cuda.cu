@@ -5,12 +5,14 @@
  * copies overlap with the host that fills the next pieces, also from a mapped checkpoint.
  * Several threads fill pieces, because one thread reads memory more slowly than the bus
  * transfers it. Graphs are made by stream capture. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device/device_internal.h"
 #include "device/cuda.cuh"
+#include "device/memory_cuda.cuh"
 #include "base/cores.h"
 #include "base/terminal.h"
 
@@ -22,12 +24,15 @@ constexpr size_t PIECE_BYTES = 1 << 19;
 struct memory {
     void *at;
     bool on_host;
+    cuda_pages pages; /* bytes 0: of cudaMalloc */
 };
 
 struct cuda_device {
     hd_device base;
     int ordinal, n_sms;
-    memory *blocks; /* [n_blocks, cap_blocks] */
+    bool discards;        /* blocks can be discarded */
+    pthread_mutex_t lock; /* guards the next: updates of weights take memory beside the steps */
+    memory *blocks;       /* [n_blocks, cap_blocks] */
     size_t n_blocks, cap_blocks;
     void *kept; /* object attached by the operators */
     void (*close_kept)(void *kept);
@@ -74,9 +79,12 @@ void note(hd_stream *s, const char *what, cudaError_t status) {
 
 /* ---- memory ---- */
 
-void free_block(const memory &m) {
+void free_block(memory m) {
     if (m.on_host) {
         cudaFreeHost(m.at);
+    } else if (m.pages.bytes) {
+        cudaDeviceSynchronize(); /* as cudaFree does */
+        cuda_pages_free(&m.pages);
     } else {
         cudaFree(m.at);
     }
@@ -88,6 +96,7 @@ void close_device(hd_device *base) {
     if (d->kept) d->close_kept(d->kept);
     for (size_t i = 0; i < d->n_blocks; i++) free_block(d->blocks[i]);
     free(d->blocks);
+    pthread_mutex_destroy(&d->lock);
     free(d);
 }
 
@@ -101,6 +110,16 @@ bool make_room(cuda_device *d) {
     return true;
 }
 
+/* Notes a block, or frees it if there is no memory to note it. */
+bool keep_block(cuda_device *d, memory m) {
+    pthread_mutex_lock(&d->lock);
+    const bool room = make_room(d);
+    if (room) d->blocks[d->n_blocks++] = m;
+    pthread_mutex_unlock(&d->lock);
+    if (!room) free_block(m);
+    return room;
+}
+
 size_t free_bytes(const hd_device *base) {
     size_t free = 0, all = 0;
     cudaSetDevice(reinterpret_cast<const cuda_device *>(base)->ordinal);
@@ -108,15 +127,28 @@ size_t free_bytes(const hd_device *base) {
     return free;
 }
 
+/* Small blocks are not worth pages of their own. */
+constexpr size_t PAGES_FROM = 8 << 20;
+
+cudaError_t take(memory *m, const cuda_device *d, size_t bytes) {
+    if (m->on_host) return cudaMallocHost(&m->at, bytes);
+    if (!d->discards || bytes < PAGES_FROM) return cudaMalloc(&m->at, bytes);
+    const cudaError_t status = cuda_pages_take(&m->pages, d->ordinal, bytes);
+    if (status == cudaSuccess || status == cudaErrorMemoryAllocation) {
+        m->at = reinterpret_cast<void *>(m->pages.at);
+        return status;
+    }
+    return cudaMalloc(&m->at, bytes); /* a driver without pages: nothing is given back */
+}
+
 hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const char *what,
                 hd_err *err) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     const size_t size = bytes ? bytes : 1;
-    void *p = nullptr;
+    memory m = {nullptr, on_host, {}};
     *out = nullptr;
-    if (!make_room(d)) return HD_FAIL(err, HD_ENOMEM, "%s: no memory to note it", what);
     cudaSetDevice(d->ordinal);
-    cudaError_t status = on_host ? cudaMallocHost(&p, size) : cudaMalloc(&p, size);
+    cudaError_t status = take(&m, d, size);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* not sticky: the next call may succeed */
         char wanted[32], left[32];
@@ -130,29 +162,121 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
     }
     if (status != cudaSuccess) return fail(err, HD_EDEVICE, what, status);
     if (on_host) {
-        memset(p, 0, size);
+        memset(m.at, 0, size);
     } else {
-        status = cudaMemset(p, 0, size);
+        status = cudaMemset(m.at, 0, size);
         if (status == cudaSuccess) status = cudaDeviceSynchronize(); /* before any stream */
     }
     if (status != cudaSuccess) {
-        free_block({p, on_host});
+        free_block(m);
         return fail(err, HD_EDEVICE, what, status);
     }
-    d->blocks[d->n_blocks++] = {p, on_host};
-    *out = p;
+    if (!keep_block(d, m)) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory to note it", what);
+    }
+    *out = m.at;
     return HD_OK;
+}
+
+/* A block's entry; blocks do not move while it is used: nobody takes or releases memory meanwhile. */
+memory *block_of(cuda_device *d, const void *p) {
+    for (size_t i = 0; i < d->n_blocks; i++) {
+        if (d->blocks[i].at == p) return &d->blocks[i];
+    }
+    return nullptr;
+}
+
+/* Pinned host memory stays. */
+size_t discard(hd_device *base, void *p) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    memory *m = block_of(d, p);
+    if (!m || !m->pages.mapped) return 0;
+    cudaSetDevice(d->ordinal);
+    cudaDeviceSynchronize();
+    return cuda_pages_unmap(&m->pages) == cudaSuccess ? m->pages.bytes : 0;
+}
+
+hd_status restore(hd_device *base, void *p, hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    memory *m = block_of(d, p);
+    if (!m || !m->pages.bytes || m->pages.mapped) return HD_OK;
+    cudaSetDevice(d->ordinal);
+    cudaError_t status = cuda_pages_map(&m->pages, d->ordinal);
+    if (status == cudaErrorMemoryAllocation) {
+        char wanted[32], left[32];
+        hd_bytes_text(wanted, sizeof wanted, static_cast<double>(m->pages.bytes));
+        hd_bytes_text(left, sizeof left, static_cast<double>(free_bytes(base)));
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %s again; the GPU has %s free", wanted,
+                       left);
+    }
+    if (status == cudaSuccess) status = cudaMemset(m->at, 0, m->pages.bytes);
+    if (status == cudaSuccess) status = cudaDeviceSynchronize();
+    return status == cudaSuccess ? HD_OK : fail(err, HD_EDEVICE, "memory", status);
+}
+
+void keep_addresses(hd_device *base) {
+    reinterpret_cast<cuda_device *>(base)->discards = true;
 }
 
 void release(hd_device *base, void *p) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     cudaSetDevice(d->ordinal);
+    memory found = {};
+    pthread_mutex_lock(&d->lock);
     for (size_t i = 0; i < d->n_blocks; i++) {
         if (d->blocks[i].at != p) continue;
-        free_block(d->blocks[i]);
+        found = d->blocks[i];
         d->blocks[i] = d->blocks[--d->n_blocks];
-        return;
+        break;
     }
+    pthread_mutex_unlock(&d->lock);
+    if (found.at) free_block(found);
+}
+
+/* ---- memory of other processes ---- */
+
+hd_status open_shared(hd_device *base, const void **out, size_t *bytes, const uint8_t *handle,
+                      hd_err *err) {
+    static_assert(sizeof(cudaIpcMemHandle_t) == HD_SHARED_HANDLE_BYTES &&
+                      sizeof(cudaIpcEventHandle_t) == HD_SHARED_HANDLE_BYTES,
+                  "handles travel as 64 bytes");
+    cudaIpcMemHandle_t h;
+    void *p = nullptr;
+    CUdeviceptr start = 0;
+    size_t all = 0;
+    memcpy(&h, handle, sizeof h);
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
+    cudaError_t status = cudaIpcOpenMemHandle(&p, h, cudaIpcMemLazyEnablePeerAccess);
+    if (status == cudaSuccess) {
+        status = cuda_range_of(&start, &all, p);
+        if (status != cudaSuccess) cudaIpcCloseMemHandle(p);
+    }
+    if (status != cudaSuccess) {
+        cudaGetLastError(); /* not sticky */
+        return fail(err, HD_EFORMAT, "a CUDA IPC handle that opens nothing here", status);
+    }
+    *bytes = all - (reinterpret_cast<CUdeviceptr>(p) - start);
+    *out = p;
+    return HD_OK;
+}
+
+void close_shared(hd_device *base, const void *p) {
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
+    cudaIpcCloseMemHandle(const_cast<void *>(p));
+}
+
+void wait_shared(hd_stream *s, const uint8_t *event) {
+    cudaIpcEventHandle_t h;
+    cudaEvent_t opened = nullptr;
+    memcpy(&h, event, sizeof h);
+    cudaStream_t queue = hd_cuda_stream(s);
+    cudaError_t status = cudaIpcOpenEventHandle(&opened, h);
+    if (status == cudaSuccess) {
+        status = cudaStreamWaitEvent(queue, opened, 0);
+        cudaEventDestroy(opened);
+    }
+    if (status != cudaSuccess) cudaGetLastError();
+    note(s, "an event of another process", status);
 }
 
 bool is_same(const hd_device *base, const hd_device *other) {
@@ -436,7 +560,12 @@ const backend_table table = {
     .alloc = alloc,
     .free_bytes = free_bytes,
     .release = release,
-    .discard = nullptr, /* memory of cudaMalloc keeps its pages */
+    .keep_addresses = keep_addresses,
+    .discard = discard,
+    .restore = restore,
+    .open_shared = open_shared,
+    .close_shared = close_shared,
+    .wait_shared = wait_shared,
     .is_same = is_same,
     .enable_peer_access = enable_peer_access,
     .open_stream = open_stream,
@@ -514,6 +643,7 @@ extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_er
                        "GPU %d has compute capability %d.%d; this build is for 9.0", ordinal,
                        major, minor);
     }
+    pthread_mutex_init(&d->lock, nullptr);
     *out = &d->base;
     return HD_OK;
 }

@@ -13,7 +13,15 @@ typedef struct backend_table {
                        hd_err *err);
     size_t (*free_bytes)(const hd_device *d);
     void (*release)(hd_device *d, void *p);
+    void (*keep_addresses)(hd_device *d);     /* NULL: all memory can be discarded */
     size_t (*discard)(hd_device *d, void *p); /* NULL: memory cannot be given back */
+    hd_status (*restore)(hd_device *d, void *p,
+                         hd_err *err); /* NULL: it comes when it is written */
+    /* NULL, like the next two: memory of other processes cannot be read */
+    hd_status (*open_shared)(hd_device *d, const void **out, size_t *bytes,
+                             const uint8_t *handle, hd_err *err);
+    void (*close_shared)(hd_device *d, const void *p);
+    void (*wait_shared)(hd_stream *s, const uint8_t *event);
     /* NULL, like the next: all memory is in reach */
     bool (*is_same)(const hd_device *d, const hd_device *other);
     hd_status (*enable_peer_access)(hd_device *d, const hd_device *other, hd_err *err);

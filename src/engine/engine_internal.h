@@ -201,8 +201,8 @@ struct hd_engine {
     hd_page_source source;    /* fetch NULL: none */
     int32_t n_fetching;       /* choices that wait for pages */
     bool paused, draining, woken, closing;
-    uint64_t pauses, records_obeyed; /* requested; of mail.record_requests */
-    int64_t paused_ns;               /* when the pause began */
+    uint64_t pauses;   /* requested */
+    int64_t paused_ns; /* when the pause began */
 };
 
 /* An id holds the request's use count, its index and the choice's index. Stale ids match

@@ -21,6 +21,7 @@ typedef struct engine_mail {
     bool record_start, record_stop; /* in this order */
     hd_record_mode record_mode;
     uint64_t record_requests; /* orders to record so far */
+    uint64_t record_number;   /* records ordered so far: the one to begin */
 } engine_mail;
 
 /* What the front has of an attention group: all guarded by the lock. */
@@ -29,14 +30,15 @@ typedef struct engine_group {
     hd_engine_stats stats;     /* as of its last step, like the following */
     hd_sched_progress *places; /* [n_places] running choices */
     int32_t n_places;
-    int64_t *loads;         /* [n_loads] expert loads as last published */
-    uint64_t rested_pauses; /* pauses that its step thread has reached */
-    uint64_t rounds;        /* rounds (rounds.c) that it has ended */
-    bool idle;              /* it has nothing to do */
-    bool parked;            /* its step failed; it waits for recovery */
-    int64_t look_ns;        /* when it wants a round though it is idle; 0: never */
-    int64_t load;           /* tokens to compute soon, by the router's estimate */
-    int32_t n_living;       /* choices submitted to it whose last step output was not taken */
+    int64_t *loads;          /* [n_loads] expert loads as last published */
+    uint64_t rested_pauses;  /* pauses that its step thread has reached */
+    uint64_t rounds;         /* rounds (rounds.c) that it has ended */
+    uint64_t records_obeyed; /* of mail.record_requests */
+    bool idle;               /* it has nothing to do */
+    bool parked;             /* its step failed; it waits for recovery */
+    int64_t look_ns;         /* when it wants a round though it is idle; 0: never */
+    int64_t load;            /* tokens to compute soon, by the router's estimate */
+    int32_t n_living;        /* choices submitted to it whose last step output was not taken */
 } engine_group;
 
 /* What the first leader tells all leaders before a round. */

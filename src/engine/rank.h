@@ -71,8 +71,13 @@ struct engine_rank {
     int32_t record_layers, record_slots; /* of a record */
     bool records_rows;                   /* not only counts; read-only after open */
     int64_t *first_loads, first_step;    /* at the beginning of a record */
-    engine_rebalance *rebalance;         /* NULL: experts stay where they are */
-    hd_err rebalance_err;                /* why moves were given up last */
+    uint64_t record_number;              /* of the record that it counts for; 0: none */
+    /* Of rank 0, guarded by the engine's lock: the counts of the groups whose part of a record has
+     * ended, and how many are left. */
+    int64_t *record_counts, record_passes;
+    int32_t record_parts;
+    engine_rebalance *rebalance; /* NULL: experts stay where they are */
+    hd_err rebalance_err;        /* why moves were given up last */
     /* when they were last published, and after how many steps */
     int64_t loads_ns, loads_steps;
     int64_t audited; /* requests that had finished by the last audit */

@@ -291,6 +291,7 @@ static bool take_mail(engine_rank *rank) {
     in->record_stop = mail->record_stop;
     in->record_mode = mail->record_mode;
     in->record_requests = mail->record_requests;
+    in->record_number = mail->record_number;
     memcpy(in->submitted, mail->submitted, (size_t)in->n_submitted * sizeof(uint64_t));
     memcpy(in->cancelled, mail->cancelled, (size_t)in->n_cancelled * sizeof(uint64_t));
     in->jobs = mail->jobs;

@@ -184,7 +184,8 @@ static hd_status release_kv(hd_engine *e, size_t *bytes, hd_err *err) {
 }
 
 static hd_status release_weights(hd_engine *e, size_t *bytes, hd_err *err) {
-    if (e->backup) HD_TRY(hd_weights_backup_save(e->backup, e->whole, err));
+    const bool on_device = hd_weights_device(e->whole) != NULL; /* the host has a copy */
+    if (e->backup && !on_device) HD_TRY(hd_weights_backup_save(e->backup, e->whole, err));
     HD_TRY(hd_weights_discard(e->whole, bytes, err));
     for (int32_t i = 0; i < e->n_ranks; i++) {
         hd_weights *shard = e->ranks[i].weights;
@@ -218,17 +219,34 @@ static hd_status release(engine_rank *rank, uint32_t memory, hd_err *err) {
     return HD_OK;
 }
 
-/* The system gives pages again when they are written. */
-static hd_status resume(engine_rank *rank, uint32_t memory, hd_err *err) {
-    hd_weights_backup *backup = rank->engine->backup;
-    rank->totals.released &= ~memory;
-    if (memory & HD_MEMORY_KV) rank->released_bytes[1] = 0;
-    if (!(memory & HD_MEMORY_WEIGHTS)) return HD_OK;
-    rank->released_bytes[0] = 0;
-    if (!backup) return HD_OK;
-    HD_TRY(hd_weights_backup_restore(backup, rank->engine->whole, err));
-    engine_update_renew_shards(rank->engine);
+static hd_status resume_kv(engine_rank *rank, hd_err *err) {
+    hd_engine *e = rank->engine;
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        HD_TRY(hd_model_runner_restore_kv(e->ranks[i].model_runner, err));
+    }
+    rank->totals.released &= ~(uint32_t)HD_MEMORY_KV;
+    rank->released_bytes[1] = 0;
     return HD_OK;
+}
+
+static hd_status resume_weights(engine_rank *rank, hd_err *err) {
+    hd_engine *e = rank->engine;
+    const bool on_device = hd_weights_device(e->whole) != NULL;
+    HD_TRY(hd_weights_restore(e->whole, rank->stream, err));
+    rank->totals.released &= ~(uint32_t)HD_MEMORY_WEIGHTS;
+    rank->released_bytes[0] = 0;
+    if (!e->backup || on_device) return HD_OK;
+    HD_TRY(hd_weights_backup_restore(e->backup, e->whole, err));
+    engine_update_renew_shards(e);
+    return HD_OK;
+}
+
+/* Memory that cannot be taken again stays released. On a CPU the system gives pages again when they
+ * are written. */
+static hd_status resume(engine_rank *rank, uint32_t memory, hd_err *err) {
+    memory &= rank->totals.released;
+    if (memory & HD_MEMORY_KV) HD_TRY(resume_kv(rank, err));
+    return memory & HD_MEMORY_WEIGHTS ? resume_weights(rank, err) : HD_OK;
 }
 
 /* Why no step may run now, as a code. */

@@ -295,6 +295,10 @@ hd_status hd_kv_discard(hd_kv *kv, size_t *bytes, hd_err *err) {
     return HD_OK;
 }
 
+hd_status hd_kv_restore(hd_kv *kv, hd_err *err) {
+    return hd_device_restore(kv->device, kv->block, err);
+}
+
 /* Types without scales get values between 1/2 and 1, with either sign. */
 void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
     for (int32_t l = 0; l < kv->n_layers; l++) {

@@ -85,6 +85,7 @@ void hd_kv_close(hd_kv *kv); /* NULL is fine */
 /* Gives the memory of all pages, in both tiers, and choices back and keeps its addresses. Nothing may be
  * cached, and no sequence open. Adds the bytes to *bytes. */
 hd_status hd_kv_discard(hd_kv *kv, size_t *bytes, hd_err *err);
+hd_status hd_kv_restore(hd_kv *kv, hd_err *err); /* takes it again */
 
 /* Fills all pages with random values, to measure steps without a prefill. */
 void hd_kv_random_fill(hd_kv *kv, hd_stream *s);

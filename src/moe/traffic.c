@@ -10,6 +10,13 @@
 
 enum { MOST_NUMBERS = 1 << 28 };
 
+const char *const hd_traffic_phase_names[] = {"all",    "prefill", "decode",
+                                              "verify", "draft",   NULL};
+
+unsigned hd_traffic_phases(int choice) {
+    return choice ? 1u << (choice - 1) : HD_TRAFFIC_STEPS;
+}
+
 void hd_traffic_close(hd_traffic *t) {
     free(t->layer);
     free(t->tokens);

@@ -19,6 +19,11 @@ static inline const int64_t *hd_traffic_rows(const hd_traffic *t, int32_t pass, 
 /* Phases, as bits 1 << hd_record_phase. DRAFT has other layers than the others. */
 enum { HD_TRAFFIC_STEPS = (1 << HD_RECORD_DRAFT) - 1, HD_TRAFFIC_DRAFT = 1 << HD_RECORD_DRAFT };
 
+/* The choices of a command line, "all" and each phase; ends with NULL. */
+extern const char *const hd_traffic_phase_names[];
+/* The phases of a choice; all: but drafts. */
+unsigned hd_traffic_phases(int choice);
+
 /* Reads the passes of some phases. A record of counts is one pass. head gets the record's head, of
  * which the caller frees slot_expert, also after a failure; *cut tells whether its last row was
  * incomplete. */

@@ -382,3 +382,7 @@ hd_status hd_model_runner_discard_kv(hd_model_runner *x, size_t *bytes, hd_err *
     hd_stream_wait(x->env.stream);
     return hd_kv_discard(x->kv, bytes, err);
 }
+
+hd_status hd_model_runner_restore_kv(hd_model_runner *x, hd_err *err) {
+    return hd_kv_restore(x->kv, err);
+}

@@ -120,6 +120,7 @@ hd_kv *hd_model_runner_kv(hd_model_runner *x);
 /* Gives the memory of all KV pages back, see hd_kv_discard(). Between two runs, after
  * hd_model_runner_forget_steps(). */
 hd_status hd_model_runner_discard_kv(hd_model_runner *x, size_t *bytes, hd_err *err);
+hd_status hd_model_runner_restore_kv(hd_model_runner *x, hd_err *err);
 
 /* See hd_kv_host_page(). */
 void *hd_model_runner_host_page(const hd_model_runner *x, hd_kv_group group, int32_t host,

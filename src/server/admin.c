@@ -152,7 +152,10 @@ static void on_continue(http_call *c, void *user) {
 /* ---- profile ---- */
 
 static void order_failed(http_call *c, const hd_err *err, const char *code) {
-    const int status = err->status == HD_EINVAL ? 400 : err->status == HD_EAGAIN ? 409 : 500;
+    const int status = err->status == HD_EINVAL         ? 400
+                       : err->status == HD_EAGAIN       ? 409
+                       : err->status == HD_EUNSUPPORTED ? 501
+                                                        : 500;
     http_error(c, status, status == 500 ? "server_error" : "invalid_request_error", code, NULL,
                "%s", err->msg);
 }

@@ -151,7 +151,12 @@ static const api_schema schemas[] = {
     {"TensorBody",
      "{'type':'object','properties':{'sha256':{'type':['string','null']},"
      "'update':{'type':['integer','null'],'minimum':0},'safetensors':{'type':['string','null']},'shared_memory':{"
-     "'type':['string','null']},'load_format':{'type':['string','null']},'weight_version':{"
+     "'type':['string','null']},'serialized_named_tensors':{'type':['array','null'],'items':@Text,"
+     "'minItems':1,'maxItems':1},'cuda_ipc':{'type':['array','null'],'items':{'type':'object',"
+     "'required':['name','dtype','shape','handle'],'properties':{'name':@Text,'dtype':@Text,"
+     "'shape':{'type':'array','items':@Count},'handle':@Text,'offset':@Count}}},"
+     "'base_version':{'type':['string','null']},"
+     "'load_format':{'type':['string','null']},'weight_version':{"
      "'type':['string','null']},'abort_all_requests':{'type':['boolean','null']},'flush_cache':{"
      "'type':['boolean','null']},'disable_draft_model':{'type':['boolean','null']},"
      "'selector':{'enum':['all','target','draft',null]}}}"},

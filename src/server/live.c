@@ -109,7 +109,7 @@ static json_t *experts_elsewhere(const hd_expert_figures *x) {
                      (json_int_t)x->failed);
 }
 
-static json_t *stats_object(const hd_engine_stats *e) {
+static json_t *stats_object(const hd_engine_stats *e, const char *version) {
     json_t *o =
         json_pack("{s:i, s:i, s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:I, "
                   "s:I, s:I, s:I, s:I, s:i}",
@@ -123,6 +123,7 @@ static json_t *stats_object(const hd_engine_stats *e) {
                   (json_int_t)e->last_step_ns, "weight_bytes", (json_int_t)e->weight_bytes,
                   "kv_bytes", (json_int_t)e->kv_bytes, "activation_bytes",
                   (json_int_t)e->activation_bytes, "max_context", e->max_context);
+    json_object_set_new(o, "weight_version", json_string(version));
     json_object_set_new(o, "drafted_at", list64(e->drafted_at, HD_MAX_DRAFTS));
     json_object_set_new(o, "accepted_at", list64(e->accepted_at, HD_MAX_DRAFTS));
     json_object_set_new(o, "pages", list32(e->pages, HD_N_KV_GROUPS));
@@ -212,11 +213,11 @@ static void update_rates(live_view *v, const hd_engine_stats *e, int64_t now) {
 
 static char *object_text(live_view *v, hd_engine *e, const hd_engine_stats *stats,
                          const history_sample *now) {
-    json_t *o =
-        json_pack("{s:I, s:o, s:{s:f, s:f}, s:o, s:o, s:o}", "t", (json_int_t)now->t_ms,
-                  "stats", stats_object(stats), "rates", "tokens_s", now->tokens_s,
-                  "prompt_tokens_s", now->prompt_tokens_s, "ttft_ms", quantiles(now->ttft),
-                  "itl_ms", quantiles(now->itl), "requests", requests_list(e));
+    json_t *o = json_pack("{s:I, s:o, s:{s:f, s:f}, s:o, s:o, s:o}", "t", (json_int_t)now->t_ms,
+                          "stats", stats_object(stats, hd_engine_weight_version(e)), "rates",
+                          "tokens_s", now->tokens_s, "prompt_tokens_s", now->prompt_tokens_s,
+                          "ttft_ms", quantiles(now->ttft), "itl_ms", quantiles(now->itl),
+                          "requests", requests_list(e));
     json_t *experts = v->n_ticks % TICKS_PER_EXPERTS == 0 ? experts_object(v, e) : NULL;
     if (experts) json_object_set_new(o, "experts", experts);
     json_t *groups = groups_list(e);

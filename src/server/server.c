@@ -527,6 +527,7 @@ void server_close(server *s) {
         server_submitted(s);
         pthread_join(s->poller, NULL);
     }
+    weight_updates_drop(s->weights);
     hd_engine_close(s->engine);
     http_close(s->http);
     api_background_close(s->api.background);

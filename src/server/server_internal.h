@@ -93,7 +93,9 @@ json_t *server_take_body(http_call *c);
 
 /* weight_updates.c */
 weight_updates *weight_updates_new(const char *model_dir, const char *weights_dir);
-void weight_updates_free(weight_updates *w); /* NULL is fine */
+/* Drops an update in parts, whose memory may be that of the engine's device. NULL is fine. */
+void weight_updates_drop(weight_updates *w);
+void weight_updates_free(weight_updates *w); /* NULL is fine; after the drop */
 /* Whether an update in parts waits for its end. Any thread may call it. */
 bool weight_updates_begun(weight_updates *w);
 /* Writes the folder of the weights in use to out. */

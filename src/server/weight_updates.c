@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "weights/delta.h"
+#include "weights/torch/ipc_tensors.h"
 #include "weights/torch/torch_tensors.h"
 
 enum { SHA256_BYTES = 32 };
@@ -30,9 +31,14 @@ weight_updates *weight_updates_new(const char *model_dir, const char *weights_di
     return w;
 }
 
-void weight_updates_free(weight_updates *w) {
+void weight_updates_drop(weight_updates *w) {
     if (!w) return;
     hd_weights_update_close(w->session.update);
+    w->session.update = NULL;
+}
+
+void weight_updates_free(weight_updates *w) {
+    if (!w) return;
     pthread_mutex_destroy(&w->busy);
     pthread_mutex_destroy(&w->lock);
     free(w->snapshot);
@@ -276,37 +282,43 @@ static bool has_digest(const hd_map *map, const char *hex) {
 }
 
 /* SGLang's field has a pickle for each rank; here is one. */
-static hd_status read_pickle(json_t *list, hd_checkpoint **out, bool flattened, hd_err *err) {
+static hd_status read_pickle(json_t *list, hd_checkpoint **out, bool flattened, hd_device *gpu,
+                             hd_err *err) {
     const char *text = json_string_value(json_array_get(list, 0));
     hd_map map;
     if (json_array_size(list) != 1 || !text) {
         return HD_FAIL(err, HD_EINVAL, "serialized_named_tensors: must be a list of one text");
     }
     HD_TRY(decode_base64(&map, "serialized_named_tensors", text, err));
-    const hd_status st = hd_torch_tensors_read(out, map.data, map.bytes, flattened, err);
+    const hd_status st = hd_torch_tensors_read(out, map.data, map.bytes, flattened, gpu, err);
     hd_map_close(&map);
     return st;
 }
 
-/* Makes a checkpoint of the one field that carries tensors. */
-static hd_status read_tensors(json_t *body, hd_checkpoint **out, hd_err *err) {
+/* Makes a checkpoint of the one field that carries tensors. gpu: that of the weights, or NULL. */
+static hd_status read_tensors(json_t *body, hd_checkpoint **out, hd_device *gpu, hd_err *err) {
     json_t *bytes = json_object_get(body, "safetensors");
     json_t *name = json_object_get(body, "shared_memory");
     json_t *pickles = json_object_get(body, "serialized_named_tensors");
+    json_t *on_gpu = json_object_get(body, "cuda_ipc");
     const char *format = json_string_value(json_object_get(body, "load_format"));
     const char *digest = json_string_value(json_object_get(body, "sha256"));
     const bool flattened = format && strcmp(format, "flattened_bucket") == 0;
     hd_map map = {0};
-    if (json_is_string(bytes) + json_is_string(name) + json_is_array(pickles) != 1) {
+    if (json_is_string(bytes) + json_is_string(name) + json_is_array(pickles) +
+            json_is_array(on_gpu) !=
+        1) {
         return HD_FAIL(err, HD_EINVAL,
                        "give one of safetensors, the bytes of such a file in base64, "
-                       "shared_memory, the name of an object that holds them, and "
-                       "serialized_named_tensors");
+                       "shared_memory, the name of an object that holds them, cuda_ipc, a list "
+                       "of tensors on a GPU, and serialized_named_tensors");
     }
-    if (json_is_array(pickles)) {
-        if (!digest) return read_pickle(pickles, out, flattened, err);
-        return HD_FAIL(err, HD_EINVAL, "sha256: of a pickle it would not cover the tensors");
+    if (digest && (json_is_array(pickles) || json_is_array(on_gpu))) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "sha256: of a pickle or of handles it would not cover the tensors");
     }
+    if (json_is_array(pickles)) return read_pickle(pickles, out, flattened, gpu, err);
+    if (json_is_array(on_gpu)) return hd_ipc_tensors_read(out, on_gpu, gpu, err);
     HD_TRY(json_is_string(bytes)
                ? decode_base64(&map, "safetensors", json_string_value(bytes), err)
                : hd_map_read_shared(&map, json_string_value(name), err));
@@ -325,7 +337,7 @@ static bool is_delta(const json_t *body) {
 /* A delta is completed by the weights in use. */
 static hd_status read_whole_tensors(server *s, json_t *body, hd_checkpoint **out, hd_err *err) {
     hd_checkpoint *c;
-    HD_TRY(read_tensors(body, &c, err));
+    HD_TRY(read_tensors(body, &c, hd_weights_device(hd_engine_weights(s->engine)), err));
     if (is_delta(body)) {
         return hd_weights_delta_read(out, hd_engine_weights(s->engine), c, err);
     }

@@ -27,14 +27,34 @@ static void add_copy(const work *k, const void *to, const void *from, size_t byt
                      bool on_device) {
     weights_arrival *a = k->a;
     assert(a->n_copies < WEIGHTS_MOST_COPIES);
-    a->copies[a->n_copies++] = (weights_copy){writable(to), from, bytes, on_device};
+    a->copies[a->n_copies++] = (weights_copy){
+        .to = writable(to), .from = from, .bytes = bytes, .on_device = on_device};
+}
+
+/* The device's copy of bytes of a tensor that came from there, or NULL. */
+static const void *on_device(const hd_tensor *t, const void *from) {
+    const uintptr_t at = (uintptr_t)from, first = t ? (uintptr_t)t->data : 0;
+    if (!t || !t->on_device || at < first || at - first >= t->bytes) return NULL;
+    return t->on_device + (at - first);
 }
 
 /* The stored array, and the copy of it that a device has. */
 static void replace(const work *k, const void *stored, const void *read, const void *from,
                     size_t bytes) {
+    const weights_bound *in = &k->a->in;
     add_copy(k, stored, from, bytes, false);
-    if (read && read != stored) add_copy(k, read, from, bytes, true);
+    if (!read || read == stored) return;
+    const void *there = on_device(in->data, from);
+    if (!there) there = on_device(in->scale, from);
+    add_copy(k, read, there ? there : from, bytes, true);
+    k->a->copies[k->a->n_copies - 1].from_device = there != NULL;
+}
+
+/* What operators read of a tensor that is stored otherwise: the host's array, and a device's copy. */
+static void replace_read(const work *k, const void *read, const void *owned, const void *from,
+                         size_t bytes) {
+    if (owned) add_copy(k, owned, from, bytes, false);
+    if (read != owned) add_copy(k, read, from, bytes, true);
 }
 
 static hd_status misfit(const work *k, const hd_tensor *t, const char *why) {
@@ -164,7 +184,7 @@ static hd_status replace_vector(const work *k, const weights_bound *have,
     add_copy(k, w->data, stored, hd_dtype_bytes(w->type, n), false);
     if (!read || (const void *)read == w->data) return HD_OK;
     HD_TRY(convert(k, &wide, HD_F32, w->type, stored, n));
-    add_copy(k, read, wide, (size_t)n * sizeof(float), read != s->owned);
+    replace_read(k, read, s->owned, wide, (size_t)n * sizeof(float));
     return HD_OK;
 }
 
@@ -185,7 +205,7 @@ static hd_status replace_table(const work *k, const weights_bound *have,
         return misfit(k, in, "dtype mismatch: the model has the other type of integers");
     }
     add_copy(k, stored->data, in->data, in->bytes, false);
-    add_copy(k, s->table, table, n * sizeof *table, s->table != s->owned);
+    replace_read(k, s->table, s->owned, table, n * sizeof *table);
     return HD_OK;
 }
 

@@ -13,6 +13,7 @@ typedef struct weights_copy {
     const void *from;
     size_t bytes;
     bool on_device;
+    bool from_device; /* `from` is memory of the same device */
 } weights_copy;
 
 typedef struct weights_arrival {

@@ -41,6 +41,8 @@ struct hd_checkpoint {
     hd_tensor *tensors;
     int32_t n;
     json_t *by_name; /* name: position in tensors */
+    hd_device *device;
+    void *device_memory; /* copies of tensors; NULL: there are none */
     int32_t n_notices;
     char notices[MAX_NOTICES][200];
 };
@@ -376,6 +378,11 @@ hd_status hd_checkpoint_of_tensors(hd_checkpoint **out, const hd_tensor *tensors
     return hand_over(out, c, st);
 }
 
+void hd_checkpoint_keep_device(hd_checkpoint *c, hd_device *d, void *memory) {
+    c->device = d;
+    c->device_memory = memory;
+}
+
 /* Everything behind the first tensor of a file; its header stays. */
 hd_map hd_checkpoint_memory(const hd_checkpoint *c, int32_t shard) {
     const hd_map *map = &c->shards[shard].map;
@@ -399,6 +406,7 @@ size_t hd_checkpoint_discard(hd_checkpoint *c) {
 
 void hd_checkpoint_close(hd_checkpoint *c) {
     if (!c) return;
+    if (c->device_memory) hd_device_release(c->device, c->device_memory);
     for (int32_t i = 0; i < c->n_shards; i++) {
         hd_safetensors_deinit(&c->shards[i].file);
         hd_map_close(&c->shards[i].map);

@@ -30,6 +30,7 @@ struct hd_tensor {
     int64_t shape[HD_MAX_RANK];
     const uint8_t *data; /* little-endian, row-major, in the map, unaligned */
     size_t bytes;
+    const uint8_t *on_device; /* the same bytes in the memory of a GPU; NULL: there are none */
 };
 
 /* ---- one file ---- */
@@ -62,6 +63,8 @@ hd_status hd_checkpoint_of_bytes(hd_checkpoint **out, hd_map *file, const char *
                                  hd_err *err);
 hd_status hd_checkpoint_of_tensors(hd_checkpoint **out, const hd_tensor *tensors, int32_t n,
                                    hd_map *memory, const char *label, hd_err *err);
+/* Memory of a device in which tensors have a copy; c releases it when it is closed. */
+void hd_checkpoint_keep_device(hd_checkpoint *c, hd_device *d, void *memory);
 /* The memory of a shard's tensors, from the first one on, of a checkpoint that was read; it may be
  * written. */
 hd_map hd_checkpoint_memory(const hd_checkpoint *c, int32_t shard);

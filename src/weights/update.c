@@ -270,20 +270,8 @@ int32_t hd_weights_lost(const hd_weights *w) {
     return w->n_lost;
 }
 
-static bool is_on_device(const hd_weights *w) {
-    for (int32_t i = 0; i < w->schema.n; i++) {
-        const hd_tensor_decl *d = &w->schema.decls[i];
-        const weights_slot *s = weights_slot_at(w, d->layer, d->role);
-        if (!w->bound[i].data || d->expert >= 0 || weights_is_small(d)) continue;
-        if (s->weight.data && s->weight.data != w->bound[i].weight.data) return true;
-    }
-    return false;
-}
-
 hd_status hd_weights_discard(hd_weights *w, size_t *bytes, hd_err *err) {
-    if (is_on_device(w)) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "weights on a GPU cannot be given back yet");
-    }
+    if (w->device) return hd_device_discard(w->device, w->device_block, bytes, err);
     *bytes += hd_checkpoint_discard(w->checkpoint);
     for (int32_t i = 0; i < w->schema.n; i++) set_lost(w, i, w->bound[i].data != NULL);
     return HD_OK;
@@ -312,7 +300,11 @@ static bool copy_bucket(const bucket *b, const hd_weights *w, hd_stream *s) {
         if (!b->given[a->decl]) continue;
         for (int32_t k = 0; k < a->n_copies; k++) {
             const weights_copy *c = &a->copies[k];
-            if (c->on_device) hd_stream_upload(s, c->to, c->from, c->bytes);
+            if (c->from_device) {
+                hd_stream_copy(s, c->to, c->from, c->bytes);
+            } else if (c->on_device) {
+                hd_stream_upload(s, c->to, c->from, c->bytes);
+            }
         }
         scalars = scalars || w->bound[a->decl].global;
     }

@@ -48,8 +48,9 @@ int32_t hd_weights_update_count(const hd_weights_update *u); /* tensors so far *
  * no update has brought back. A model must not compute with any. */
 int32_t hd_weights_lost(const hd_weights *w);
 
-/* Gives the memory of w's tensors back to the system and keeps its addresses: all are lost. Adds
- * the bytes to *bytes. HD_EUNSUPPORTED: a device has copies of them. */
+/* Gives the memory of w's tensors back to the system and keeps its addresses: all are lost. Of weights
+ * on a device only the device's memory is given back, and nothing is lost: hd_weights_restore(). Adds
+ * the bytes to *bytes. */
 hd_status hd_weights_discard(hd_weights *w, size_t *bytes, hd_err *err);
 
 /* Copies everything into w, the weights that it was opened with, between two steps. s: the

@@ -531,6 +531,7 @@ void hd_weights_close(hd_weights *w) {
     free(w->token_classes);
     free(w->missing);
     free(w->lost);
+    free(w->moves);
     free(w->bound);
     hd_schema_close(&w->schema);
     hd_checkpoint_close(w->checkpoint);
@@ -539,67 +540,10 @@ void hd_weights_close(hd_weights *w) {
     free(w);
 }
 
-/* ---- upload ---- */
+/* ---- what operators read ---- */
 
-/* A walk over everything that operators read: it measures if s is NULL, else copies into the
- * arena. */
-typedef struct moving {
-    hd_arena arena;
-    hd_stream *s;
-    hd_upload_watch watch;
-    size_t total;
-} moving;
-
-static const void *move(moving *m, const void *from, size_t bytes) {
-    void *to = hd_arena_take(&m->arena, bytes, 256);
-    if (!m->s) return from;
-    hd_stream_upload(m->s, to, from, bytes);
-    if (m->watch.moved) m->watch.moved(m->watch.ctx, m->arena.used, m->total);
-    return to;
-}
-
-static void move_matrix(moving *m, hd_weight *w) {
-    const hd_stored_format f = hd_weight_format(w);
-    w->data = move(m, w->data, hd_stored_data_bytes(&f, w->rows, w->cols));
-    if (w->scale) w->scale = move(m, w->scale, hd_stored_scale_bytes(&f, w->rows, w->cols));
-}
-
-static void move_slot(const hd_weights *w, moving *m, weights_slot *s) {
-    const size_t n = (size_t)s->weight.rows * (size_t)s->weight.cols;
-    const bool experts = s->experts && !w->experts_elsewhere;
-    for (int32_t e = 0; experts && e < w->shard.n_experts; e++) {
-        if (s->experts[e].data) move_matrix(m, &s->experts[e]);
-    }
-    if (s->table) {
-        s->table = move(m, s->table, n * sizeof *s->table);
-    } else if (s->vector) {
-        s->vector = move(m, s->vector, n * sizeof *s->vector);
-        if (m->s) s->weight.data = NULL; /* operators must not read host memory */
-    } else if (s->weight.data) {
-        move_matrix(m, &s->weight);
-    }
-}
-
-static void move_all(const hd_weights *w, moving *m) {
-    const size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
-    for (size_t i = 0; i < n_slots; i++) move_slot(w, m, &w->slots[i]);
-}
-
-hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
-                            const hd_upload_watch *watch, hd_err *err) {
-    moving m = {.arena = hd_arena_measure()};
-    void *block;
-    const bool host = hd_device_is_host(d);
-    /* the weights are on the device already */
-    if ((host && !w->experts_elsewhere) || w->dummies.device) return HD_OK;
-    move_all(w, &m);
-    const size_t bytes = m.arena.peak;
-    HD_TRY(hd_device_alloc(d, &block, bytes, "weights", err));
-    m = (moving){.arena = hd_arena_over(block, bytes), .s = s, .total = bytes};
-    if (watch) m.watch = *watch;
-    move_all(w, &m);
-    if (!host) HD_TRY(weights_slots_fill(&w->expert_slots, d, s, err));
-    return hd_stream_sync(s, err);
+hd_device *hd_weights_device(const hd_weights *w) {
+    return w->device;
 }
 
 bool hd_weights_has_experts_elsewhere(const hd_weights *w) {

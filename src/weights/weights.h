@@ -95,6 +95,11 @@ typedef struct hd_upload_watch {
  * copies. The device owns the memory. watch NULL: no progress callback. */
 hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
                             const hd_upload_watch *watch, hd_err *err);
+/* Takes the device's memory again after hd_weights_discard(), with the same values. HD_ENOMEM: there is
+ * none. Host memory comes again when it is written. */
+hd_status hd_weights_restore(hd_weights *w, hd_stream *s, hd_err *err);
+/* The device with that memory, or NULL: operators read host memory. */
+hd_device *hd_weights_device(const hd_weights *w);
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
 size_t hd_weights_bytes(const hd_weights *w); /* of all tensors as stored */

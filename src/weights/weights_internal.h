@@ -26,6 +26,13 @@ typedef struct weights_use {
     int32_t decl;
 } weights_use;
 
+/* An array of the host, and its copy on a device. */
+typedef struct weights_move {
+    void *to;
+    const void *from;
+    size_t bytes;
+} weights_move;
+
 struct hd_weights {
     const hd_model_spec *spec;
     hd_checkpoint *checkpoint; /* NULL: dummies */
@@ -45,6 +52,10 @@ struct hd_weights {
     weights_pieces pieces; /* copies of column shards */
     int32_t n_mtp;
     bool experts_elsewhere; /* in the files; operators must not read them there */
+    hd_device *device;      /* that has a copy of what operators read; NULL: host memory */
+    void *device_block;     /* the copy's memory */
+    weights_move *moves;    /* [n_moves] its arrays */
+    size_t n_moves;
     hd_err problem;
 };
 

@@ -151,7 +151,7 @@ class Engine:
             "page_tokens": 128, "host_pages": [0, 256], "host_free": [0, 180],
             "experts_elsewhere": {"source": "file", "elsewhere": 1536, "slots": 384, "slot_bytes": 2_000_000_000, "fetch_bytes": 5_000_000_000,
                              "used": 1000, "staged": 750, "failed": 0}, "step_ns": 0, "host_ns": 0, "last_step_ns": 0,
-            "weight_bytes": 22884624, "kv_bytes": 67108864, "activation_bytes": 9437184, "max_context": 8192,
+            "weight_version": "step-7 <b>", "weight_bytes": 22884624, "kv_bytes": 67108864, "activation_bytes": 9437184, "max_context": 8192,
         }  # fmt: skip
 
     def turn(self):

@@ -6,12 +6,13 @@ import contextlib
 import os
 import pathlib
 import re
+import subprocess
 
 import pytest
-from conftest import HADAL
+from conftest import HADAL, run_hadal
 from serving import TINY, Server, wait_until
 from test_rollout import go_on, pause
-from test_weight_updates import checksums, copy_model, io, perturbed, scores, send, update
+from test_weight_updates import checksums, copy_model, io, perturbed, scores, send, started_from, update
 
 WAITS = {"input_ids": [605, 14, 261], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
 
@@ -266,3 +267,43 @@ def test_a_backup_needs_a_folder_and_updates(tmp_path):
     for flags, why in ((["--weights-dir", TINY, "--weights-backup", tmp_path / "none"], "No such file"), (["--weights-backup", tmp_path], "cannot be replaced")):
         with pytest.raises(AssertionError, match=why):
             Server(*flags)
+
+
+# ---- a GPU ----
+
+
+def gpu_bytes():
+    done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True)
+    return int(done.stdout.split()[0]) << 20
+
+
+@pytest.mark.skipif("\ngpu 0" not in run_hadal("version").stdout, reason="needs a GPU and a build with CUDA (make CUDA=1)")
+def test_memory_of_a_gpu(tmp_path):
+    """It really goes back, and comes again at its address, by graphs that were recorded before: from the host's copy, also after an update."""
+    tensors = perturbed(io.read_checkpoint(TINY), 3)
+    folder = copy_model(TINY, tmp_path / "other", tensors)
+    s = Server("--weights-dir", tmp_path, "--kv-tokens", 400000)
+    try:
+        before, used = scores(s), gpu_bytes()
+        for cycle in range(20):
+            assert s.post("/release_memory_occupation", {}).status == 200
+            if cycle == 0:
+                released = s.stats()["hadal_released_bytes"]
+                assert released > 100 << 20 and used - gpu_bytes() > 0.9 * released
+            reply = s.post("/generate", {"text": "1 + 1 =", "sampling_params": {"max_new_tokens": 2}})
+            assert (reply.status, reply.code) == (503, "memory_released")
+            assert s.post("/update_weights_from_disk", {"model_path": str(folder)}).status == 503
+            assert s.post("/resume_memory_occupation", {"tags": ["weights"]}).status == 200
+            assert s.post("/resume_memory_occupation", {"tags": ["kv_cache"]}).status == 200
+            assert scores(s) == before
+        assert abs(gpu_bytes() - used) < 64 << 20
+        assert s.post("/update_weights_from_disk", {"model_path": str(folder)}).status == 200
+        after = scores(s)
+        assert after != before
+        for tags in (["weights"], ["kv_cache"], ["weights", "kv_cache"]):
+            assert s.post("/release_memory_occupation", {"tags": tags}).status == 200
+            assert s.post("/resume_memory_occupation", {"tags": tags}).status == 200
+            assert scores(s) == after
+        assert (after, checksums(s)) == started_from(folder)
+    finally:
+        s.close()

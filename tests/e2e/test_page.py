@@ -443,6 +443,7 @@ def test_the_engine_view(mock, visit):
     page.until("document.querySelectorAll('#experts tbody tr').length === 24")
     page.click("#pause")
     steps = page.text("#facts")
+    assert re.search(r"Version of the weights\s*step-7 <b>", steps)
     assert page.text("#live") == "View paused; the engine is not"
     page.js("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
     assert page.text("#facts") == steps

@@ -1,5 +1,6 @@
 """Expert records: of a server in every mode, read by an independent reader, hadal record, refusals."""
 
+import concurrent.futures
 import io
 import json
 import os
@@ -30,10 +31,10 @@ def plain():
     server.close()
 
 
-def read(data):
+def read(data, of_ranks=1):
     """The head and the rows: pass, tokens, phase, counts [layers][experts] by expert, token."""
     magic, version, mode, layers, experts, top_k, slots, ranks, nodes, n_mtp, _, n = HEAD.unpack_from(data)
-    assert (magic, version, ranks, nodes) == (b"EPLBREC1", 1, 1, 1)
+    assert (magic, version, ranks, nodes) == (b"EPLBREC1", 1, of_ranks, 1)
     at = HEAD.size
     slot_expert = [struct.unpack_from(f"<{slots}H", data, at + 2 * slots * k) for k in range(layers)]
     at += 2 * slots * layers
@@ -116,6 +117,33 @@ def test_modes(serve, tmp_path, mode):
     _, second = record(s)
     again = sum(n for _, n, phase, _, _ in read(second.read_bytes())[1] if phase == "prefill")
     assert 0 < again <= tokens["prefill"]
+
+
+def test_counts_are_those_of_all_attention_groups(serve, tmp_path):
+    """As many rows of each expert as one rank has for the same questions, which both groups answer."""
+    counts = []
+    for ranks, flags in ((1, []), (2, ["--dp", 2, "--ep", 2])):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        s = serve("--expert-record-dir", folder, "--no-drafts", *flags)
+        for _ in range(2):  # a second record begins anew
+            assert s.post("/flush_cache").status == 200
+            s.post("/start_expert_distribution_record")
+            bodies = [{"input_ids": [605 + (31 * i + j) % 300 for j in range(20 + i)], "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}} for i in range(8)]
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                assert [r.status for r in pool.map(lambda b: s.post("/generate", b), bodies)] == [200] * 8
+            s.post("/stop_expert_distribution_record")
+            assert s.post("/dump_expert_distribution_record").status == 200
+        for file in folder.iterdir():
+            _, rows = read(file.read_bytes(), ranks)
+            tokens = {phase: n for _, n, phase, _, _ in rows}
+            assert tokens["prefill"] == sum(20 + i for i in range(8)) and tokens["decode"] >= 8 * 7
+            (prefill,) = [c for _, _, phase, c, _ in rows if phase == "prefill"]
+            counts.append(prefill)
+    assert len(counts) == 4 and all(c == counts[0] for c in counts)
+    s = serve("--expert-record-dir", tmp_path, "--expert-record", "per-pass", "--dp", 2, "--ep", 2)
+    reply = s.post("/start_expert_distribution_record")
+    assert reply.status == 501 and "only counts" in reply.text
 
 
 def test_a_record_is_planned_from(serve, tmp_path):

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import run_hadal
 from make_model import io
 from serving import TINY, Server
 from test_weight_updates import checksums, perturbed, scores, started_from, copy_model
@@ -61,6 +62,7 @@ def test_tensors_as_torch_sends_them(python, other, tmp_path, how):
     try:
         replies = send(python, s, tensors, [how], tmp_path)
         assert [r["status"] for r in replies] == [200], replies
+        assert replies[0]["left"]["shm"] == 0, "the sender's shared memory stays behind"
         assert (scores(s), checksums(s)) == started_from(folder)
     finally:
         s.close()
@@ -73,5 +75,63 @@ def test_descriptors_are_refused_by_name(python, other, tmp_path):
         (reply,) = send(python, s, other[1], ["alone"], tmp_path, strategy="file_descriptor")
         assert reply["status"] == 400 and "file_system" in reply["message"] and "rebuild_storage_fd" in reply["message"]
         assert checksums(s) == before
+    finally:
+        s.close()
+
+
+# ---- on a GPU: CUDA IPC ----
+
+has_gpu = "\ngpu 0" in run_hadal("version").stdout
+on_gpu = pytest.mark.skipif(not has_gpu, reason="needs a GPU and a build with CUDA (make CUDA=1)")
+ON_GPU = {"device": "cuda"}
+
+
+@on_gpu
+@pytest.mark.parametrize("how", ["alone", "shared", "strided", "parameters", "uuid", "bucket", "late", "list"])
+def test_tensors_on_the_gpu(python, other, tmp_path, how):
+    """The server has the weights of one that starts from them; nothing of the sender's memory is held."""
+    folder, tensors = other
+    s = Server("--weights-dir", tmp_path)
+    try:
+        replies = send(python, s, tensors, [how], tmp_path, **ON_GPU)
+        assert [r["status"] for r in replies] == [200], replies
+        assert how == "list" or replies[0]["left"]["gpu"] == 0, replies
+        assert (scores(s), checksums(s)) == started_from(folder)
+    finally:
+        s.close()
+
+
+@on_gpu
+def test_parts_are_what_was_sent(python, other, tmp_path):
+    """The sender uses its memory again after each reply, before the update ends."""
+    folder, tensors = other
+    s = Server("--weights-dir", tmp_path)
+    try:
+        before = checksums(s)
+        assert s.post("/begin_weight_update", {}).status == 200
+        replies = send(python, s, tensors, ["alone", "bucket", "list"], tmp_path, spoil=True, **ON_GPU)
+        assert [r["status"] for r in replies] == [200] * 3, replies
+        assert checksums(s) == before
+        assert s.post("/end_weight_update", {"parts": 3}).status == 200
+        assert (scores(s), checksums(s)) == started_from(folder)
+        assert s.post("/begin_weight_update", {}).status == 200
+        send(python, s, tensors, ["alone"], tmp_path, **ON_GPU)  # the server goes down while it waits
+    finally:
+        s.close()
+
+
+@on_gpu
+def test_bad_memory_of_a_gpu(python, other, tmp_path):
+    import base64
+
+    s = Server("--weights-dir", tmp_path)
+    try:
+        before = checksums(s)
+        norm = {"name": "norm.weight", "dtype": "F32", "shape": [4], "handle": base64.b64encode(bytes(64)).decode()}
+        for fields, why in (({}, "opens nothing"), ({"handle": "AAAA"}, "bad handle"), ({"offset": -4}, "bad offset")):
+            reply = s.post("/update_weights_from_tensor", {"cuda_ipc": [{**norm, **fields}]})
+            assert reply.status == 400 and why in reply.text and "norm.weight" in reply.text, reply.text
+        assert checksums(s) == before
+        assert s.post("/generate", {"text": "1 + 1 =", "sampling_params": {"max_new_tokens": 2}}).status == 200
     finally:
         s.close()

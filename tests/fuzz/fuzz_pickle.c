@@ -1,10 +1,11 @@
 /* fuzz_pickle.c - any bytes as a pickle. What is accepted is walked completely: every text lies
  * in the pickle or is a name, and every list has as many items as it says. Then the bytes are
- * read as tensors, of which none may come: no storage has such a name. */
+ * read as tensors, without a GPU and with a fake one: those that come are walked, too. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "fakes/shared_device.h"
 #include "weights/torch/pickle.h"
 #include "weights/torch/torch_tensors.h"
 
@@ -46,6 +47,7 @@ static void walk(const hd_pickle *p, const hd_pickle_value *v, int depth) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static hd_device *gpu;
     hd_pickle *p;
     hd_checkpoint *c;
     hd_err err = {0};
@@ -56,16 +58,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     } else {
         must(err.status != HD_OK && err.msg[0] != '\0');
     }
-    for (int flattened = 0; flattened < 2; flattened++) {
+    if (!gpu) gpu = shared_device_open();
+    for (int way = 0; gpu && way < 4; way++) {
         err = (hd_err){0};
-        if (hd_torch_tensors_read(&c, data, size, flattened, &err) == HD_OK) {
+        if (hd_torch_tensors_read(&c, data, size, way % 2, way / 2 ? gpu : NULL, &err) ==
+            HD_OK) {
             for (int32_t i = 0; i < hd_checkpoint_count(c); i++) {
-                must(hd_checkpoint_at(c, i)->name[0] != '\0');
+                const hd_tensor *t = hd_checkpoint_at(c, i);
+                must(t->name[0] != '\0');
+                must(!t->on_device || memcmp(t->on_device, t->data, t->bytes) == 0);
             }
             hd_checkpoint_close(c);
         } else {
             must(err.status != HD_OK && err.msg[0] != '\0');
         }
+        must(shared_device_opened(gpu) == 0);
     }
     return 0;
 }

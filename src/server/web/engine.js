@@ -120,6 +120,7 @@ const FACTS = [
   ["Time per step", (s) => milliseconds(share(s.step_ns / 1e6, s.steps))],
   ["Host's share", (s) => percent(share(s.host_ns, s.step_ns))],
   ["Weights", (s) => bytes(s.weight_bytes)],
+  ["Version of the weights", (s) => s.weight_version ?? "–"],
   ["KV memory", (s) => bytes(s.kv_bytes)],
   ["Activations", (s) => bytes(s.activation_bytes)],
   ["Context", (s) => (s.max_context ? `${s.max_context} tokens` : "–")],

@@ -1,0 +1,89 @@
+/* upload.c - copies what operators read to a device, and again after its memory was given back. */
+#include <stdlib.h>
+
+#include "base/arena.h"
+#include "weights/weights_internal.h"
+
+/* A walk over everything that operators read: it measures if s is NULL, else copies into the
+ * arena. */
+typedef struct moving {
+    hd_arena arena;
+    hd_stream *s;
+    hd_upload_watch watch;
+    size_t total;
+    weights_move *moves; /* [n] */
+    size_t n;
+} moving;
+
+static const void *move(moving *m, const void *from, size_t bytes) {
+    void *to = hd_arena_take(&m->arena, bytes, 256);
+    m->n++;
+    if (!m->s) return from;
+    m->moves[m->n - 1] = (weights_move){to, from, bytes};
+    hd_stream_upload(m->s, to, from, bytes);
+    if (m->watch.moved) m->watch.moved(m->watch.ctx, m->arena.used, m->total);
+    return to;
+}
+
+static void move_matrix(moving *m, hd_weight *w) {
+    const hd_stored_format f = hd_weight_format(w);
+    w->data = move(m, w->data, hd_stored_data_bytes(&f, w->rows, w->cols));
+    if (w->scale) w->scale = move(m, w->scale, hd_stored_scale_bytes(&f, w->rows, w->cols));
+}
+
+static void move_slot(const hd_weights *w, moving *m, weights_slot *s) {
+    const size_t n = (size_t)s->weight.rows * (size_t)s->weight.cols;
+    const bool experts = s->experts && !w->experts_elsewhere;
+    for (int32_t e = 0; experts && e < w->shard.n_experts; e++) {
+        if (s->experts[e].data) move_matrix(m, &s->experts[e]);
+    }
+    if (s->table) {
+        s->table = move(m, s->table, n * sizeof *s->table);
+    } else if (s->vector) {
+        s->vector = move(m, s->vector, n * sizeof *s->vector);
+        if (m->s) s->weight.data = NULL; /* operators must not read host memory */
+    } else if (s->weight.data) {
+        move_matrix(m, &s->weight);
+    }
+}
+
+static void move_all(const hd_weights *w, moving *m) {
+    const size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
+    for (size_t i = 0; i < n_slots; i++) move_slot(w, m, &w->slots[i]);
+}
+
+hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
+                            const hd_upload_watch *watch, hd_err *err) {
+    moving m = {.arena = hd_arena_measure()};
+    void *block;
+    const bool host = hd_device_is_host(d);
+    /* the weights are on the device already */
+    if ((host && !w->experts_elsewhere) || w->dummies.device) return HD_OK;
+    move_all(w, &m);
+    const size_t bytes = m.arena.peak;
+    w->moves = calloc(m.n + 1, sizeof *w->moves);
+    if (!w->moves) return HD_FAIL(err, HD_ENOMEM, "no memory for %zu arrays", m.n);
+    w->n_moves = m.n;
+    HD_TRY(hd_device_alloc(d, &block, bytes, "weights", err));
+    m = (moving){
+        .arena = hd_arena_over(block, bytes), .s = s, .total = bytes, .moves = w->moves};
+    if (watch) m.watch = *watch;
+    move_all(w, &m);
+    if (!host) {
+        w->device = d;
+        w->device_block = block;
+        HD_TRY(weights_slots_fill(&w->expert_slots, d, s, err));
+    }
+    return hd_stream_sync(s, err);
+}
+
+/* Updates keep the host's copy as it is on the device. */
+hd_status hd_weights_restore(hd_weights *w, hd_stream *s, hd_err *err) {
+    if (!w->device) return HD_OK;
+    HD_TRY(hd_device_restore(w->device, w->device_block, err));
+    for (size_t i = 0; i < w->n_moves; i++) {
+        const weights_move *m = &w->moves[i];
+        hd_stream_upload(s, m->to, m->from, m->bytes);
+    }
+    return hd_stream_sync(s, err);
+}

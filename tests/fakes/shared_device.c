@@ -1,0 +1,113 @@
+/* shared_device.c - see shared_device.h. */
+#include "fakes/shared_device.h"
+
+#include <string.h>
+
+#include "device/device_internal.h"
+
+/* Embeds no device: the CPU's own has this table in place of its own. One at a time. */
+static backend_table table;
+static const backend_table *cpu;
+static uint8_t blocks[2][SHARED_BLOCK_BYTES];
+static int32_t n_opened, n_copies, n_waits;
+static bool is_full;
+
+uint8_t shared_device_byte(char handle, size_t i) {
+    return (uint8_t)(i * 7 + i / 256 + (size_t)handle);
+}
+
+static hd_status alloc(hd_device *d, void **out, size_t bytes, bool on_host, const char *what,
+                       hd_err *err) {
+    if (is_full) return HD_FAIL(err, HD_ENOMEM, "%s: full", what);
+    return cpu->alloc(d, out, bytes, on_host, what, err);
+}
+
+static hd_status open_shared(hd_device *d, const void **out, size_t *bytes,
+                             const uint8_t *handle, hd_err *err) {
+    (void)d;
+    const int32_t which = handle[0] - 'A';
+    for (size_t i = 1; i < HD_SHARED_HANDLE_BYTES; i++) {
+        if (handle[i] != handle[0]) return HD_FAIL(err, HD_EFORMAT, "opens nothing here");
+    }
+    if (which < 0 || which > 1) return HD_FAIL(err, HD_EFORMAT, "opens nothing here");
+    *out = blocks[which];
+    *bytes = SHARED_BLOCK_BYTES;
+    n_opened++;
+    return HD_OK;
+}
+
+static void close_shared(hd_device *d, const void *p) {
+    (void)d;
+    (void)p;
+    n_opened--;
+}
+
+static void wait_shared(hd_stream *s, const uint8_t *event) {
+    (void)event;
+    n_waits += s != NULL;
+}
+
+static void copy(hd_stream *s, void *to, const void *from, size_t bytes) {
+    n_copies++;
+    cpu->copy(s, to, from, bytes);
+}
+
+hd_device *shared_device_open(void) {
+    hd_device *d;
+    if (hd_device_open_cpu(&d, &(hd_cpu_options){.n_threads = 1}, NULL) != HD_OK) return NULL;
+    cpu = d->table;
+    table = *cpu;
+    table.alloc = alloc;
+    table.open_shared = open_shared;
+    table.copy = copy;
+    table.close_shared = close_shared;
+    table.wait_shared = wait_shared;
+    d->table = &table;
+    n_opened = n_copies = n_waits = 0;
+    is_full = false;
+    for (size_t i = 0; i < SHARED_BLOCK_BYTES; i++) {
+        blocks[0][i] = shared_device_byte('A', i);
+        blocks[1][i] = shared_device_byte('B', i);
+    }
+    return d;
+}
+
+static size_t discard(hd_device *d, void *p) {
+    (void)d;
+    memset(p, 0xee, 64); /* less than any block has */
+    return 64;
+}
+
+static hd_status restore(hd_device *d, void *p, hd_err *err) {
+    (void)d;
+    if (is_full) return HD_FAIL(err, HD_ENOMEM, "full");
+    memset(p, 0, 64);
+    return HD_OK;
+}
+
+void shared_device_set_remote(hd_device *d) {
+    (void)d;
+    table.host_memory = false;
+    table.discard = discard;
+    table.restore = restore;
+}
+
+void shared_device_fill(hd_device *d, bool full) {
+    (void)d;
+    is_full = full;
+}
+
+int32_t shared_device_opened(const hd_device *d) {
+    (void)d;
+    return n_opened;
+}
+
+int32_t shared_device_copies(const hd_device *d) {
+    (void)d;
+    return n_copies;
+}
+
+int32_t shared_device_waits(const hd_device *d) {
+    (void)d;
+    return n_waits;
+}
