@@ -1,6 +1,5 @@
 /* gemm_cuda.cu - matrix products: plain, one small matrix per head, and that transposed. */
 #include "ops/cuda/gemm_small_m_internal.cuh"
-#include "ops/cuda/cublaslt_internal.cuh"
 #include "ops/cuda/gemm_large_m_internal.cuh"
 #include "ops/cuda/gemm_f32_internal.cuh"
 #include "ops/cuda/fused_internal.cuh"
