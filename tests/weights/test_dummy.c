@@ -134,11 +134,29 @@ static void test_shards(void **state) {
     hd_device_close(d);
 }
 
+/* Engram tables are larger than memory; random ones have as many rows as give random reads. */
+static void test_tables_are_short(void **state) {
+    const hd_dummy_options o = {.shapes_only = true};
+    hd_model_spec *spec = config_open("v4_1_flash");
+    hd_weights *w;
+    (void)state;
+    assert_int_equal(hd_weights_open_dummy(&w, spec, &o, NULL), HD_OK);
+    for (int32_t i = 0; i < spec->engram.n_layers; i++) {
+        const hd_weight *t = hd_weights_matrix(w, spec->engram.layers[i], HD_ENGRAM_TABLE);
+        assert_int_equal(t->rows, 1 << 20);
+        assert_int_equal(t->cols, spec->engram.head_dim);
+        assert_true(spec->engram.rows[i] > t->rows);
+    }
+    hd_weights_close(w);
+    hd_model_spec_close(spec);
+}
+
 int test_dummy(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_tensors),
         cmocka_unit_test(test_nvfp4_experts),
         cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_tables_are_short),
     };
     return cmocka_run_group_tests_name("dummy", tests, NULL, NULL);
 }
