@@ -9,15 +9,29 @@
 
 /* ---- weights ---- */
 
-static int64_t part_bytes(const hd_plan *p, int part) {
-    return p->held.main[part].bytes + p->held.mtp[part].bytes;
+static int64_t table_bytes(const hd_model_spec *spec, const hd_schema *schema) {
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < schema->n; i++) {
+        const hd_tensor_decl *d = &schema->decls[i];
+        const hd_stored_format f = hd_declared_format(spec, d);
+        if (d->role != HD_ENGRAM_TABLE) continue;
+        bytes += (int64_t)(hd_stored_data_bytes(&f, d->rows, d->cols) +
+                           hd_stored_scale_bytes(&f, d->rows, d->cols));
+    }
+    return bytes;
+}
+
+/* Without Engram tables: each rank's plan has all of them, and none holds them. */
+static int64_t part_bytes(const hd_rank_memory *m, const hd_plan *p, int part) {
+    const int64_t all = p->held.main[part].bytes + p->held.mtp[part].bytes;
+    return part == HD_PARAM_GROUP_ENGRAM ? all - m->tables : all;
 }
 
 static void keep_most(hd_rank_memory *out, const hd_plan *p) {
     int64_t all = 0, most = hd_rank_memory_weights(out);
-    for (int i = 0; i < HD_N_PARAM_GROUPS; i++) all += part_bytes(p, i);
+    for (int i = 0; i < HD_N_PARAM_GROUPS; i++) all += part_bytes(out, p, i);
     if (all <= most) return;
-    for (int i = 0; i < HD_N_PARAM_GROUPS; i++) out->weights[i] = part_bytes(p, i);
+    for (int i = 0; i < HD_N_PARAM_GROUPS; i++) out->weights[i] = part_bytes(out, p, i);
     const int32_t slots = hd_shard_slots(&p->shard);
     const double spare = slots ? (double)p->shard.parallel.redundant / slots : 0;
     out->spare = (int64_t)(spare * (double)out->weights[HD_PARAM_GROUP_EXPERTS]);
@@ -29,6 +43,7 @@ static hd_status count_weights(hd_rank_memory *out, const hd_rank_memory_args *a
     hd_plan_args args = {
         .parallel = a->parallel, .spec = a->spec, .schema = &schema, .n_mtp = a->spec->n_mtp};
     HD_TRY(hd_schema_open(&schema, a->spec, err));
+    out->tables = table_bytes(a->spec, &schema);
     hd_status st = HD_OK;
     for (; st == HD_OK && args.rank < hd_parallel_world(a->parallel); args.rank++) {
         st = hd_plan_open(&plan, &args, err);

@@ -22,7 +22,7 @@ typedef struct hd_rank_memory {
     int64_t spare;  /* of the routed experts: in slots that hold copies */
     int64_t staged; /* routed experts of two layers that other ranks hold (DWDP) */
     int64_t kv, activations;
-    int64_t snapshots; /* host memory */
+    int64_t snapshots, tables; /* host memory; Engram tables, which the ranks of a host share */
 } hd_rank_memory;
 
 /* HD_EUNSUPPORTED, with the tensor's name, if the layout cannot divide the model. */

@@ -36,16 +36,19 @@ static int32_t busiest(const double *fraction, int32_t n, int32_t per_rank) {
 }
 
 /* Draws offset[n_slots + 1] of one layer: choices of all ranks, of which this rank gets
- * some. */
+ * some. A drafter's layer may have fewer experts, which fill the first slots. */
 static void draw_layer(const hd_comm_emulated *e, int32_t layer, int32_t rows, double *fraction,
                        int32_t *got, int32_t *offset) {
     const hd_parallel_config *l = &e->o.shard->parallel;
-    const int32_t n = e->n_slots * l->ep;
-    const int64_t choices = (int64_t)rows * e->o.spec->route.top_k * l->ep;
+    const hd_router_rule rule = hd_layer_route(e->o.spec, layer);
+    const bool fewer = rule.n_experts < e->o.spec->route.n_experts;
+    const int32_t all = e->n_slots * l->ep, n = fewer ? rule.n_experts : all;
+    const int64_t choices = (int64_t)rows * rule.top_k * l->ep;
     hd_routing_fractions(fraction, n, l->ep, e->o.routing, layer);
     hd_routing_draw(got, fraction, n, choices, layer);
-    const int32_t first =
-        e->o.routing == HD_ROUTING_SKEWED ? busiest(fraction, n, e->n_slots) : 0;
+    for (int32_t i = n; i < all; i++) got[i] = 0;
+    int32_t first = e->o.routing == HD_ROUTING_SKEWED ? busiest(fraction, n, e->n_slots) : 0;
+    if (fewer) first = e->o.shard->expert0;
     offset[0] = 0;
     for (int32_t i = 0; i < e->n_slots; i++) offset[i + 1] = offset[i] + got[first + i];
 }

@@ -50,6 +50,10 @@ hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *wh
 hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const char *what,
                                hd_err *err);
 
+/* Lets operators read host memory in place, also a mapped file, until the device is closed; it must
+ * stay there. HD_EUNSUPPORTED: this device cannot. */
+hd_status hd_device_read_host(hd_device *d, const void *host, size_t bytes, hd_err *err);
+
 /* Returns the free bytes of device memory now; 0: unknown. */
 size_t hd_device_free_bytes(const hd_device *d);
 

@@ -21,9 +21,11 @@ namespace {
 constexpr int PIECES = 32, FILLED_AT_ONCE = PIECES / 2, MAX_FILLERS = 8, BLOCKS_PER_SM = 1;
 constexpr size_t PIECE_BYTES = 1 << 19;
 
+enum memory_kind { ON_DEVICE, ON_HOST, OF_CALLER };
+
 struct memory {
     void *at;
-    bool on_host;
+    memory_kind kind; /* OF_CALLER: host memory that operators read in place */
     cuda_pages pages; /* bytes 0: of cudaMalloc */
 };
 
@@ -80,13 +82,21 @@ void note(hd_stream *s, const char *what, cudaError_t status) {
 /* ---- memory ---- */
 
 void free_block(memory m) {
-    if (m.on_host) {
+    switch (m.kind) {
+    case ON_DEVICE:
+        if (m.pages.bytes) {
+            cudaDeviceSynchronize(); /* as cudaFree does */
+            cuda_pages_free(&m.pages);
+        } else {
+            cudaFree(m.at);
+        }
+        return;
+    case ON_HOST:
         cudaFreeHost(m.at);
-    } else if (m.pages.bytes) {
-        cudaDeviceSynchronize(); /* as cudaFree does */
-        cuda_pages_free(&m.pages);
-    } else {
-        cudaFree(m.at);
+        return;
+    case OF_CALLER:
+        cudaHostUnregister(m.at);
+        return;
     }
 }
 
@@ -131,7 +141,7 @@ size_t free_bytes(const hd_device *base) {
 constexpr size_t PAGES_FROM = 8 << 20;
 
 cudaError_t take(memory *m, const cuda_device *d, size_t bytes) {
-    if (m->on_host) return cudaMallocHost(&m->at, bytes);
+    if (m->kind == ON_HOST) return cudaMallocHost(&m->at, bytes);
     if (!d->discards || bytes < PAGES_FROM) return cudaMalloc(&m->at, bytes);
     const cudaError_t status = cuda_pages_take(&m->pages, d->ordinal, bytes);
     if (status == cudaSuccess || status == cudaErrorMemoryAllocation) {
@@ -145,7 +155,7 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
                 hd_err *err) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     const size_t size = bytes ? bytes : 1;
-    memory m = {nullptr, on_host, {}};
+    memory m = {nullptr, on_host ? ON_HOST : ON_DEVICE, {}};
     *out = nullptr;
     cudaSetDevice(d->ordinal);
     cudaError_t status = take(&m, d, size);
@@ -216,6 +226,45 @@ hd_status restore(hd_device *base, void *p, hd_err *err) {
 
 void keep_addresses(hd_device *base) {
     reinterpret_cast<cuda_device *>(base)->discards = true;
+}
+
+bool is_pinned(const uint8_t *p) {
+    cudaPointerAttributes a = {};
+    if (cudaPointerGetAttributes(&a, p) != cudaSuccess) cudaGetLastError();
+    return a.type == cudaMemoryTypeHost;
+}
+
+/* Whole pages. Neighbors share the pages at their ends, and other devices of this process the rest, so
+ * some may be pinned already. */
+cudaError_t pin(cuda_device *d, const void *host, size_t bytes) {
+    constexpr uintptr_t PAGE = 4096;
+    uintptr_t begin = (uintptr_t)host / PAGE * PAGE;
+    uintptr_t end = ((uintptr_t)host + bytes + PAGE - 1) / PAGE * PAGE;
+    if (is_pinned(reinterpret_cast<const uint8_t *>(begin))) begin += PAGE;
+    if (end > begin && is_pinned(reinterpret_cast<const uint8_t *>(end) - 1)) end -= PAGE;
+    if (end <= begin) return cudaSuccess;
+    void *first = reinterpret_cast<void *>(begin);
+    const cudaError_t status = cudaHostRegister(
+        first, end - begin, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
+    if (status != cudaSuccess) cudaGetLastError();
+    if (status == cudaSuccess && !keep_block(d, {first, OF_CALLER, {}})) {
+        return cudaErrorMemoryAllocation;
+    }
+    return status == cudaErrorHostMemoryAlreadyRegistered ? cudaSuccess : status;
+}
+
+/* Pinned pages are read in microseconds. Others a GPU may read too, but each first by a fault. */
+hd_status read_host(hd_device *base, const void *host, size_t bytes, hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    int any = 0, same_address = 0;
+    if (bytes == 0) return HD_OK;
+    cudaSetDevice(d->ordinal);
+    cudaDeviceGetAttribute(&any, cudaDevAttrPageableMemoryAccess, d->ordinal);
+    cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem,
+                           d->ordinal);
+    const cudaError_t status = same_address ? pin(d, host, bytes) : cudaErrorNotSupported;
+    if (status == cudaSuccess || any) return HD_OK;
+    return fail(err, HD_EUNSUPPORTED, "pinning host memory", status);
 }
 
 void release(hd_device *base, void *p) {
@@ -387,7 +436,7 @@ size_t upload_some(hd_stream *base, uint8_t *to, const uint8_t *from, size_t byt
     for (int i = 0; i < n; i++) {
         note(base, "upload",
              cudaMemcpyAsync(to + (size_t)i * PIECE_BYTES, f.piece[i], bytes_of(f, i),
-                             cudaMemcpyHostToDevice, s->queue));
+                             cudaMemcpyDefault, s->queue)); /* Engram tables: to the host */
         note(base, "upload", cudaEventRecord(s->sent[(first + i) % PIECES], s->queue));
     }
     s->next = (first + n) % PIECES;
@@ -558,6 +607,7 @@ void launch(hd_stream *s, const hd_graph *base) {
 const backend_table table = {
     .close = close_device,
     .alloc = alloc,
+    .read_host = read_host,
     .free_bytes = free_bytes,
     .release = release,
     .keep_addresses = keep_addresses,

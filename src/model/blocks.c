@@ -128,34 +128,6 @@ static void add_to_streams(const model_step *s, hd_rows y) {
                                                          .hc = c->hc_mult});
 }
 
-/* The streams' part of block_in for V4.1: they are mixed as the block before predicted. */
-static void next_single(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn,
-                        hd_rows y) {
-    const hd_model_spec *c = s->m->env.spec;
-    const hd_weights *w = s->m->env.weights;
-    const model_activations *t = s->t;
-    const bool attends = hc_fn == HD_HC_ATTN_FN;
-    const hd_hc_single_args single = {
-        .out = t->h,
-        .pre = t->pre,
-        .post = t->post,
-        .comb = t->comb,
-        .x = t->x,
-        .fn = hd_weights_vector(w, layer, hc_fn),
-        .scale = hd_weights_vector(w, layer, attends ? HD_HC_ATTN_SCALE : HD_HC_FFN_SCALE),
-        .base = hd_weights_vector(w, layer, attends ? HD_HC_ATTN_BASE : HD_HC_FFN_BASE),
-        .rows = s->b->n_rows,
-        .cols = c->hidden,
-        .hc = c->hc_mult,
-        .iters = c->hc_sinkhorn_iters,
-        .norm_eps = c->norm_eps,
-        .eps = c->hc_eps,
-        .first = attends && (layer == 0 || layer == c->n_layers)};
-    if (y.data) add_to_streams(s, y);
-    s->m->env.ops->hc_single(s->stream, &single);
-    model_norm(s, layer, norm, t->h, t->h, s->b->n_rows, c->hidden);
-}
-
 /* x += y, the result of the block before, unless y is none; then h = norm(x). With
  * hyper-connections x are streams, and h is the norm of their mixture. */
 static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn,
@@ -175,28 +147,28 @@ static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role h
                                                     .eps = c->norm_eps});
         return;
     }
-    if (c->family == HD_FAMILY_V41) {
-        next_single(s, layer, norm, hc_fn, y);
-        return;
-    }
-    const hd_role base = hc_fn == HD_HC_ATTN_FN ? HD_HC_ATTN_BASE : HD_HC_FFN_BASE;
-    const hd_role scale = hc_fn == HD_HC_ATTN_FN ? HD_HC_ATTN_SCALE : HD_HC_FFN_SCALE;
-    s->m->env.ops->hc_next(s->stream,
-                           &(hd_hc_next_args){.out = t->h,
-                                              .x = t->x,
-                                              .y = y,
-                                              .post = t->post,
-                                              .comb = t->comb,
-                                              .fn = hd_weights_vector(w, layer, hc_fn),
-                                              .scale = hd_weights_vector(w, layer, scale),
-                                              .base = hd_weights_vector(w, layer, base),
-                                              .weight = hd_weights_vector(w, layer, norm),
-                                              .rows = s->b->n_rows,
-                                              .cols = c->hidden,
-                                              .hc = c->hc_mult,
-                                              .iters = c->hc_sinkhorn_iters,
-                                              .norm_eps = c->norm_eps,
-                                              .eps = c->hc_eps});
+    const bool attends = hc_fn == HD_HC_ATTN_FN;
+    const hd_role base = attends ? HD_HC_ATTN_BASE : HD_HC_FFN_BASE;
+    const hd_role scale = attends ? HD_HC_ATTN_SCALE : HD_HC_FFN_SCALE;
+    s->m->env.ops->hc_next(
+        s->stream,
+        &(hd_hc_next_args){.out = t->h,
+                           .x = t->x,
+                           .y = y,
+                           .post = t->post,
+                           .comb = t->comb,
+                           .pre = t->pre,
+                           .fn = hd_weights_vector(w, layer, hc_fn),
+                           .scale = hd_weights_vector(w, layer, scale),
+                           .base = hd_weights_vector(w, layer, base),
+                           .weight = hd_weights_vector(w, layer, norm),
+                           .rows = s->b->n_rows,
+                           .cols = c->hidden,
+                           .hc = c->hc_mult,
+                           .iters = c->hc_sinkhorn_iters,
+                           .norm_eps = c->norm_eps,
+                           .eps = c->hc_eps,
+                           .first = attends && (layer == 0 || layer == c->n_layers)});
 }
 
 static const hd_rows nothing; /* the block before has added its result */

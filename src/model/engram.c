@@ -5,6 +5,31 @@
 #include "base/checked.h"
 #include "model/model_internal.h"
 
+/* A table of random weights may have fewer rows: every column has its share of them. */
+static hd_engram_hash hash_of(const hd_model *m, int32_t i) {
+    const hd_engram_spec *e = &m->env.spec->engram;
+    const hd_weight *t = hd_weights_matrix(m->env.weights, e->layers[i], HD_ENGRAM_TABLE);
+    hd_engram_hash h = e->hash[i];
+    const int32_t each = t ? t->rows / e->columns : 0;
+    for (int32_t c = 0; c < e->columns && each && t->rows < e->rows[i]; c++) {
+        h.primes[c] = hd_min_i32(h.primes[c], each);
+        h.first_row[c] = c * each;
+    }
+    return h;
+}
+
+void model_upload_engram(hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    const hd_engram_spec *e = &c->engram;
+    if (e->n_layers == 0) return;
+    for (int32_t i = 0; i < e->n_layers; i++) {
+        const hd_engram_hash hash = hash_of(m, i);
+        hd_stream_upload(m->env.stream, &m->engram_hash[i], &hash, sizeof hash);
+    }
+    hd_stream_upload(m->env.stream, m->token_classes, hd_weights_token_classes(m->env.weights),
+                     (size_t)c->vocab * sizeof *m->token_classes);
+}
+
 void model_classify_tokens(const model_step *s) {
     const hd_model_env *env = &s->m->env;
     const hd_engram_spec *e = &env->spec->engram;
@@ -15,7 +40,7 @@ void model_classify_tokens(const model_step *s) {
             .out = s->t->classes,
             .history = model_pool(s, e->layers[0], HD_POOL_TOKENS),
             .tokens = s->b->device.tokens,
-            .class_of = hd_weights_token_classes(env->weights),
+            .class_of = s->m->token_classes,
             .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, s->b->most_rows},
             .n = e->max_ngram,
             .pad = e->pad
@@ -25,7 +50,7 @@ void model_classify_tokens(const model_step *s) {
 static hd_engram_embed_args embed_args(const model_step *s, int32_t layer) {
     const hd_model_env *env = &s->m->env;
     const hd_engram_spec *e = &env->spec->engram;
-    const hd_engram_hash *hash = &e->hash[env->spec->layers[layer].engram];
+    const hd_engram_hash *hash = &s->m->engram_hash[env->spec->layers[layer].engram];
     return (hd_engram_embed_args){.out = s->t->engram_rows,
                                   .classes = s->t->classes,
                                   .table =

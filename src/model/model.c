@@ -14,6 +14,10 @@ static void place_all(hd_model *m, hd_arena *a) {
     const size_t pairs = (size_t)m->env.spec->rope_dim / 2;
     m->freq = hd_arena_take(a, pairs * sizeof(float), 64);
     m->freq_compress = hd_arena_take(a, pairs * sizeof(float), 64);
+    const hd_engram_spec *e = &m->env.spec->engram;
+    const size_t vocab = e->n_layers ? (size_t)m->env.spec->vocab : 0;
+    m->engram_hash = hd_arena_take(a, (size_t)e->n_layers * sizeof *m->engram_hash, 64);
+    m->token_classes = hd_arena_take(a, vocab * sizeof *m->token_classes, 64);
     const size_t rows = (size_t)hd_model_n_expert_rows(m->env.spec);
     m->expert_rows = rows ? hd_arena_take(a, rows * sizeof *m->expert_rows, 64) : NULL;
     for (int32_t i = 0; i < m->n_micro; i++) model_place_activations(&m->acts[i], a, m);
@@ -95,26 +99,6 @@ static hd_status check_rows(const hd_model *m, hd_err *err) {
     return HD_OK;
 }
 
-/* V4.1's operators are in CPU tables only. */
-static hd_status check_ops(const hd_model_env *env, hd_err *err) {
-    const hd_ops *ops = env->ops;
-    if (env->spec->family != HD_FAMILY_V41) return HD_OK;
-    const struct {
-        const char *name;
-        bool is_there;
-    } needed[] = {
-#define X(op) {#op, ops->op != NULL},
-        HD_CSA2_OPS(X)
-#undef X
-    };
-    for (size_t i = 0; i < HD_LEN(needed); i++) {
-        if (needed[i].is_there) continue;
-        return HD_FAIL(err, HD_EUNSUPPORTED, "%s needs operator %s, which backend '%s' lacks",
-                       hd_family_name(env->spec->family), needed[i].name, ops->name);
-    }
-    return HD_OK;
-}
-
 static hd_status check_mla(const hd_model_env *env, hd_err *err) {
     if (env->mla == HD_MLA_ABSORBED) return HD_OK;
     if (!env->ops->attention_naive) {
@@ -188,7 +172,6 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
                         int32_t n_micro, hd_err *err) {
     assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
     *out = NULL;
-    HD_TRY(check_ops(env, err));
     HD_TRY(check_mla(env, err));
     HD_TRY(check_stage(env, err));
     hd_model *m = calloc(1, sizeof *m);
@@ -225,6 +208,7 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
     a = hd_arena_over(m->block, m->bytes);
     place_all(m, &a);
     assert(!a.full); /* the same walk asked for the same bytes */
+    model_upload_engram(m);
     st = upload_freqs(m, err);
     if (st != HD_OK) goto fail;
     st = hd_stream_reserve(env->stream, scratch_bytes(m, false), err);

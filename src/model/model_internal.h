@@ -29,6 +29,8 @@ struct hd_model {
     hd_weight confidence_of_row, confidence_of_token;
     float softmax_scale, index_scale, rope_scale;
     float *freq, *freq_compress; /* [pairs] device memory */
+    hd_engram_hash *engram_hash; /* [Engram layers] device memory */
+    int32_t *token_classes;      /* [vocab]; neither without Engram */
     int64_t *expert_rows;        /* of hd_model_expert_rows() */
     int32_t n_moe;               /* MoE layers of a step, without MTP layers */
     int64_t n_choices;           /* capacity */
@@ -113,7 +115,9 @@ void model_place_rest(hd_model *m, hd_arena *device, hd_arena *host);
 bool model_drops_rows(const hd_model *m, int32_t layer);
 void model_drop_rows(model_step *s, int32_t layer);
 
-/* engram.c: the classes of the step's last tokens, once; what a layer's table adds to x */
+/* engram.c: the hashes' constants and the tokens' classes onto the device; the classes of the step's
+ * last tokens, once; what a layer's table adds to x */
+void model_upload_engram(hd_model *m);
 void model_classify_tokens(const model_step *s);
 void model_engram(const model_step *s, int32_t layer);
 /* Asks for the rows of all tables that the classified tokens choose. */

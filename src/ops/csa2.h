@@ -1,9 +1,15 @@
 /* csa2.h - V4.1's operators: shared entries and their indexer, hyper-connections in one pass,
- * Engram tables, rows that later layers need no more. Only the CPU tables have them. */
+ * Engram tables, rows that later layers need no more. */
 #ifndef HD_OPS_CSA2_H
 #define HD_OPS_CSA2_H
 
 #include "ops/types.h"
+
+#ifdef __CUDACC__
+#define HD_ENGRAM_FN static inline __host__ __device__
+#else
+#define HD_ENGRAM_FN static inline
+#endif
 
 HD_BEGIN_C
 
@@ -106,8 +112,8 @@ typedef struct hd_engram_embed_args {
 #define HD_ROWS_engram_embed(T)
 
 /* Returns the row of the table that column c reads for classes [max_ngram]. */
-static inline int32_t hd_engram_row(const hd_engram_embed_args *a, const int32_t *classes,
-                                    int32_t c) {
+HD_ENGRAM_FN int32_t hd_engram_row(const hd_engram_embed_args *a, const int32_t *classes,
+                                   int32_t c) {
     const int32_t order = c / a->heads + 2;
     int64_t hash = classes[0] * a->multipliers[0];
     for (int32_t i = 1; i < order; i++) hash ^= classes[i] * a->multipliers[i];

@@ -123,6 +123,25 @@ static inline hd_hc_pre_args ops_next_pre(const hd_hc_next_args *a) {
     return p;
 }
 
+static inline hd_hc_single_args ops_next_single(const hd_hc_next_args *a) {
+    const hd_hc_single_args p = {.out = a->out,
+                                 .pre = a->pre,
+                                 .post = a->post,
+                                 .comb = a->comb,
+                                 .x = a->x,
+                                 .fn = a->fn,
+                                 .scale = a->scale,
+                                 .base = a->base,
+                                 .rows = a->rows,
+                                 .cols = a->cols,
+                                 .hc = a->hc,
+                                 .iters = a->iters,
+                                 .norm_eps = a->norm_eps,
+                                 .eps = a->eps,
+                                 .first = a->first};
+    return p;
+}
+
 static inline hd_rms_norm_args ops_next_rms_norm(const hd_hc_next_args *a) {
     const hd_rms_norm_args p = {.out = a->out,
                                 .x = a->out,
@@ -192,12 +211,17 @@ static inline hd_hc_mix_args ops_single_mix(const hd_hc_single_args *a) {
     RUN(rms_norm, &norm);                               \
     RUN(rope, &rotation);
 
-#define OPS_RUN_hc_next(RUN, a)                         \
-    const hd_hc_post_args post = ops_next_post(a);      \
-    const hd_hc_pre_args pre = ops_next_pre(a);         \
-    const hd_rms_norm_args norm = ops_next_rms_norm(a); \
-    if ((a)->y.data) RUN(hc_post, &post);               \
-    RUN(hc_pre, &pre);                                  \
+#define OPS_RUN_hc_next(RUN, a)                          \
+    const hd_hc_post_args post = ops_next_post(a);       \
+    const hd_hc_pre_args pre = ops_next_pre(a);          \
+    const hd_hc_single_args single = ops_next_single(a); \
+    const hd_rms_norm_args norm = ops_next_rms_norm(a);  \
+    if ((a)->y.data) RUN(hc_post, &post);                \
+    if ((a)->pre) {                                      \
+        RUN(hc_single, &single);                         \
+    } else {                                             \
+        RUN(hc_pre, &pre);                               \
+    }                                                    \
     RUN(rms_norm, &norm);
 
 /* The fused operators. */

@@ -55,18 +55,21 @@ typedef struct hd_hc_mean_args {
 #define HD_ROWS_hc_mean(T) T(out, STRIDED) T(x, PLAIN)
 
 /* Fused, between two blocks: hc_post with the result y of the block before, unless y is none;
- * hc_pre; rms_norm of the mixture. post and comb are read, then written. */
+ * hc_pre, or hc_single (csa2.h) if there is a pre; rms_norm of the mixture. post and comb are read,
+ * then written. */
 typedef struct hd_hc_next_args {
     hd_rows out;        /* [rows, cols] */
     hd_rows x;          /* [rows, hc, cols] */
     hd_rows y;          /* [rows, cols] or none */
     float *post, *comb; /* [rows, hc], [rows, hc, hc] */
+    float *pre;         /* [rows, hc] of hc_single, or NULL */
     const float *fn;    /* these three as of hc_pre */
     const float *scale;
     const float *base;
     const float *weight; /* [cols] of the norm */
     int32_t rows, cols, hc, iters;
     float norm_eps, eps; /* norm_eps: of both norms */
+    bool first;          /* of hc_single */
 } hd_hc_next_args;
 
 #define HD_ROWS_hc_next(T) T(out, PLAIN) T(x, PLAIN) T(y, PLAIN)

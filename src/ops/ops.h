@@ -42,14 +42,13 @@ HD_BEGIN_C
     HD_ATTENTION_OPS(X)      \
     HD_MOE_OPS(X)            \
     HD_MHC_OPS(X)            \
+    HD_CSA2_OPS(X)           \
     HD_SAMPLING_OPS(X)       \
     HD_STEP_OPS(X)
 
 /* Operators that not every table has: NULL is none. CPU tables have all of them; those of a GPU
  * have attention_naive for HD_FAST and HD_OFFICIAL. */
-#define HD_CPU_OP_LIST(X) \
-    X(attention_naive)    \
-    HD_CSA2_OPS(X)
+#define HD_CPU_OP_LIST(X) X(attention_naive)
 
 #define HD_OP_LIST(X)    \
     HD_COMMON_OP_LIST(X) \

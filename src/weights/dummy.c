@@ -12,7 +12,8 @@
 #include "base/checked.h"
 #include "weights/summary.h"
 
-enum { ALIGN = 256 };
+/* A step reads a few rows of an Engram table, and rows of random numbers are alike: it has no more. */
+enum { ALIGN = 256, MOST_TABLE_ROWS = 1 << 20 };
 
 /* ---- sizes ---- */
 
@@ -122,41 +123,67 @@ static bool is_held(const hd_tensor_decl *d, const hd_slice *slice) {
     return slice->rows > 0 && d->role != HD_ROUTER_HASH && !d->unused;
 }
 
-static hd_status take_block(weights_dummies *out, size_t total, hd_err *err) {
-    if (out->device)
-        return hd_device_alloc(out->device, &out->on_device, total, "weights", err);
-    return hd_block_init(&out->block, total, "dummy weights", err);
+static hd_slice slice_of(const weights_dummies_args *a, int32_t i) {
+    hd_slice slice = a->slices[i];
+    if (a->schema->decls[i].role == HD_ENGRAM_TABLE) {
+        slice.rows = hd_min_i32(slice.rows, MOST_TABLE_ROWS);
+    }
+    return slice;
+}
+
+/* Where tensors lie: Engram tables in host memory, as those of files do. */
+enum { OWN, ON_HOST, N_PLACES };
+
+static int place_of(const weights_dummies_args *a, int32_t i) {
+    return a->device && a->schema->decls[i].role == HD_ENGRAM_TABLE ? ON_HOST : OWN;
+}
+
+static hd_status take_block(weights_dummies *out, uint8_t *at[N_PLACES],
+                            const size_t total[N_PLACES], hd_err *err) {
+    void *block = NULL;
+    if (!out->device) {
+        HD_TRY(hd_block_init(&out->block, total[OWN], "dummy weights", err));
+        at[OWN] = out->block.data;
+        return HD_OK;
+    }
+    HD_TRY(hd_device_alloc(out->device, &block, total[OWN], "weights", err));
+    at[OWN] = block;
+    if (total[ON_HOST] == 0) return HD_OK;
+    HD_TRY(hd_device_alloc_host(out->device, &block, total[ON_HOST], "Engram tables", err));
+    at[ON_HOST] = block;
+    return HD_OK;
 }
 
 hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
                                const weights_dummies_args *a, hd_err *err) {
     const hd_schema *schema = a->schema;
-    size_t total = ALIGN;
+    size_t total[N_PLACES] = {ALIGN, 0};
+    uint8_t *next[N_PLACES] = {0};
     *out = (weights_dummies){.device = a->device};
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_stored_format stored = format_of(a->spec, &schema->decls[i]);
-        const hd_slice *slice = &a->slices[i];
-        if (is_held(&schema->decls[i], slice) && !a->shapes_only)
-            total += bytes_of(slice, &stored);
+        const hd_slice slice = slice_of(a, i);
+        if (is_held(&schema->decls[i], &slice) && !a->shapes_only)
+            total[place_of(a, i)] += bytes_of(&slice, &stored);
     }
     out->tensors = calloc((size_t)schema->n + 1, sizeof *out->tensors);
     if (!out->tensors) return HD_FAIL(err, HD_ENOMEM, "no memory for dummy weights");
-    HD_TRY(take_block(out, total, err));
-    uint8_t *at = a->device ? out->on_device : out->block.data;
+    HD_TRY(take_block(out, next, total, err));
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_tensor_decl *d = &schema->decls[i];
         const hd_stored_format stored = format_of(a->spec, d);
-        const hd_slice *slice = &a->slices[i];
-        if (!is_held(d, slice)) continue;
-        const size_t n = hd_stored_data_bytes(&stored, slice->rows, slice->cols);
-        bind_to(&bound[i], at, a->shapes_only ? at : at + aligned(n), d, slice, &stored);
+        const hd_slice slice = slice_of(a, i);
+        if (!is_held(d, &slice)) continue;
+        const size_t n = hd_stored_data_bytes(&stored, slice.rows, slice.cols);
+        uint8_t *at = next[a->shapes_only ? OWN : place_of(a, i)];
+        bind_to(&bound[i], at, a->shapes_only ? at : at + aligned(n), d, &slice, &stored);
         describe(&out->tensors[i], d, &bound[i], n);
         bound[i].data = &out->tensors[i];
         if (a->shapes_only) continue;
-        fill(a->device ? a->stream : NULL, at, d, slice, &stored, (uint64_t)i);
-        at += bytes_of(slice, &stored);
+        fill(a->device ? a->stream : NULL, at, d, &slice, &stored, (uint64_t)i);
+        next[place_of(a, i)] += bytes_of(&slice, &stored);
     }
-    out->bytes = total;
+    out->bytes = total[OWN] + total[ON_HOST];
     return a->device ? hd_stream_sync(a->stream, err) : HD_OK;
 }
 

@@ -11,7 +11,6 @@
 typedef struct weights_dummies {
     hd_block block;    /* their bytes in host memory, */
     hd_device *device; /* or on a device, which owns them */
-    void *on_device;
     size_t bytes;
     hd_tensor *tensors; /* [schema.n] */
 } weights_dummies;

@@ -134,7 +134,8 @@ static void choose(const chooser *c, int32_t token, const int32_t *before, int32
 
 hd_status weights_make_routing(int32_t **out, const hd_model_spec *spec, hd_routing routing,
                                int32_t layer, hd_err *err) {
-    const int32_t n = spec->route.n_experts, k = spec->route.top_k;
+    const hd_router_rule rule = hd_layer_route(spec, layer);
+    const int32_t n = rule.n_experts, k = rule.top_k;
     double *fraction = calloc((size_t)n, sizeof *fraction);
     *out = malloc((size_t)spec->vocab * (size_t)k * sizeof **out);
     if (!fraction || !*out) {

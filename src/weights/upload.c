@@ -1,5 +1,6 @@
 /* upload.c - copies what operators read to a device, and again after its memory was given back. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/arena.h"
 #include "weights/weights_internal.h"
@@ -47,9 +48,38 @@ static void move_slot(const hd_weights *w, moving *m, weights_slot *s) {
     }
 }
 
+/* All but Engram tables. */
 static void move_all(const hd_weights *w, moving *m) {
     const size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
-    for (size_t i = 0; i < n_slots; i++) move_slot(w, m, &w->slots[i]);
+    for (size_t i = 0; i < n_slots; i++) {
+        if (i % HD_N_ROLES != HD_ENGRAM_TABLE) move_slot(w, m, &w->slots[i]);
+    }
+}
+
+/* Leaves memory where it is if operators of d can read it there; else copies it to where they can. */
+static hd_status keep_on_host(hd_device *d, const void **data, size_t bytes, hd_err *err) {
+    hd_err why = {0};
+    void *copy;
+    const hd_status st = hd_device_read_host(d, *data, bytes, &why);
+    if (st == HD_OK) return HD_OK;
+    if (st != HD_EUNSUPPORTED) return HD_FAIL(err, st, "an Engram table: %s", why.msg);
+    HD_TRY(hd_device_alloc_host(d, &copy, bytes, "an Engram table", err));
+    memcpy(copy, *data, bytes);
+    *data = copy;
+    return HD_OK;
+}
+
+/* A step reads a few rows of an Engram table, which may be larger than a GPU's memory. */
+static hd_status place_tables(hd_weights *w, hd_device *d, hd_err *err) {
+    for (int32_t i = 0; i < w->spec->engram.n_layers; i++) {
+        hd_weight *t = &weights_slot_at(w, w->spec->engram.layers[i], HD_ENGRAM_TABLE)->weight;
+        const hd_stored_format f = hd_weight_format(t);
+        if (!t->data) continue;
+        HD_TRY(keep_on_host(d, &t->data, hd_stored_data_bytes(&f, t->rows, t->cols), err));
+        if (!t->scale) continue;
+        HD_TRY(keep_on_host(d, &t->scale, hd_stored_scale_bytes(&f, t->rows, t->cols), err));
+    }
+    return HD_OK;
 }
 
 hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
@@ -69,6 +99,7 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
         .arena = hd_arena_over(block, bytes), .s = s, .total = bytes, .moves = w->moves};
     if (watch) m.watch = *watch;
     move_all(w, &m);
+    HD_TRY(place_tables(w, d, err));
     if (!host) {
         w->device = d;
         w->device_block = block;

@@ -344,9 +344,10 @@ hd_status hd_weights_open_unstaged(hd_weights **out, const char *model_dir,
 /* Draws the synthetic routing of MoE layers, if it is requested or the layer needs a table. */
 static hd_status make_routing(hd_weights *w, const hd_dummy_options *o) {
     const hd_model_spec *c = w->spec;
-    const size_t bytes = (size_t)c->vocab * (size_t)c->route.top_k * sizeof(int32_t);
     for (int32_t l = 0; l < c->n_layers + c->n_mtp; l++) {
         const hd_mlp kind = c->layers[l].mlp;
+        const int32_t top_k = hd_layer_route(c, l).top_k;
+        const size_t bytes = (size_t)c->vocab * (size_t)top_k * sizeof(int32_t);
         weights_slot *s = weights_slot_at(w, l, HD_ROUTER_HASH);
         int32_t *table;
         void *there;
@@ -355,7 +356,7 @@ static hd_status make_routing(hd_weights *w, const hd_dummy_options *o) {
         HD_TRY(weights_make_routing(&table, c, o->routing, l, &w->problem));
         s->owned = table;
         s->table = table;
-        s->weight = (hd_weight){.rows = c->vocab, .cols = c->route.top_k};
+        s->weight = (hd_weight){.rows = c->vocab, .cols = top_k};
         if (!o->device) continue;
         HD_TRY(hd_device_alloc(o->device, &there, bytes, "experts by token", &w->problem));
         hd_stream_upload(o->stream, there, table, bytes);

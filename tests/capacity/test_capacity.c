@@ -110,6 +110,18 @@ static void spare_slots_are_counted(void **state) {
     hd_model_spec_close(spec);
 }
 
+/* V4.1's Engram tables, 202.8 GB, are in host memory: 2 * (25600 * 6144 + 800 * 192) bytes of products
+ * and 2 * 2 * 4 * 5120 numbers of 2 bytes are left for the device. */
+static void tables_are_in_host_memory(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("v4_1_flash");
+    const hd_parallel_config l = hd_parallel_expert(8, 0);
+    const hd_rank_memory m = memory_of(spec, &l);
+    assert_true(m.tables == 202758032400);
+    assert_int_equal(m.weights[HD_PARAM_GROUP_ENGRAM], 2 * (25600 * 6144 + 800 * 192) + 163840);
+    hd_model_spec_close(spec);
+}
+
 /* ---- steps ---- */
 
 static hd_traced_rank *open_rank(const hd_model_spec *spec, const hd_gpu *m,
@@ -537,6 +549,7 @@ int test_capacity(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_that_of_an_engine),
         cmocka_unit_test(spare_slots_are_counted),
+        cmocka_unit_test(tables_are_in_host_memory),
         cmocka_unit_test(a_row_reads_its_experts),
         cmocka_unit_test(steps_repeat),
         cmocka_unit_test(unbalanced_experts_cost),

@@ -102,17 +102,16 @@ def test_a_folder_of_v41_thinks(tmp_path):
 
 # --- the engine ---
 
-needs_cpu = pytest.mark.skipif(BACKEND != "cpu", reason="V4.1 runs on CPUs")
+several_ranks = pytest.mark.skipif(BACKEND != "cpu", reason="a GPU for each of several ranks")
 
 
-@needs_cpu
 @pytest.mark.threads
 def test_answers_do_not_depend_on_how_they_are_computed():
     """Side by side, chunks, drafts, prefix hits and retractions: the driver demands all of them."""
     drive(SMALL, "64")
 
 
-@needs_cpu
+@several_ranks
 def test_ranks_change_no_text(hadal):
     def text(*ranks):
         p = hadal("generate", SMALL, "-p", "the cat sat on the mat", "--max-tokens", 24, "--temperature", 1, "--seed", 5,
@@ -127,11 +126,12 @@ def test_ranks_change_no_text(hadal):
         assert text(*ranks) == alone, ranks
 
 
-@needs_cpu
-@pytest.mark.parametrize("ranks", [(), ("--tp", 2, "--ep", 2)], ids=["alone", "ranks"])
+@pytest.mark.parametrize(
+    "ranks", [(), pytest.param(("--tp", 2, "--ep", 2), marks=several_ranks)], ids=["alone", "ranks"]
+)
 def test_a_served_conversation_goes_on(serve, ranks):
     """The second turn finds the pages of the first."""
-    server = serve(*ranks, model=SMALL)
+    server = serve("--backend", BACKEND, *ranks, model=SMALL)
     messages = [system("the cat sat on the mat. " * 8), user("the cat")]
     body = {"messages": messages, "max_tokens": 70, "temperature": 0, "thinking": {"type": "disabled"}, "logit_bias": {"1": -100}}
     first = server.post("/v1/chat/completions", body).json

@@ -19,7 +19,7 @@
 #include "ops/fast_ref.h"
 #include "ops/ops.h"
 
-enum { MAX_OUTS = 4, MAX_TABLES = 16, N_THREADS = 4 };
+enum { MAX_OUTS = 5, MAX_TABLES = 16, N_THREADS = 4 };
 
 /* one test per operator; a missing one does not link */
 #define X(op) void op_##op(void **state);
@@ -30,6 +30,7 @@ void fast_products(void **state);
 void naive_on_gpu(void **state); /* test_ops_attention.c */
 
 /* tests of test_ops_csa2.c */
+void pools_are_those_of_whole_numbers(void **state);
 void pool_breaks_ties_downwards(void **state);
 void gates_know_their_answers(void **state);
 
@@ -179,6 +180,7 @@ enum {
     FP8_F32 = FORMAT_ID(HD_FORMAT_FP8, HD_F32),
     FP8_E8M0 = FORMAT_ID(HD_FORMAT_FP8, HD_E8M0),
     FP4_E8M0 = FORMAT_ID(HD_FORMAT_FP4, HD_E8M0),
+    MXFP8_E8M0 = FORMAT_ID(HD_FORMAT_MXFP8, HD_E8M0),
     NVFP4_E4M3 = FORMAT_ID(HD_FORMAT_NVFP4, HD_E4M3)
 };
 

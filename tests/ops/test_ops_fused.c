@@ -76,20 +76,23 @@ static void run_set_parts(const op_case *c, const hd_ops *ops, hd_stream *s, int
     OPS_RUN_linear_set(PART, &a)
 }
 
+enum { SETS = 4 }; /* matrices of a linear_set */
+
 void op_linear_set(void **state) {
     (void)state;
-    static const int32_t sets[][MAX_OUTS] = {
+    static const int32_t sets[][SETS] = {
         {FP8_F32,    FP8_F32,  BF16_PLAIN, BF16_PLAIN},
         {BF16_PLAIN, FP8_E8M0, BF16_PLAIN, FP8_E8M0  },
         {E4M3_ODD,   FP8_F32,  F32_PLAIN,  BF16_PLAIN},
         {FP4_E8M0,   FP8_F32,  NVFP4_E4M3, FP8_F32   },
+        {MXFP8_E8M0, FP8_F32,  MXFP8_E8M0, BF16_PLAIN},
     };
-    static const int32_t outs[MAX_OUTS] = {264, 136, 64, 40}, rows[] = {4, 1, 7, 17, 65, 0};
+    static const int32_t outs[SETS] = {264, 136, 64, 40}, rows[] = {4, 1, 7, 17, 65, 0};
     for (size_t i = 0; i < HD_LEN(sets) * HD_LEN(rows); i++) {
         const int32_t *set = sets[i % HD_LEN(sets)], n = rows[i / HD_LEN(sets)], cols = 640;
-        hd_linear_set_args a = {.x = hd_f32(take_hard(n, cols, false)), .n = MAX_OUTS};
-        op_case c = {.name = "linear_set", .rows = n, .n_outs = MAX_OUTS, .run = run_set};
-        for (int32_t k = 0; k < MAX_OUTS; k++) {
+        hd_linear_set_args a = {.x = hd_f32(take_hard(n, cols, false)), .n = SETS};
+        op_case c = {.name = "linear_set", .rows = n, .n_outs = SETS, .run = run_set};
+        for (int32_t k = 0; k < SETS; k++) {
             a.w[k] = take_aligned(set[k], outs[k], cols, false);
             c.width[k] = outs[k];
             c.tolerance[k] = 2e-6;
@@ -385,16 +388,16 @@ void op_norm_rope(void **state) {
 
 typedef struct next_case {
     hd_hc_next_args a;
-    const float *x, *post, *comb; /* the values before */
+    const float *x, *post, *comb, *pre; /* the values before */
 } next_case;
 
-enum { OF_OUT, OF_POST, OF_COMB, OF_X };
+enum { OF_OUT, OF_POST, OF_COMB, OF_X, OF_PRE };
 
 static hd_hc_next_args next_at(const op_case *c, int32_t first, int32_t n, void *const *out) {
     const next_case *t = c->args;
-    const float *before[] = {NULL, t->post, t->comb, t->x};
+    const float *before[] = {NULL, t->post, t->comb, t->x, t->pre};
     hd_hc_next_args a = t->a;
-    for (int32_t i = OF_POST; i <= OF_X && n; i++) {
+    for (int32_t i = OF_POST; i < c->n_outs && n; i++) {
         memcpy(out[i], before[i] + (int64_t)first * c->width[i],
                (size_t)n * (size_t)c->width[i] * sizeof(float));
     }
@@ -402,6 +405,7 @@ static hd_hc_next_args next_at(const op_case *c, int32_t first, int32_t n, void 
     a.post = out[OF_POST];
     a.comb = out[OF_COMB];
     a.x = hd_f32(out[OF_X]);
+    a.pre = c->n_outs > OF_PRE ? out[OF_PRE] : NULL;
     if (a.y.data) a.y = hd_rows_at(a.y, (int64_t)first * a.cols);
     a.rows = n;
     return a;
@@ -419,8 +423,8 @@ static void run_next_parts(const op_case *c, const hd_ops *ops, hd_stream *s, in
     OPS_RUN_hc_next(PART, &a)
 }
 
-void op_hc_next(void **state) {
-    (void)state;
+/* single: V4.1's form. */
+static void next_cases(bool single) {
     static const struct {
         int32_t rows, hc, cols;
         bool first;
@@ -451,21 +455,29 @@ void op_hc_next(void **state) {
                   .hc = hc,
                   .iters = 20,
                   .norm_eps = 1e-6f,
-                  .eps = 1e-6f},
+                  .eps = 1e-6f,
+                  .first = shapes[i].first},
             .x = take_hard(rows, hc * cols, i == 4),
             .post = take_random((int64_t)rows * hc, 2.0f),
-            .comb = take_random((int64_t)rows * hc * hc, 1.0f)
+            .comb = take_random((int64_t)rows * hc * hc, 1.0f),
+            .pre = take_random((int64_t)rows * hc, 1.0f)
         };
         check_fused(
             &(op_case){
                 .name = "hc_next",
                 .rows = rows,
-                .n_outs = 4,
-                .width = {cols, hc,   hc * hc, hc * cols},
-                .tolerance = {1e-5, 1e-5, 2e-5,    1e-6     },
+                .n_outs = single ? 5 : 4,
+                .width = {cols, hc,   hc * hc, hc * cols, hc  },
+                .tolerance = {1e-5, 1e-5, 2e-5,    1e-6,      1e-5},
                 .args = &t,
                 .run = run_next
         },
             run_next_parts);
     }
+}
+
+void op_hc_next(void **state) {
+    (void)state;
+    next_cases(false);
+    next_cases(true);
 }

@@ -134,11 +134,52 @@ static void test_shards(void **state) {
     hd_device_close(d);
 }
 
+/* Engram tables are larger than memory; random ones have as many rows as give random reads. */
+static void test_tables_are_short(void **state) {
+    const hd_dummy_options o = {.shapes_only = true};
+    hd_model_spec *spec = config_open("v4_1_flash");
+    hd_weights *w;
+    (void)state;
+    assert_int_equal(hd_weights_open_dummy(&w, spec, &o, NULL), HD_OK);
+    for (int32_t i = 0; i < spec->engram.n_layers; i++) {
+        const hd_weight *t = hd_weights_matrix(w, spec->engram.layers[i], HD_ENGRAM_TABLE);
+        assert_int_equal(t->rows, 1 << 20);
+        assert_int_equal(t->cols, spec->engram.head_dim);
+        assert_true(spec->engram.rows[i] > t->rows);
+    }
+    hd_weights_close(w);
+    hd_model_spec_close(spec);
+}
+
+/* The drafter of V4.1 has fewer experts than the model, and selects fewer. */
+static void test_routing_of_drafters(void **state) {
+    const hd_dummy_options o = {.shapes_only = true, .routing = HD_ROUTING_UNIFORM};
+    hd_model_spec *spec = config_open("v4_1_flash");
+    hd_weights *w;
+    (void)state;
+    spec->vocab = 64;
+    assert_int_equal(hd_weights_open_dummy(&w, spec, &o, NULL), HD_OK);
+    for (int32_t l = spec->n_layers - 1; l <= spec->n_layers; l++) {
+        const hd_router_rule rule = hd_layer_route(spec, l);
+        const int32_t *table = hd_weights_table(w, l);
+        int32_t most = 0;
+        for (int32_t i = 0; i < spec->vocab * rule.top_k; i++) {
+            assert_in_range(table[i], 0, rule.n_experts - 1);
+            most = table[i] > most ? table[i] : most;
+        }
+        assert_true(most > rule.n_experts / 2);
+    }
+    hd_weights_close(w);
+    hd_model_spec_close(spec);
+}
+
 int test_dummy(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_tensors),
         cmocka_unit_test(test_nvfp4_experts),
         cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_tables_are_short),
+        cmocka_unit_test(test_routing_of_drafters),
     };
     return cmocka_run_group_tests_name("dummy", tests, NULL, NULL);
 }

@@ -87,6 +87,7 @@ void plan_explain_memory(const plan_settings *s, const hd_capacity *c) {
     printf("  %-30s %10.3f GB\n", "driver and graphs (assumed)", s->gpu.reserved_gb);
     printf("  %-30s %10.3f GB\n", "free", c->free / 1e9);
     if (m->snapshots) printf("  %-30s %10.3f GB\n", "host: snapshots", gb(m->snapshots));
+    if (m->tables) printf("  %-30s %10.3f GB\n", "host: Engram tables", gb(m->tables));
 }
 
 /* Lines of one operator in one part of the model, whatever their shapes. */

@@ -1,7 +1,8 @@
-/* compress_cuda.cu - V4's compressor; models.md 2.10, state as in 2.15. Position bias, entries, state:
- * where sequences have few rows, one block does all of it for a sequence; else three kernels in
- * order, whose blocks stride through the rows, because the host does not know how many each
- * sequence has. */
+/* compress_cuda.cu - the compressors: V4's (models.md 2.10), and V4.1's of groups of tokens (2.18); state
+ * as in 2.15. Position bias, entries, state: where sequences have few rows, one block does all of it for
+ * a sequence; else kernels in order, whose blocks stride through the rows, because the host does
+ * not know how many each sequence has. Args are the arguments of an operator with state, kv, gate
+ * and seqs. */
 #include "ops/cuda/cuda_internal.cuh"
 
 constexpr int ALL_BLOCKS = 512, SEQ_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
@@ -14,6 +15,12 @@ static unsigned threads_for(int32_t cols) {
     return whole < MAX_THREADS ? whole : MAX_THREADS;
 }
 
+/* Blocks that stride through the rows of every sequence. */
+static dim3 seq_grid(const hd_seqs &seqs) {
+    const unsigned each = blocks_for(ALL_BLOCKS, seqs.n);
+    return dim3(each < SEQ_BLOCKS ? each : SEQ_BLOCKS, (unsigned)seqs.n);
+}
+
 /* Which of a sequence's rows and entries a block has: every `step`th from `first` on. */
 struct share {
     int32_t seq, first, step;
@@ -23,23 +30,13 @@ static __device__ __forceinline__ share own_share() {
     return {(int32_t)blockIdx.y, (int32_t)blockIdx.x, (int32_t)gridDim.x};
 }
 
-static __device__ void add_bias(const hd_compress_args &a, const share &own) {
-    const int32_t seq = own.seq, wide_row = a.state.width / 2;
-    const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
-    for (int32_t r = first + own.first; r < end; r += own.step) {
-        const float *ape = a.ape + (int64_t)(a.seqs.pos[r] % a.ratio) * wide_row;
-        float *gate = a.gate + (int64_t)r * wide_row;
-        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) gate[c] += ape[c];
-    }
-}
-
-/* Position p of a sequence: its kv row and its gate row (ape included). */
+/* Position p of a sequence: its kv row and its gate row. */
 struct token_row {
     const float *kv, *gate;
 };
 
-static __device__ __forceinline__ token_row token_at(const hd_compress_args &a, int32_t seq,
-                                                     int32_t pos) {
+template <typename Args>
+static __device__ __forceinline__ token_row token_at(const Args &a, int32_t seq, int32_t pos) {
     const int32_t wide_row = a.state.width / 2;
     const int64_t row = row_at(a.seqs, seq, pos);
     if (row >= 0) return {a.kv + row * wide_row, a.gate + row * wide_row};
@@ -47,11 +44,10 @@ static __device__ __forceinline__ token_row token_at(const hd_compress_args &a, 
     return {state, state + wide_row};
 }
 
-/* Channel c of an entry: softmax(gate) . kv over n slots, of which the first `earlier` belong to
- * the block before. */
-static __device__ float mix_channel(const hd_compress_args &a, const token_row *slot, int32_t n,
-                                    int32_t earlier, int32_t c) {
-    const int32_t later = a.overlap ? a.entries.width : 0;
+/* Channel c of an entry: softmax(gate) . kv over n slots, in all but the first `earlier` of which
+ * it is channel c + later. */
+static __device__ float mix_channel(const token_row *slot, int32_t n, int32_t earlier,
+                                    int32_t later, int32_t c) {
     float top = -CUDART_INF_F;
     double total = 0.0, sum = 0.0;
     for (int32_t first = 0; first < n; first += AT_ONCE) {
@@ -84,6 +80,57 @@ static __device__ float mix_channel(const hd_compress_args &a, const token_row *
     return (float)(sum / total);
 }
 
+/* x[2 * pairs], turned at position pos, into the pool from `at` on; all threads of a block. */
+static __device__ void put_rotated(const hd_rows &pool, int64_t at, const float *x,
+                                   const float *freq, int32_t pairs, int32_t pos) {
+    for (int32_t i = threadIdx.x; i < pairs; i += (int32_t)blockDim.x) {
+        const float angle = rope_angle(pos, freq[i]), c = cosf(angle), sn = sinf(angle);
+        const float p = x[2 * i], q = x[2 * i + 1];
+        put_cached(pool, at + 2 * i, p * c - q * sn);
+        put_cached(pool, at + 2 * i + 1, p * sn + q * c);
+    }
+}
+
+/* Whether a later row of the step has the same place in the page's ring. */
+template <typename Args>
+static __device__ bool is_replaced(const Args &a, int32_t seq, int32_t pos) {
+    const int32_t last = a.seqs.pos[a.seqs.first_row[seq + 1] - 1], page = a.state.page_tokens;
+    for (int32_t p = pos + a.state.ring; p <= last && p / page == pos / page;
+         p += a.state.ring) {
+        if (row_at(a.seqs, seq, p) >= 0) return true;
+    }
+    return false;
+}
+
+/* Leaves the step's positions for later steps, as many as a page's ring can hold. */
+template <typename Args>
+static __device__ void save_rows(const Args &a, const share &own) {
+    const int32_t seq = own.seq, wide_row = a.state.width / 2;
+    const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
+    for (int32_t r = first + own.first; r < end; r += own.step) {
+        const int32_t pos = a.seqs.pos[r];
+        if (is_replaced(a, seq, pos)) continue;
+        const float *kv = a.kv + (int64_t)r * wide_row, *gate = a.gate + (int64_t)r * wide_row;
+        float *state = ring_row(a.state, seq, pos);
+        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) {
+            state[c] = kv[c];
+            state[wide_row + c] = gate[c];
+        }
+    }
+}
+
+/* ---- V4 ---- */
+
+static __device__ void add_bias(const hd_compress_args &a, const share &own) {
+    const int32_t seq = own.seq, wide_row = a.state.width / 2;
+    const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
+    for (int32_t r = first + own.first; r < end; r += own.step) {
+        const float *ape = a.ape + (int64_t)(a.seqs.pos[r] % a.ratio) * wide_row;
+        float *gate = a.gate + (int64_t)r * wide_row;
+        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) gate[c] += ape[c];
+    }
+}
+
 /* Norm and rotation of mixed[width], of the block at position pos, into the pool from `entry` on. */
 static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, float *mixed,
                                     int64_t entry) {
@@ -99,13 +146,7 @@ static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, floa
         if (c < plain) put_cached(a.entries.rows, entry + c, mixed[c]);
     }
     __syncthreads();
-    for (int32_t i = threadIdx.x; i < a.pairs; i += MIX_THREADS) {
-        const float angle = rope_angle(pos, a.freq[i]), c = cosf(angle), sn = sinf(angle);
-        const float x = mixed[plain + 2 * i], y = mixed[plain + 2 * i + 1];
-        const int64_t at = entry + plain + 2 * i;
-        put_cached(a.entries.rows, at, x * c - y * sn);
-        put_cached(a.entries.rows, at + 1, x * sn + y * c);
-    }
+    put_rotated(a.entries.rows, entry + plain, mixed + plain, a.freq, a.pairs, pos);
     __syncthreads(); /* mixed is used again */
 }
 
@@ -122,40 +163,15 @@ static __device__ void mix_entries(const hd_compress_args &a, const share &own,
          b += own.step) {
         if (row_at(a.seqs, seq, (b + 1) * a.ratio - 1) < 0) continue;
         const int32_t earlier = a.overlap && b > 0 ? a.ratio : 0, n = earlier + a.ratio;
+        const int32_t later = a.overlap ? a.entries.width : 0;
         for (int32_t i = threadIdx.x; i < n; i += MIX_THREADS) {
             slot[i] = token_at(a, seq, b * a.ratio - earlier + i);
         }
         __syncthreads();
         for (int32_t c = threadIdx.x; c < a.entries.width; c += MIX_THREADS) {
-            mixed[c] = mix_channel(a, slot, n, earlier, c);
+            mixed[c] = mix_channel(slot, n, earlier, later, c);
         }
         finish_entry(a, b * a.ratio, mixed, paged_at(a.entries, seq, b));
-    }
-}
-
-/* Whether a later row of the step has the same place in the page's ring. */
-static __device__ bool is_replaced(const hd_compress_args &a, int32_t seq, int32_t pos) {
-    const int32_t last = a.seqs.pos[a.seqs.first_row[seq + 1] - 1], page = a.state.page_tokens;
-    for (int32_t p = pos + a.state.ring; p <= last && p / page == pos / page;
-         p += a.state.ring) {
-        if (row_at(a.seqs, seq, p) >= 0) return true;
-    }
-    return false;
-}
-
-/* Leaves the step's positions for later steps, as many as a page's ring can hold. */
-static __device__ void save_rows(const hd_compress_args &a, const share &own) {
-    const int32_t seq = own.seq, wide_row = a.state.width / 2;
-    const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
-    for (int32_t r = first + own.first; r < end; r += own.step) {
-        const int32_t pos = a.seqs.pos[r];
-        if (is_replaced(a, seq, pos)) continue;
-        const float *kv = a.kv + (int64_t)r * wide_row, *gate = a.gate + (int64_t)r * wide_row;
-        float *state = ring_row(a.state, seq, pos);
-        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) {
-            state[c] = kv[c];
-            state[wide_row + c] = gate[c];
-        }
     }
 }
 
@@ -186,8 +202,7 @@ static __global__ void __launch_bounds__(MIX_THREADS) compress_small_m(hd_compre
 void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
     cudaStream_t queue = hd_cuda_stream(s);
     if (a->seqs.n == 0) return;
-    const unsigned each = blocks_for(ALL_BLOCKS, a->seqs.n);
-    const dim3 grid(each < SEQ_BLOCKS ? each : SEQ_BLOCKS, (unsigned)a->seqs.n);
+    const dim3 grid = seq_grid(a->seqs);
     const size_t shared =
         2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
     const unsigned threads = threads_for(a->state.width / 2);
@@ -199,4 +214,76 @@ void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
         save_state<<<grid, threads, 0, queue>>>(*a);
     }
     hd_cuda_check(s, "compress");
+}
+
+/* ---- V4.1 ---- */
+
+/* A thread per channel of a row; slot: [ratio] in shared memory. */
+static __device__ void mix_groups(const hd_group_latents_args &a, const share &own,
+                                  token_row *slot) {
+    const int32_t width = a.state.width / 2;
+    const int32_t first = a.seqs.first_row[own.seq], end = a.seqs.first_row[own.seq + 1];
+    for (int32_t r = first + own.first; r < end; r += own.step) {
+        const int32_t pos = a.seqs.pos[r];
+        const bool ends = (pos + 1) % a.ratio == 0;
+        __syncthreads(); /* the slots of the row before are read */
+        for (int32_t i = threadIdx.x; ends && i < a.ratio; i += (int32_t)blockDim.x) {
+            slot[i] = token_at(a, own.seq, pos + 1 - a.ratio + i);
+        }
+        __syncthreads();
+        for (int32_t c = threadIdx.x; c < width; c += (int32_t)blockDim.x) {
+            a.out[(int64_t)r * width + c] = ends ? mix_channel(slot, a.ratio, 0, 0, c) : 0.0f;
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(MAX_THREADS) make_latents(hd_group_latents_args a) {
+    extern __shared__ __align__(16) token_row slot[];
+    mix_groups(a, own_share(), slot);
+}
+
+static __global__ void __launch_bounds__(MAX_THREADS) save_groups(hd_group_latents_args a) {
+    save_rows(a, own_share());
+}
+
+/* A block per sequence. */
+static __global__ void __launch_bounds__(MAX_THREADS) latents_small_m(hd_group_latents_args a) {
+    extern __shared__ __align__(16) token_row slot[];
+    mix_groups(a, own_share(), slot);
+    __syncthreads(); /* what latents were made of is overwritten now */
+    save_rows(a, own_share());
+}
+
+void hd_group_latents_cuda(hd_stream *s, const hd_group_latents_args *a) {
+    cudaStream_t queue = hd_cuda_stream(s);
+    const size_t shared = (size_t)a->ratio * sizeof(token_row);
+    const unsigned threads = threads_for(a->state.width / 2);
+    if (a->seqs.n == 0) return;
+    if (a->seqs.most_rows > 0 && a->seqs.most_rows <= SMALL_M_ROWS) {
+        latents_small_m<<<dim3(1, (unsigned)a->seqs.n), threads, shared, queue>>>(*a);
+    } else {
+        make_latents<<<seq_grid(a->seqs), threads, shared, queue>>>(*a);
+        save_groups<<<seq_grid(a->seqs), threads, 0, queue>>>(*a);
+    }
+    hd_cuda_check(s, "group_latents");
+}
+
+/* A block per row. */
+static __global__ void __launch_bounds__(BLOCK) store_groups(hd_store_groups_args a) {
+    begin_kernel();
+    const int32_t r = (int32_t)blockIdx.x, pos = a.pos[r], width = a.entries.width;
+    const int32_t plain = width - 2 * a.pairs;
+    if ((pos + 1) % a.ratio != 0) return;
+    const float *x = a.x + (int64_t)r * width;
+    const int64_t to = paged_at(a.entries, a.seq[r], pos / a.ratio);
+    for (int32_t c = threadIdx.x; c < plain; c += BLOCK) {
+        put_cached(a.entries.rows, to + c, x[c]);
+    }
+    put_rotated(a.entries.rows, to + plain, x + plain, a.freq, a.pairs, pos + 1 - a.ratio);
+}
+
+void hd_store_groups_cuda(hd_stream *s, const hd_store_groups_args *a) {
+    if (a->rows == 0) return;
+    launch_kernel(hd_cuda_stream(s), store_groups, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
+    hd_cuda_check(s, "store_groups");
 }

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
-#include "ops/cuda/cublaslt_internal.cuh"
+#include "ops/cuda/gemm_transposed_internal.cuh"
 
 #define QUOTED(x)     #x
 #define VALUE_OF(x)   QUOTED(x)

@@ -29,7 +29,8 @@ constexpr int EXACT = 3, FAST = 1;
     X(grouped_swiglu)   \
     X(attention)        \
     X(attention_naive)  \
-    X(indexer_topk)
+    X(indexer_topk)     \
+    X(pool_topk)
 
 /* What --no-batch-invariance computes in its own way, by cuBLASLt. */
 #define CUBLASLT_OP_LIST(X) \

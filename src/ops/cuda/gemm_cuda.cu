@@ -1,6 +1,5 @@
 /* gemm_cuda.cu - matrix products: plain, one small matrix per head, and that transposed. */
 #include "ops/cuda/gemm_small_m_internal.cuh"
-#include "ops/cuda/cublaslt_internal.cuh"
 #include "ops/cuda/gemm_large_m_internal.cuh"
 #include "ops/cuda/gemm_f32_internal.cuh"
 #include "ops/cuda/fused_internal.cuh"
@@ -163,7 +162,8 @@ template <int P>
 static uint32_t multiply_forms(hd_stream *s, const hd_linear_set_args *a, uint32_t left) {
     if (a->rows == 0 || a->rows > SMALL_M_ROWS) return 0;
     const uint32_t bf16 = multiply_form<READ_BF16, P>(s, a, left);
-    return bf16 | multiply_form<READ_E4M3, P>(s, a, left & ~bf16);
+    const uint32_t mx = multiply_form<READ_MXE4M3, P>(s, a, left & ~bf16);
+    return bf16 | mx | multiply_form<READ_E4M3, P>(s, a, left & ~bf16 & ~mx);
 }
 
 uint32_t multiply_several(hd_stream *s, const hd_linear_set_args *a, uint32_t left,
@@ -221,6 +221,8 @@ static void multiply_heads(hd_stream *s, const heads_job &h, const hd_weight *w)
         return launch_rows<READ_BF16, P>(s, h, w);
     case READ_E4M3:
         return launch_rows<READ_E4M3, P>(s, h, w);
+    case READ_MXE4M3:
+        return launch_rows<READ_MXE4M3, P>(s, h, w);
     case READ_E2M1:
         return launch_rows<READ_E2M1, P>(s, h, w);
     case READ_F32:

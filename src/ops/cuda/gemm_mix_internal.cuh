@@ -86,6 +86,7 @@ static void launch_mix(cudaStream_t queue, const heads_job &h, const hd_weight *
     case READ_E2M1:
         launch_kernel(queue, mix_heads<READ_E2M1>, grid, MIX_THREADS, 0, 1, h, *w);
         break;
+    case READ_MXE4M3:
     case READ_ANY:
         launch_kernel(queue, mix_heads<READ_ANY>, grid, MIX_THREADS, 0, 1, h, *w);
         break;

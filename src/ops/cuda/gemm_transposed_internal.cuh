@@ -20,6 +20,11 @@ struct heads_job {
     bool out_f32;
 };
 
+/* cublaslt_cuda.cu: multiplies as many of the first rows of all heads as the library takes; gives how
+ * many. None where there are few, where the matrix is of another kind, or where the library has no
+ * algorithm. */
+int32_t cublaslt_multiply(hd_stream *s, const heads_job &h, const hd_weight *w);
+
 /* A warp per head, 32 columns and 8 * NT rows of x. */
 
 constexpr int TRANSPOSED_WARPS = 4, TRANSPOSED_COLS = 32 * TRANSPOSED_WARPS; /* of a block */

@@ -164,6 +164,8 @@ static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight
         return launch_rows<READ_BF16, P>(s, g, w);
     case READ_E4M3:
         return launch_rows<READ_E4M3, P>(s, g, w);
+    case READ_MXE4M3:
+        return launch_rows<READ_MXE4M3, P>(s, g, w);
     case READ_E2M1:
         return launch_rows<READ_E2M1, P>(s, g, w);
     case READ_F32:

@@ -1,8 +1,10 @@
-/* hc_cuda.cu - V4's manifold-constrained hyper-connections; models.md 2.8. Sums in double, like
+/* hc_cuda.cu - the manifold-constrained hyper-connections of V4 and, in one pass, of V4.1; models.md
+ * 2.8 and 2.17. Sums in double, like
  * the reference: the mixing weights reach every element of the streams. The products with fn
  * are a kernel of their own over (row, value, stretch of columns), so that one row keeps more
  * than one multiprocessor busy. */
 #include "ops/cuda/hc_internal.cuh"
+#include "ops/fused_internal.h"
 
 constexpr int LARGE_M_ROWS = 8,
               LARGE_M_MIX = 5; /* of a block of mix_values, where there are many */
@@ -131,7 +133,20 @@ static __global__ void __launch_bounds__(BLOCK) hc_pre(hd_hc_pre_args a, const d
                   (int32_t)blockIdx.y, parts);
 }
 
-void hd_hc_pre_cuda(hd_stream *s, const hd_hc_pre_args *a) {
+/* What goes on is mixed already; pre is left for the next block. */
+static __global__ void __launch_bounds__(BLOCK)
+    hc_predict(hd_hc_pre_args a, float *pre, const double *value) {
+    begin_kernel();
+    __shared__ double m[MAX_MIX];
+    const int64_t r = blockIdx.x;
+    load_mix(m, value, 2 * a.hc + a.hc * a.hc, a.hc * a.cols, a.norm_eps);
+    mix_back(a, m, r);
+    mix_forth(m, a.hc, a.scale[0], a.base, a.eps);
+    if ((int32_t)threadIdx.x < a.hc) pre[r * a.hc + threadIdx.x] = (float)m[threadIdx.x];
+}
+
+/* pre NULL: hc_pre; else the coefficients alone. */
+static void weigh(hd_stream *s, const hd_hc_pre_args *a, float *pre) {
     static_assert(HD_MAX_HC * HD_MAX_HC <= BLOCK, "a thread per element of comb");
     const int32_t n = 2 * a->hc + a->hc * a->hc, all = a->hc * a->cols;
     const int32_t at_once = rows_at_once(s, n, all);
@@ -145,10 +160,51 @@ void hd_hc_pre_cuda(hd_stream *s, const hd_hc_pre_args *a) {
         part.post += (int64_t)first * a->hc;
         part.comb += (int64_t)first * a->hc * a->hc;
         mix_rows(queue, {value, acts(part.x), a->fn, part.rows, n, all});
-        launch_kernel(queue, hc_pre, dim3((unsigned)part.rows, column_blocks(part.rows) + 1),
-                      BLOCK, 0, 1, part, value);
+        if (pre) {
+            launch_kernel(queue, hc_predict, dim3((unsigned)part.rows), BLOCK, 0, 1, part,
+                          pre + (int64_t)first * a->hc, value);
+        } else {
+            launch_kernel(queue, hc_pre,
+                          dim3((unsigned)part.rows, column_blocks(part.rows) + 1), BLOCK, 0, 1,
+                          part, value);
+        }
     }
+}
+
+void hd_hc_pre_cuda(hd_stream *s, const hd_hc_pre_args *a) {
+    weigh(s, a, nullptr);
     hd_cuda_check(s, "hc_pre");
+}
+
+/* first: the first stream alone. */
+static __global__ void __launch_bounds__(BLOCK) hc_mix(hd_hc_mix_args a, bool first) {
+    begin_kernel();
+    __shared__ double m[HD_MAX_HC];
+    const int64_t r = blockIdx.x;
+    const int i = threadIdx.x;
+    if (i < a.hc) m[i] = first ? (i == 0 ? 1.0 : 0.0) : (double)a.pre[r * a.hc + i];
+    __syncthreads();
+    weigh_streams(acts(a.out) + r * a.cols, acts(a.x) + r * a.hc * a.cols, m, a.hc, a.cols,
+                  (int32_t)blockIdx.y, (int32_t)gridDim.y);
+}
+
+static void mix(hd_stream *s, const hd_hc_mix_args *a, bool first) {
+    if (a->rows == 0) return;
+    launch_kernel(hd_cuda_stream(s), hc_mix, dim3((unsigned)a->rows, column_blocks(a->rows)),
+                  BLOCK, 0, 1, *a, first);
+}
+
+void hd_hc_mix_cuda(hd_stream *s, const hd_hc_mix_args *a) {
+    mix(s, a, false);
+    hd_cuda_check(s, "hc_mix");
+}
+
+void hd_hc_single_cuda(hd_stream *s, const hd_hc_single_args *a) {
+    const hd_hc_mix_args mixture = ops_single_mix(a);
+    const hd_hc_pre_args coefficients = ops_single_pre(a);
+    mix(s, &mixture, a->first);
+    weigh(s, &coefficients, a->pre);
+    hd_cuda_check(s, "hc_single");
 }
 
 /* A thread per column; HC 0: any number of streams. */

@@ -1,4 +1,4 @@
-/* hc_next_cuda.cu - V4's hyper-connections between two blocks, in one launch for few rows: the result
+/* hc_next_cuda.cu - hyper-connections between two blocks, in one launch for few rows: the result
  * of the block before goes to the streams, which are mixed and normed for the next one.
  *
  * A row has a cluster of blocks: eight groups of columns, and two blocks for each, which share the
@@ -189,6 +189,12 @@ __device__ float norm_scale(const row_shared *s, const hd_hc_next_args &a, bool 
     return (float)(1.0 / sqrt(sum / a.cols + (double)a.norm_eps));
 }
 
+/* Leaves the mixture for the next block, which all have read. */
+__device__ void predict(double *m, const hd_hc_next_args &a, int64_t r) {
+    mix_forth(m, HC, a.scale[0], a.base, a.eps);
+    if (threadIdx.x < HC) a.pre[r * HC + threadIdx.x] = (float)m[threadIdx.x];
+}
+
 /* The first eight blocks write the normed mixture; the others the streams, and the last of them
  * finds the weights of the way back. */
 __global__ void __launch_bounds__(THREADS)
@@ -211,6 +217,9 @@ __global__ void __launch_bounds__(THREADS)
     }
     griddepcontrol_wait();
     add_result(x, a, r, group);
+    if (a.pre && half == 0 && threadIdx.x < HC) {
+        s.m[threadIdx.x] = a.first ? threadIdx.x == 0 : (double)a.pre[r * HC + threadIdx.x];
+    }
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     mix_part(&s, fn, x, chunks, half * VALUES);
@@ -222,12 +231,17 @@ __global__ void __launch_bounds__(THREADS)
             const int64_t at = r * HC * a.cols + (int64_t)i * CHUNK + group * WARP + lane;
             acts(a.x)[at] = x[i * WARP + lane];
         }
-        if (rank == CLUSTER - 1) mix_back(pre, s.m, r);
+        if (rank == CLUSTER - 1) {
+            mix_back(pre, s.m, r);
+            if (a.pre) predict(s.m, a, r);
+        }
         cluster.barrier_wait();
         return;
     }
-    join_parts(&s, a, HC);
-    mix_forth(s.m, HC, a.scale[0], a.base, a.eps);
+    if (!a.pre) {
+        join_parts(&s, a, HC);
+        mix_forth(s.m, HC, a.scale[0], a.base, a.eps);
+    }
     weigh_part(&s, mixture, x, chunks, by_parity);
     cluster.sync();
     const float scale = norm_scale(&s, a, by_parity);

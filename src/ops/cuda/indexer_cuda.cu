@@ -71,14 +71,16 @@ static __device__ void load_queries(const score_block &b, const hd_indexer_topk_
     }
 }
 
-/* Where the key is that this lane looks up for its warp, of [first, first + TILE); NULL: none. */
+/* Where the key is that this lane looks up for its warp, of places [first, first + TILE); NULL:
+ * none. */
 static __device__ __forceinline__ const cuda_act *find_key(const hd_indexer_topk_args &a,
-                                                           int32_t seq, int32_t first,
-                                                           int32_t n) {
+                                                           const key_pool &pool, int32_t row,
+                                                           int32_t first, int32_t n) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
-    const int32_t key = first + own + lane;
-    return lane < OWN_KEYS && key < n ? acts(a.keys.rows) + paged_at(a.keys, seq, key)
-                                      : nullptr;
+    const int32_t place = first + own + lane;
+    if (lane >= OWN_KEYS || place >= n) return nullptr;
+    const int32_t key = pool.blocks ? pool_key(pool, row, place) : place;
+    return acts(a.keys.rows) + paged_at(a.keys, a.seq[row], key);
 }
 
 /* The warp's OWN_KEYS keys of a tile on their way. */
@@ -148,18 +150,19 @@ static __device__ __forceinline__ void add_heads(const score_block &b, const hal
 
 template <int P>
 static __global__ void __launch_bounds__(BLOCK)
-    score_keys(hd_indexer_topk_args a, score_rows to) {
+    score_keys(hd_indexer_topk_args a, key_pool pool, score_rows to) {
     extern __shared__ __align__(128) uint8_t shared[];
-    const int32_t row = to.first + (int32_t)blockIdx.y, seq = a.seq[row];
-    const int32_t n = visible_entries(a.pos[row], a.ratio), stride = (int32_t)gridDim.x * TILE;
+    const int32_t row = to.first + (int32_t)blockIdx.y, stride = (int32_t)gridDim.x * TILE;
+    const int32_t visible = visible_entries(a.pos[row], a.ratio);
+    const int32_t n = pool.blocks ? pool_size<BLOCK>(pool, row, visible) : visible;
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const bool quads = (uintptr_t)a.keys.rows.data % 16 == 0 && a.keys.width % 4 == 0 &&
                        (uintptr_t)a.q.data % 16 == 0;
     int32_t first = (int32_t)blockIdx.x * TILE;
     if (n <= a.top_k || first >= n) return; /* all are kept; nothing to do */
     const score_block b = carve(shared, a);
-    load_keys(keys_at(b, 0), a, find_key(a, seq, first, n), quads);
-    const cuda_act *next = find_key(a, seq, first + stride, n);
+    load_keys(keys_at(b, 0), a, find_key(a, pool, row, first, n), quads);
+    const cuda_act *next = find_key(a, pool, row, first + stride, n);
     load_queries<P>(b, a, row, quads);
     for (int i = 0; first < n; first += stride, i ^= 1) {
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
@@ -172,7 +175,7 @@ static __global__ void __launch_bounds__(BLOCK)
         }
         __syncthreads();
         if (first + stride < n) load_keys(keys_at(b, i ^ 1), a, next, quads);
-        next = find_key(a, seq, first + 2 * stride, n);
+        next = find_key(a, pool, row, first + 2 * stride, n);
         add_heads<P>(b, keys_at(b, i), whole_heads(a.heads));
         __syncthreads();
         const int k = threadIdx.x;
@@ -183,9 +186,57 @@ static __global__ void __launch_bounds__(BLOCK)
     }
 }
 
+/* ---- blocks ---- */
+
+/* Where the scores of blocks are, behind those of keys: a row has room for twice as many. */
+static score_rows block_scores(const score_rows &keys) {
+    return {keys.scratch + keys.each / 2, keys.each, keys.first};
+}
+
+/* A block's score is its best key's; the last one is always kept. A thread per block. */
+static __global__ void __launch_bounds__(BLOCK)
+    score_blocks(best_args a, score_rows keys, score_rows to) {
+    const int32_t row = keys.first + (int32_t)blockIdx.y, size = a.pool.block;
+    const int32_t n = visible_entries(a.pos[row], a.ratio), n_blocks = (n + size - 1) / size;
+    const float *score = scores_of(keys, (int32_t)blockIdx.y);
+    if (n_blocks <= a.k) return;
+    for (int32_t b = (int32_t)(blockIdx.x * BLOCK + threadIdx.x); b < n_blocks;
+         b += (int32_t)gridDim.x * BLOCK) {
+        float best = b == n_blocks - 1 ? CUDART_INF_F : -CUDART_INF_F;
+        for (int32_t u = b * size; u < min(n, (b + 1) * size); u++)
+            best = fmaxf(best, score[u]);
+        scores_of(to, (int32_t)blockIdx.y)[b] = best;
+    }
+}
+
+static void keep_blocks(cudaStream_t queue, const best_args &blocks, const score_rows &rows,
+                        int32_t n) {
+    const unsigned each = blocks_for(blocks.most, 4 * BLOCK);
+    score_blocks<<<dim3(each, (unsigned)n), BLOCK, 0, queue>>>(blocks, rows,
+                                                               block_scores(rows));
+    index_keep_best(queue, blocks, block_scores(rows), n);
+}
+
+/* Chooses the keys of every row from those of a pool, and, if blocks is not NULL, blocks of all of
+ * its keys. */
 template <int P>
-static void indexer_topk(hd_stream *s, const hd_indexer_topk_args *a) {
+static void choose_keys(hd_stream *s, const hd_indexer_topk_args *a, const key_pool &pool,
+                        const best_args *blocks) {
     const int32_t at_once = hd_stream_workers(s), fill = 2 * at_once;
+    const int64_t all = (int64_t)a->keys.table_stride * a->keys.page_entries;
+    const int64_t in_pool = (int64_t)pool.n * pool.block;
+    const best_args keys = {a->out,
+                            a->pos,
+                            a->ratio,
+                            a->top_k,
+                            pool,
+                            false,
+                            pool.blocks && in_pool < all ? in_pool : all};
+    hd_indexer_topk_args scored =
+        *a; /* rows of so few keys that they keep all have no scores */
+    if (blocks && (int64_t)blocks->k * blocks->pool.block < a->top_k) {
+        scored.top_k = blocks->k * blocks->pool.block;
+    }
     const size_t bytes = score_bytes(a);
     if (a->rows > 0 && bytes > MAX_SHARED) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "an indexer this wide does not fit a GPU");
@@ -193,7 +244,7 @@ static void indexer_topk(hd_stream *s, const hd_indexer_topk_args *a) {
     }
     uint8_t *scratch = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
     cudaStream_t queue = hd_cuda_stream(s);
-    const bool small_m_bits = P == FAST && index_fits_sm90(a);
+    const bool small_m_bits = P == FAST && !pool.blocks && index_fits_sm90(a);
     cudaFuncSetAttribute(score_keys<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)bytes);
     for (int32_t first = 0; first < a->rows; first += at_once) {
@@ -201,12 +252,18 @@ static void indexer_topk(hd_stream *s, const hd_indexer_topk_args *a) {
         const score_rows rows = {scratch, hd_stream_scratch_bytes(s), first};
         const dim3 grid(blocks_for(fill, n), (unsigned)n);
         if (small_m_bits) {
-            index_score_sm90(queue, *a, rows, n, at_once);
+            index_score_sm90(queue, scored, rows, n, at_once);
         } else {
-            score_keys<P><<<grid, BLOCK, bytes, queue>>>(*a, rows);
+            score_keys<P><<<grid, BLOCK, bytes, queue>>>(scored, pool, rows);
         }
-        index_keep_best(queue, *a, rows, n);
+        if (blocks) keep_blocks(queue, *blocks, rows, n);
+        index_keep_best(queue, keys, rows, n);
     }
+}
+
+template <int P>
+static void indexer_topk(hd_stream *s, const hd_indexer_topk_args *a) {
+    choose_keys<P>(s, a, {}, nullptr);
     hd_cuda_check(s, "indexer_topk");
 }
 
@@ -216,4 +273,44 @@ void hd_indexer_topk_cuda(hd_stream *s, const hd_indexer_topk_args *a) {
 
 void hd_indexer_topk_cuda_fast(hd_stream *s, const hd_indexer_topk_args *a) {
     indexer_topk<FAST>(s, a);
+}
+
+template <int P>
+static void pool_topk(hd_stream *s, const hd_pool_topk_args *a) {
+    hd_indexer_topk_args keys = {};
+    keys.out = a->out;
+    keys.q = a->q;
+    keys.weight = a->weight;
+    keys.keys = a->keys;
+    keys.seq = a->seq;
+    keys.pos = a->pos;
+    keys.rows = a->rows;
+    keys.heads = a->heads;
+    keys.ratio = a->ratio;
+    keys.top_k = a->top_k;
+    keys.scale = a->scale;
+    if (a->makes_pool) {
+        const int64_t all = (int64_t)a->keys.table_stride * a->keys.page_entries;
+        const best_args blocks = {
+            a->blocks,
+            a->pos,
+            a->ratio,
+            a->n_blocks,
+            {nullptr, a->n_blocks, a->block},
+            true,
+            (all + a->block - 1) / a->block
+        };
+        choose_keys<P>(s, &keys, {}, &blocks);
+    } else {
+        choose_keys<P>(s, &keys, {a->blocks, a->n_blocks, a->block}, nullptr);
+    }
+    hd_cuda_check(s, "pool_topk");
+}
+
+void hd_pool_topk_cuda(hd_stream *s, const hd_pool_topk_args *a) {
+    pool_topk<EXACT>(s, a);
+}
+
+void hd_pool_topk_cuda_fast(hd_stream *s, const hd_pool_topk_args *a) {
+    pool_topk<FAST>(s, a);
 }

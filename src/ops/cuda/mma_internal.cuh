@@ -61,15 +61,15 @@ static __device__ __forceinline__ void e2m1_pairs(uint32_t *low, uint32_t *high,
     *high = __byte_perm(lower, upper, 0x7362);
 }
 
-/* Columns 4 * step, + 1 and + 2, + 3 of the lane's, as pairs of bfloat16. For E2M1 the scale,
- * which is exact in them, is in; the others' is the same over a span. */
+/* Columns 4 * step, + 1 and + 2, + 3 of the lane's, as pairs of bfloat16, with the scale where
+ * elements contain it. */
 template <int R>
 static __device__ __forceinline__ void pairs_of(uint32_t *low, uint32_t *high,
                                                 const lane_raw<R> &raw, int step) {
     if constexpr (R == READ_BF16) {
         *low = word_of(raw, 2 * step);
         *high = word_of(raw, 2 * step + 1);
-    } else if constexpr (R == READ_E4M3) {
+    } else if constexpr (R == READ_E4M3 || R == READ_MXE4M3) {
         const uint32_t w = word_of(raw, step);
         const float2 a = __half22float2(
             __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)w, __NV_E4M3)));
@@ -77,6 +77,11 @@ static __device__ __forceinline__ void pairs_of(uint32_t *low, uint32_t *high,
             __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(w >> 16), __NV_E4M3)));
         *low = bf16_pair(a.x, a.y);
         *high = bf16_pair(b.x, b.y);
+        if constexpr (R == READ_MXE4M3) {
+            const uint32_t scale = bf16_pair(raw.scale[0], raw.scale[0]);
+            *low = times(*low, scale);
+            *high = times(*high, scale);
+        }
     } else {
         const float scale = raw.scale[step / (GROUP / 4)];
         const uint32_t pair = bf16_pair(scale, scale);
@@ -182,7 +187,7 @@ static __device__ __forceinline__ void add_span(float (*acc)[NT][4], const float
 #pragma unroll
     for (int i = 0; i < MT * NT * 4; i++) {
         const int tile = i / (4 * NT), t = i / 4 % NT, k = i % 4;
-        const float scale = R == READ_E2M1 ? 1.0f : raw[tile][k / 2].scale[0];
+        const float scale = SCALES_ELEMENTS<R> ? 1.0f : raw[tile][k / 2].scale[0];
         acc[tile][t][k] = fmaf(d[tile][t][k], scale, acc[tile][t][k]);
     }
 }

@@ -39,18 +39,22 @@ static __device__ __forceinline__ slice_range slice_of(const weight_shape &s, in
     return {min(slice * per, spans), min((slice + 1) * per, spans)};
 }
 
+/* Whether a span has several scales, which are exact in bfloat16: its elements contain them. */
+template <int R>
+constexpr bool SCALES_ELEMENTS = R == READ_E2M1 || R == READ_MXE4M3;
+
 /* A lane's columns of one stored row. */
 template <int R>
 struct lane_raw {
     uint4 quad[span_of<R>::QUADS];
-    float scale[2]; /* E2M1 may have one per GROUP; the others' second is not used */
+    float scale[2]; /* E2M1 may have one per GROUP; the others have one */
 };
 
 template <int R>
 static __device__ __forceinline__ const uint8_t *lane_address(const weight_shape &s,
                                                               const weight_arrays &a,
                                                               int32_t row, int32_t span) {
-    constexpr int bits = R == READ_BF16 ? 16 : R == READ_E4M3 ? 8 : 4;
+    constexpr int bits = R == READ_BF16 ? 16 : R == READ_E2M1 ? 4 : 8;
     const int64_t first = (int64_t)row * s.cols + span * span_of<R>::COLS;
     return a.data + first * bits / 8 + threadIdx.x % 4 * 16;
 }
@@ -64,6 +68,9 @@ static __device__ __forceinline__ void load_scale(float *to, const weight_shape 
         const int32_t own = col + (int32_t)(threadIdx.x % 4) * span_of<R>::LANE;
         to[0] = group_scale(s, a, row, own);
         to[1] = s.block_cols > GROUP ? to[0] : group_scale(s, a, row, own + GROUP);
+    } else if constexpr (R == READ_MXE4M3) {
+        static_assert(span_of<R>::LANE == GROUP, "a lane's columns have one scale");
+        to[0] = group_scale(s, a, row, col + (int32_t)(threadIdx.x % 4) * GROUP);
     } else {
         to[0] = group_scale(s, a, row, col);
     }

@@ -44,6 +44,41 @@ void hd_gather_cuda(hd_stream *s, const hd_gather_args *a) {
     hd_cuda_check(s, "gather");
 }
 
+/* A block has some columns of all rows. Rows go forward, so what it reads of later rows is there as
+ * long as the rows before them are written last. */
+static __global__ void __launch_bounds__(BLOCK) keep_rows(hd_keep_rows_args a) {
+    constexpr int EACH = 8;
+    begin_kernel();
+    uint32_t *x = static_cast<uint32_t *>(a.x);
+    const int32_t col0 = (int32_t)blockIdx.x * WARP, cols = min(WARP, a.words - col0);
+    const int32_t at_once = EACH * BLOCK / cols;
+    for (int32_t first = 0; first < a.rows; first += at_once) {
+        const int32_t n = min(at_once, a.rows - first) * cols;
+        uint32_t own[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const int32_t i = (int32_t)threadIdx.x + k * BLOCK;
+            if (i >= n) break;
+            own[k] = x[(int64_t)a.kept[first + i / cols] * a.words + col0 + i % cols];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const int32_t i = (int32_t)threadIdx.x + k * BLOCK;
+            if (i >= n) break;
+            x[(int64_t)(first + i / cols) * a.words + col0 + i % cols] = own[k];
+        }
+        __syncthreads();
+    }
+}
+
+void hd_keep_rows_cuda(hd_stream *s, const hd_keep_rows_args *a) {
+    const unsigned blocks = blocks_for(a->words, WARP);
+    if (a->rows == 0 || blocks == 0) return;
+    launch_kernel(hd_cuda_stream(s), keep_rows, dim3(blocks), BLOCK, 0, 1, *a);
+    hd_cuda_check(s, "keep_rows");
+}
+
 static __global__ void add(hd_add_args a) {
     begin_kernel();
     const int64_t i = element();

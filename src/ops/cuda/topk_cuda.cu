@@ -1,5 +1,5 @@
-/* topk_cuda.cu - the keys that the indexer keeps of a row: exactly the top_k best, the lower position
- * first among equals, in ascending order.
+/* topk_cuda.cu - the keys, or blocks of keys, that the indexer keeps of a row: exactly the k best, the
+ * lower position first among equals, in ascending order.
  *
  * The last kept score is found digit by digit in histograms; then all that are above it are
  * written in order, and as many equal ones as are left. A row is a block's, or, where rows are few
@@ -38,6 +38,24 @@ struct stretch {
     int32_t n, first;   /* the first key's position */
     int32_t n_blocks, rank;
 };
+
+/* A row's output, and the pool of its keys. */
+struct best_row {
+    int32_t *out; /* [k] */
+    key_pool pool;
+    int32_t row;
+};
+
+static __device__ __forceinline__ int32_t key_at(const best_row &r, int32_t place) {
+    return r.pool.blocks ? pool_key(r.pool, r.row, place) : place;
+}
+
+/* How many scores a row has. */
+static __device__ __forceinline__ int32_t n_scores(const best_args &a, int32_t row) {
+    const int32_t visible = visible_entries(a.pos[row], a.ratio);
+    if (a.of_blocks) return (visible + a.pool.block - 1) / a.pool.block;
+    return a.pool.blocks ? pool_size<THREADS>(a.pool, row, visible) : visible;
+}
 
 static __device__ __forceinline__ int digit_shift(int i) {
     return i == 0 ? 21 : i == 1 ? 10 : 0;
@@ -145,7 +163,8 @@ static __device__ __forceinline__ tally count_kept(const stretch &own, uint32_t 
 /* Writes the warp's kept keys in order. before: of earlier keys; quota: how many equal ones are
  * kept. */
 static __device__ __forceinline__ void write_kept(const stretch &own, uint32_t last,
-                                                  int32_t quota, tally before, int32_t *out) {
+                                                  int32_t quota, tally before,
+                                                  const best_row &to) {
     const int lane = threadIdx.x % WARP;
     const int32_t each = warp_keys(own), begin = (int32_t)threadIdx.x / WARP * each;
     const int32_t end = min(begin + each, own.n);
@@ -162,7 +181,9 @@ static __device__ __forceinline__ void write_kept(const stretch &own, uint32_t l
             const unsigned equal = __ballot_sync(ALL_LANES, is_equal);
             const int32_t ties = before.equal + __popc(equal & lower);
             const int32_t at = before.above + __popc(above & lower) + min(ties, quota);
-            if (is_above || (is_equal && ties < quota)) out[at] = own.first + first + i * WARP;
+            if (is_above || (is_equal && ties < quota)) {
+                to.out[at] = key_at(to, own.first + first + i * WARP);
+            }
             before.above += __popc(above);
             before.equal += __popc(equal);
         }
@@ -171,7 +192,7 @@ static __device__ __forceinline__ void write_kept(const stretch &own, uint32_t l
 
 /* The block's kept keys into the row's output. */
 static __device__ void write_best(best_shared *s, const stretch &own, uint32_t last,
-                                  int32_t quota, int32_t *out) {
+                                  int32_t quota, const best_row &to) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const tally n = count_kept(own, last);
     if (lane == 0) s->part[0][warp] = n.above;
@@ -191,7 +212,7 @@ static __device__ void write_best(best_shared *s, const stretch &own, uint32_t l
         before.above += __reduce_add_sync(ALL_LANES, there.above);
         before.equal += __reduce_add_sync(ALL_LANES, there.equal);
     }
-    write_kept(own, last, quota, before, out);
+    write_kept(own, last, quota, before, to);
     if (own.n_blocks > 1) cg::this_cluster().sync(); /* nobody leaves while it is read */
 }
 
@@ -210,19 +231,20 @@ static __device__ void load_stretch(stretch *own, float *room, int32_t fit) {
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    keep_best(hd_indexer_topk_args a, score_rows from, int32_t fit) {
+    keep_best(best_args a, score_rows from, int32_t fit) {
     extern __shared__ float room[]; /* [fit] */
     __shared__ __align__(16) best_shared shared;
     const int32_t in_cluster = (int32_t)cg::this_cluster().num_blocks();
     const int32_t rank = (int32_t)blockIdx.x % in_cluster, in_launch = blockIdx.x / in_cluster;
-    const int32_t row = from.first + in_launch, n = visible_entries(a.pos[row], a.ratio);
-    int32_t *out = a.out + (int64_t)row * a.top_k, wanted = a.top_k;
+    const int32_t row = from.first + in_launch, n = n_scores(a, row);
+    const best_row to = {a.out + (int64_t)row * a.k, a.pool, row};
+    int32_t wanted = a.k;
     const int32_t n_blocks = n <= ALONE ? 1 : in_cluster;
     if (rank >= n_blocks) return;
-    if (n <= a.top_k) {
-        for (int32_t u = rank * THREADS + (int32_t)threadIdx.x; u < a.top_k;
+    if (n <= a.k) {
+        for (int32_t u = rank * THREADS + (int32_t)threadIdx.x; u < a.k;
              u += n_blocks * THREADS) {
-            out[u] = u < n ? u : -1;
+            to.out[u] = u < n ? key_at(to, u) : -1;
         }
         return;
     }
@@ -243,16 +265,15 @@ static __global__ void __launch_bounds__(THREADS)
         wanted -= shared.above;
     }
     __syncthreads();
-    write_best(&shared, own, last, wanted, out);
+    write_best(&shared, own, last, wanted, to);
 }
 
 /* Few rows: blocks of a row work together. The host does not know how many keys a row has. */
-void index_keep_best(cudaStream_t queue, const hd_indexer_topk_args &a, const score_rows &rows,
+void index_keep_best(cudaStream_t queue, const best_args &a, const score_rows &rows,
                      int32_t n) {
     const unsigned n_blocks = n <= SMALL_M_ROWS ? BLOCKS : 1;
-    const int64_t most = (int64_t)a.keys.table_stride * a.keys.page_entries;
-    const int64_t each = most <= ALONE ? most : (most + n_blocks - 1) / n_blocks;
-    const int64_t wanted = each < ALONE && most > ALONE ? ALONE : each;
+    const int64_t each = a.most <= ALONE ? a.most : (a.most + n_blocks - 1) / n_blocks;
+    const int64_t wanted = each < ALONE && a.most > ALONE ? ALONE : each;
     const int32_t fit = wanted < MAX_STRETCH ? (int32_t)wanted : MAX_STRETCH;
     cudaLaunchAttribute cluster = {};
     cudaLaunchConfig_t config = {};

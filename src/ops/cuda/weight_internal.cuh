@@ -77,8 +77,9 @@ static __device__ __forceinline__ float weight_at(const hd_weight &w, int32_t ro
 
 constexpr int SEGMENT = 32, GROUP = 16, SPAN = 64; /* columns; a group shares a scale */
 
-/* How a product reads a matrix: F32 in vectors, the others onto the tensor cores. */
-enum reading { READ_F32, READ_BF16, READ_E4M3, READ_E2M1, READ_ANY };
+/* How a product reads a matrix: F32 in vectors, the others onto the tensor cores. MXE4M3 is E4M3
+ * with several scales in a span. */
+enum reading { READ_F32, READ_BF16, READ_E4M3, READ_MXE4M3, READ_E2M1, READ_ANY };
 
 static inline bool is_power_of_two(int32_t n) {
     return n > 0 && (n & (n - 1)) == 0;
@@ -94,12 +95,18 @@ static inline bool weight_fits(const hd_weight *w) {
            w->block_cols >= GROUP && (uintptr_t)w->scale % scale_bytes == 0;
 }
 
+/* Whether a span of E4M3 has several scales. */
+static inline bool has_small_blocks(const hd_weight *w) {
+    return w->scale && w->block_cols % SPAN != 0;
+}
+
 /* Spans of the tensor cores: whole, and of one scale, or of scales exact in bfloat16. */
 static inline bool mma_fits(const hd_weight *w) {
     const bool packed = w->type == HD_E2M1; /* a thread's columns are 16 bytes there too */
     if (!weight_fits(w) || w->cols % (packed ? 2 * SPAN : SPAN)) return false;
     if (!w->scale) return true;
-    if (!packed) return w->block_cols % SPAN == 0;
+    if (!packed && !has_small_blocks(w)) return true;
+    if (!packed) return w->type == HD_E4M3 && w->scale_type == HD_E8M0;
     return w->scale_type == HD_E8M0 || w->scale_type == HD_E4M3;
 }
 
@@ -112,7 +119,7 @@ static inline reading reading_of(const hd_weight *w, bool x_fits) {
     case HD_BF16:
         return READ_BF16;
     case HD_E4M3:
-        return READ_E4M3;
+        return has_small_blocks(w) ? READ_MXE4M3 : READ_E4M3;
     case HD_E2M1:
         return READ_E2M1;
     default:
