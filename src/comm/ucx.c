@@ -36,7 +36,7 @@ enum {
     SLEEPS_PER_PROBE = 32,
     YIELDS = 100, /* while bytes wait for room at the other end */
     NAP_NS = 50000,
-    NETWORK_NS = 100000000, /* between two looks for a network that is down */
+    RETRY_NS = 100000000, /* before ranks try again to connect */
     ALIGNMENT = 64,
     CLOSE_MS = 20,
     WAIT_MS = 60000,
@@ -407,7 +407,13 @@ static hd_status open_worker(hd_comm_ucx *u, hd_err *err) {
                      err);
 }
 
-/* Alone a rank needs no network. With others it is tried again soon. */
+/* Ends the epoch in which ranks cannot connect. The next one shall not follow at once. */
+static void retry_soon(hd_comm_ucx *u, const char *why) {
+    nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
+    end_all(u, why);
+}
+
+/* Alone a rank needs no network. With others it is tried again. */
 static hd_status check_network(hd_comm_ucx *u, hd_err *err) {
     for (int32_t i = 0; i < u->limits.world && u->limits.world > 1; i++) {
         char why[80];
@@ -415,8 +421,7 @@ static hd_status check_network(hd_comm_ucx *u, hd_err *err) {
         hd_rendezvous_address(u->rendezvous, u->peers[i].number, &n);
         if (n != NO_WORKER) continue;
         snprintf(why, sizeof why, "rank %d has no network for messages", u->peers[i].number);
-        nanosleep(&(struct timespec){0, NETWORK_NS}, NULL);
-        end_all(u, why);
+        retry_soon(u, why);
         return HD_FAIL(err, HD_EPEER, "%s", why);
     }
     return HD_OK;
@@ -753,7 +758,8 @@ hd_status hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
         u->messages = NULL;
         const hd_status st = connect_members(u, out, err);
         if (st == HD_OK) return HD_OK;
-        if (st != HD_EPEER) return st;
+        if (st == HD_EIO) retry_soon(u, err->msg); /* another rank has closed its worker again */
+        if (st != HD_EIO && st != HD_EPEER) return st;
         *err = (hd_err){0};
     }
 }
