@@ -92,16 +92,17 @@ static bool is_over(const hd_comm_ucx *u) {
     return atomic_load(&u->over) > u->limits.epoch;
 }
 
-/* Of the watch, or of this rank's thread. The first reason stays. */
+/* Of the watch, or of this rank's thread. The first reason stays. One event for each epoch, before
+ * its end is seen: it is read before the next one begins (await_epoch), whose waits would not sleep. */
 static void end_here(void *ctx, uint32_t epoch, const char *why) {
     hd_comm_ucx *u = ctx;
     pthread_mutex_lock(&u->mutex);
     if (atomic_load(&u->over) <= epoch) {
         snprintf(u->why, sizeof u->why, "%s", why);
+        eventfd_write(u->wake_fd, 1);
         atomic_store(&u->over, epoch + 1);
     }
     pthread_mutex_unlock(&u->mutex);
-    eventfd_write(u->wake_fd, 1);
     if (u->o.on_end) u->o.on_end(u->o.ctx);
 }
 
@@ -758,7 +759,7 @@ hd_status hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
         u->messages = NULL;
         const hd_status st = connect_members(u, out, err);
         if (st == HD_OK) return HD_OK;
-        if (st == HD_EIO) retry_soon(u, err->msg); /* another rank has closed its worker again */
+        if (st == HD_EIO) retry_soon(u, err->msg); /* a worker is closed again */
         if (st != HD_EIO && st != HD_EPEER) return st;
         *err = (hd_err){0};
     }

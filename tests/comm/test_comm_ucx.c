@@ -316,14 +316,20 @@ static void test_a_rank_that_hangs_is_named(void **state) {
 
 enum { ANEW = 4 };
 
+typedef struct anew anew;
+
+/* What a rank does in an epoch; HD_OK: it leaves. */
+typedef hd_status anew_work(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t number, hd_err *err);
+
 /* What the processes of a test tell each other. */
-typedef struct anew {
+struct anew {
     char at[32];
+    anew_work *work;
     int32_t members[ANEW]; /* of the last sum that each rank has got right */
     uint32_t epochs[ANEW];
     int32_t stop, left[ANEW], waited;
     char wrong[200];
-} anew;
+};
 
 /* Two are too few. */
 static bool one_or_at_least_three(void *ctx, int32_t n, hd_parallel_config *out) {
@@ -380,7 +386,7 @@ static void work_anew(anew *a, int32_t number) {
     hd_status st = hd_device_open_cpu(&d, &one, &err);
     if (st == HD_OK) st = hd_stream_open(&s, d, &err);
     if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, &ops, &err);
-    while (st == HD_OK && add_numbers(a, u, s, number, &err) != HD_OK) {
+    while (st == HD_OK && a->work(a, u, s, number, &err) != HD_OK) {
         err = (hd_err){0};
         st = hd_comm_ucx_begin_anew(u, &layout, count_waiting, &err);
     }
@@ -417,14 +423,31 @@ static void come_anew(anew *a, pid_t *pids, bool *alive, int32_t number) {
     alive[number] = true;
 }
 
+static anew *share_anew(anew_work *work) {
+    anew *a = mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(a != MAP_FAILED);
+    find_port(a->at);
+    a->work = work;
+    return a;
+}
+
+static void end_anew(anew *a, const pid_t *pids, const bool *alive) {
+    *(volatile int32_t *)&a->stop = 1;
+    for (int32_t i = 0; i < ANEW; i++) {
+        if (!alive[i]) continue;
+        waitpid(pids[i], NULL, 0);
+        assert_int_equal(a->left[i], 1);
+    }
+    if (a->wrong[0]) fail_msg("%s", a->wrong);
+    munmap(a, sizeof *a);
+}
+
 static void test_ranks_that_are_left_begin_anew(void **state) {
     (void)state;
     need_ucx();
-    anew *a = mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(a != MAP_FAILED);
+    anew *a = share_anew(add_numbers);
     pid_t pids[ANEW];
     bool alive[ANEW];
-    find_port(a->at);
     for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
     await_members(a, alive, 4);
     lose_anew(pids, alive, 2);
@@ -438,14 +461,84 @@ static void test_ranks_that_are_left_begin_anew(void **state) {
     while (!*(volatile int32_t *)&a->waited && !a->wrong[0]) comm_sleep_ms(1); /* for a third */
     come_anew(a, pids, alive, 3);
     await_members(a, alive, 3);
-    *(volatile int32_t *)&a->stop = 1;
-    for (int32_t i = 0; i < ANEW; i++) {
-        if (!alive[i]) continue;
-        waitpid(pids[i], NULL, 0);
-        assert_int_equal(a->left[i], 1);
-    }
-    if (a->wrong[0]) fail_msg("%s", a->wrong);
-    munmap(a, sizeof *a);
+    end_anew(a, pids, alive);
+}
+
+/* ---- waiting in a later epoch ---- */
+
+enum { EPOCHS = 12, IDLE_MS = 40 };
+
+/* Waits for rank 0, which comes late. Then one rank after the other ends the epoch itself. */
+static hd_status wait_and_abort(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t number,
+                                hd_err *err) {
+    const uint32_t epoch = hd_comm_ucx_members(u)->epoch;
+    const hd_comm *c = hd_comm_ucx_interface(u);
+    int32_t word = 0;
+    if (number == 0) comm_sleep_ms(IDLE_MS);
+    const int64_t before = comm_cpu_time_ns();
+    hd_comm_broadcast(c, s, &(hd_broadcast_args){HD_GROUP_TP, &word, sizeof word});
+    HD_TRY(hd_stream_sync(s, err));
+    if (number && comm_cpu_time_ns() - before > IDLE_MS * 1000000 / 4)
+        snprintf(a->wrong, sizeof a->wrong, "rank %d spins in epoch %u", number, epoch);
+    if (epoch == EPOCHS) return HD_OK;
+    if (epoch % ANEW == (uint32_t)number) hd_comm_abort(c, "again");
+    hd_comm_all_reduce(c, s, &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(&(float){0}), 1});
+    return hd_stream_sync(s, err);
+}
+
+static void test_who_waits_in_a_later_epoch_sleeps(void **state) {
+    (void)state;
+    need_ucx();
+    anew *a = share_anew(wait_and_abort);
+    pid_t pids[ANEW];
+    bool alive[ANEW];
+    for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
+    end_anew(a, pids, alive);
+}
+
+/* ---- ranks that cannot connect ---- */
+
+static void ignore_loss(void *ctx, uint32_t epoch, const char *why) {
+    (void)ctx;
+    (void)epoch;
+    (void)why;
+}
+
+/* Comes as the last rank, first without a network, then with the address that rank 0 had then and has
+ * closed since. Nobody can connect to it. */
+static void come_with_a_stale_address(const anew *a) {
+    const hd_rendezvous_options o = {
+        .rank = ANEW - 1, .world = ANEW, .at = a->at, .silence_ms = 20000};
+    char stale[HD_CHANNEL_MAX_ADDRESS];
+    hd_rendezvous *m;
+    uint32_t n;
+    assert_int_equal(hd_rendezvous_open(&m, &o, "", 1, NULL), HD_OK);
+    assert_int_equal(hd_rendezvous_watch(m, ignore_loss, NULL, NULL), HD_OK);
+    assert_int_equal(hd_rendezvous_next(m, "", 1), HD_RENDEZVOUS_EPOCH);
+    const void *first = hd_rendezvous_address(m, 0, &n);
+    memcpy(stale, first, n);
+    assert_int_equal(hd_rendezvous_next(m, stale, n), HD_RENDEZVOUS_EPOCH);
+    /* the others live */
+    assert_int_equal(hd_rendezvous_next(m, stale, n), HD_RENDEZVOUS_EPOCH);
+    hd_rendezvous_close(m);
+}
+
+static void test_ranks_that_cannot_connect_try_again(void **state) {
+    (void)state;
+    need_ucx();
+    anew *a = share_anew(add_numbers);
+    pid_t pids[ANEW];
+    bool alive[ANEW];
+    for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
+    await_members(a, alive, 4);
+    lose_anew(pids, alive, 3);
+    await_members(a, alive, 3);
+    const uint32_t before = a->epochs[0];
+    come_with_a_stale_address(a);
+    while (((volatile uint32_t *)a->epochs)[0] <= before && !a->wrong[0]) comm_sleep_ms(1);
+    come_anew(a, pids, alive, 3);
+    await_members(a, alive, 4);
+    end_anew(a, pids, alive);
 }
 
 /* ---- strangers ---- */
@@ -619,6 +712,8 @@ int test_comm_ucx(void) {
         cmocka_unit_test(test_bytes_are_authenticated_between_hosts),
         cmocka_unit_test(test_a_rank_that_hangs_is_named),
         cmocka_unit_test(test_ranks_that_are_left_begin_anew),
+        cmocka_unit_test(test_who_waits_in_a_later_epoch_sleeps),
+        cmocka_unit_test(test_ranks_that_cannot_connect_try_again),
         cmocka_unit_test(test_rank_and_world_from_the_environment),
         cmocka_unit_test(test_rendezvous_refusals),
         cmocka_unit_test(test_strangers_do_not_stop_the_rendezvous),
