@@ -76,6 +76,9 @@ void hd_rendezvous_read_figures(hd_rendezvous *m, int32_t rank, hd_rank_figures 
  * thread. */
 void hd_rendezvous_read_loss(hd_rendezvous *m, int32_t rank, char *why);
 
+/* On rank 0: how many times another rank was lost. Any thread. */
+uint64_t hd_rendezvous_count_losses(hd_rendezvous *m);
+
 /* Ends the epoch of all ranks. Any thread. */
 void hd_rendezvous_abort(hd_rendezvous *m, const char *why);
 

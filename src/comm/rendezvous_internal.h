@@ -49,7 +49,7 @@ struct hd_rendezvous {
     int wake[2]; /* a pipe: abort, offer, leave, close */
     hd_rendezvous_lost_fn *lost;
     void *ctx;
-    pthread_mutex_t mutex; /* of the table's replacement, own, why, gone, figures, losses */
+    pthread_mutex_t mutex; /* of the table's replacement, own, why, gone, figures and losses */
     pthread_cond_t news;
     char why[HD_CHANNEL_MAX_TEXT]; /* of the abort asked for here */
     uint32_t abort_epoch;
@@ -64,6 +64,7 @@ struct hd_rendezvous {
     int64_t silent_ms[HD_CHANNEL_MAX_RANKS];
     hd_rank_figures figures[HD_CHANNEL_MAX_RANKS];         /* rank 0: as told last */
     char losses[HD_CHANNEL_MAX_RANKS][HD_RENDEZVOUS_TEXT]; /* rank 0: how each was lost last */
+    uint64_t n_losses;
 };
 
 int64_t rendezvous_now_ms(void);

@@ -473,7 +473,8 @@ static bool take_members(hd_comm_ucx *u, hd_parallel_config *parallel) {
     hd_comm_members *m = &u->members;
     const int32_t world = u->o.rendezvous.world;
     uint32_t bytes;
-    *m = (hd_comm_members){.epoch = hd_rendezvous_epoch(u->rendezvous)};
+    *m = (hd_comm_members){.epoch = hd_rendezvous_epoch(u->rendezvous),
+                           .losses = hd_rendezvous_count_losses(u->rendezvous)};
     u->limits.epoch = m->epoch;
     int32_t n = 0, own = -1;
     for (int32_t i = 0; i < world; i++) {

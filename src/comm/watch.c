@@ -83,6 +83,7 @@ static void lose(hd_rendezvous *m, int32_t rank, const char *how) {
     snprintf(why, sizeof why, "rank %d is lost: %.160s", rank, how);
     pthread_mutex_lock(&m->mutex);
     memcpy(m->losses[rank], why, sizeof why);
+    m->n_losses++;
     pthread_mutex_unlock(&m->mutex);
     hd_channel_close(&m->to[rank]);
     rendezvous_forget(&m->offer[rank]);
@@ -205,6 +206,13 @@ void hd_rendezvous_read_loss(hd_rendezvous *m, int32_t rank, char *why) {
     pthread_mutex_lock(&m->mutex);
     memcpy(why, m->losses[rank], HD_RENDEZVOUS_TEXT);
     pthread_mutex_unlock(&m->mutex);
+}
+
+uint64_t hd_rendezvous_count_losses(hd_rendezvous *m) {
+    pthread_mutex_lock(&m->mutex);
+    const uint64_t n = m->n_losses;
+    pthread_mutex_unlock(&m->mutex);
+    return n;
 }
 
 /* ---- what other ranks send ---- */

@@ -327,6 +327,7 @@ struct anew {
     anew_work *work;
     int32_t members[ANEW]; /* of the last sum that each rank has got right */
     uint32_t epochs[ANEW];
+    uint64_t losses; /* that rank 0 has counted */
     int32_t stop, left[ANEW], waited;
     char wrong[200];
 };
@@ -362,6 +363,7 @@ static hd_status add_numbers(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t numb
             snprintf(a->wrong, sizeof a->wrong, "%g, not %g", (double)x, (double)want);
         ((volatile int32_t *)a->members)[number] = m->n;
         a->epochs[number] = m->epoch;
+        if (number == 0) a->losses = m->losses;
         if (stops) return HD_OK;
     }
 }
@@ -450,12 +452,14 @@ static void test_ranks_that_are_left_begin_anew(void **state) {
     bool alive[ANEW];
     for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
     await_members(a, alive, 4);
+    assert_int_equal(a->losses, 0);
     lose_anew(pids, alive, 2);
     await_members(a, alive, 3);
+    assert_int_equal(a->losses, 1);
     const uint32_t before = a->epochs[0];
     come_anew(a, pids, alive, 2);
     await_members(a, alive, 4);
-    assert_true(a->epochs[0] > before && a->epochs[2] == a->epochs[0]);
+    assert_true(a->epochs[0] > before && a->epochs[2] == a->epochs[0] && a->losses == 1);
     lose_anew(pids, alive, 1);
     lose_anew(pids, alive, 3);
     while (!*(volatile int32_t *)&a->waited && !a->wrong[0]) comm_sleep_ms(1); /* for a third */
