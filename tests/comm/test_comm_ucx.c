@@ -241,10 +241,11 @@ static void test_large_sums(void **state) {
 /* ---- ranks that are killed or stopped ---- */
 
 static void sum_until_lost(comm_rank *r) {
-    char name[40];
+    char name[80];
     hd_err err = {0};
     float x[100] = {0};
-    snprintf(name, sizeof name, "rank %d is lost", r->victim);
+    snprintf(name, sizeof name, "rank %d is lost: it%s", r->victim,
+             r->seed == SIGSTOP ? " was silent for 3000 ms" : "s process has ended");
     for (r->rounds = 1; hd_stream_sync(r->stream, &err) == HD_OK; r->rounds++) {
         hd_comm_all_reduce(r->comm, r->stream,
                            &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), HD_LEN(x)});
@@ -257,7 +258,10 @@ static void lose(int signal, int32_t victim, int32_t silence_ms, const char *tra
     world w = {
         .transports = transport,
         .silence_ms = silence_ms,
-        .like = {.parallel = hd_parallel_tensor(3), .run = sum_until_lost, .victim = victim}
+        .like = {.parallel = hd_parallel_tensor(3),
+                 .run = sum_until_lost,
+                 .seed = (uint64_t)signal,
+                 .victim = victim}
     };
     pid_t pids[COMM_MAX_RANKS];
     comm_rank *ranks = share_ranks();
@@ -287,6 +291,38 @@ static void test_a_stopped_rank_is_named(void **state) {
     need_ucx();
     lose(SIGSTOP, 0, 3000, transport_of(0));
     lose(SIGSTOP, 2, 3000, transport_of(1));
+}
+
+/* Of the watch's thread. */
+static void note_loss(void *why, uint32_t epoch, const char *text) {
+    (void)epoch;
+    snprintf(why, HD_RENDEZVOUS_TEXT, "%s", text);
+}
+
+/* Rank 1 is there, and its watch does not get a core for twice the limit of silence. The world lives
+ * until rank 1 ends. */
+static void test_a_starved_rank_is_not_lost(void **state) {
+    (void)state;
+    char at[32];
+    find_port(at);
+    hd_rendezvous_options o = {.rank = 1, .world = 2, .at = at, .silence_ms = 400};
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        hd_rendezvous *m;
+        hd_rendezvous_open(&m, &o, "one", 3, NULL);
+        comm_sleep_ms(2 * o.silence_ms);
+        _exit(0);
+    }
+    o.rank = 0;
+    char why[HD_RENDEZVOUS_TEXT] = "";
+    hd_rendezvous *m;
+    assert_int_equal(hd_rendezvous_open(&m, &o, "zero", 4, NULL), HD_OK);
+    assert_int_equal(hd_rendezvous_watch(m, note_loss, why, NULL), HD_OK);
+    assert_int_equal(hd_rendezvous_next(m, "zero", 4), HD_RENDEZVOUS_EPOCH);
+    assert_string_equal(why, "rank 1 is lost: its process has ended");
+    hd_rendezvous_close(m);
+    waitpid(pid, NULL, 0);
 }
 
 /* A rank whose watch lives, but which calls nothing. The other waits for it only once it is
@@ -731,6 +767,7 @@ int test_comm_ucx(void) {
         cmocka_unit_test(test_large_sums),
         cmocka_unit_test(test_a_killed_rank_is_named),
         cmocka_unit_test(test_a_stopped_rank_is_named),
+        cmocka_unit_test(test_a_starved_rank_is_not_lost),
     };
     return cmocka_run_group_tests_name("comm_ucx", tests, NULL, NULL);
 }
