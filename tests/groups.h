@@ -62,6 +62,7 @@
     X(disk) \
     X(disk_tier) \
     X(comm) \
+    X(comm_silence) \
     X(comm_ucx) \
     X(model) \
     X(lanes) \

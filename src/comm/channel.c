@@ -10,13 +10,15 @@
 
 #include "hadal_types.h"
 #include "base/siphash.h"
+#include "comm/silence.h"
 
 enum { MAGIC = 0x4c484443, HEAD = (int)sizeof(hd_frame) }; /* "CDHL" */
 
 static const uint32_t most_of_ranks[HD_N_FRAMES] = {
     [HD_FRAME_CHALLENGE] = HD_CHANNEL_NONCE,
-    [HD_FRAME_JOIN] = HD_CHANNEL_NONCE + 64 + HD_CHANNEL_MAX_ADDRESS,
+    [HD_FRAME_JOIN] = HD_CHANNEL_NONCE + 96 + HD_CHANNEL_MAX_ADDRESS,
     [HD_FRAME_TABLE] = HD_CHANNEL_MAX_PAYLOAD,
+    [HD_FRAME_WELCOME] = sizeof(hd_place),
     [HD_FRAME_READY] = HD_CHANNEL_MAX_ADDRESS,
     [HD_FRAME_PING] = sizeof(hd_rank_figures),
     [HD_FRAME_LOST] = 4 + HD_CHANNEL_MAX_TEXT,

@@ -14,7 +14,7 @@
 #include "base/status.h"
 
 enum {
-    HD_CHANNEL_VERSION = 3,
+    HD_CHANNEL_VERSION = 4,
     HD_CHANNEL_NONCE = 16,
     HD_CHANNEL_MAX_RANKS = 64,
     HD_CHANNEL_MAX_ADDRESS = 4096, /* bytes of a rank's address */
@@ -25,9 +25,10 @@ enum {
 typedef enum hd_frame_kind {
     HD_FRAME_CHALLENGE = 1, /* nonce of rank 0 */
     HD_FRAME_JOIN,          /* nonce of the other rank, hd_join, its address */
-    /* nonce and u32 number of an epoch; u32 length and bytes of each address, 0: no member */
+    /* nonce and u32 number of an epoch, hd_place of rank 0; u32 length and bytes of each address, 0: no
+     * member */
     HD_FRAME_TABLE,
-    HD_FRAME_WELCOME, /* nothing: the world works already; say READY once loaded */
+    HD_FRAME_WELCOME, /* hd_place of rank 0: the world works already; say READY once loaded */
     HD_FRAME_READY,   /* the sender's address in the next epoch */
     HD_FRAME_PING,    /* the sender lives; to rank 0: its hd_rank_figures */
     HD_FRAME_LOST,    /* u32 epoch that has ended (0: refused), text: why */

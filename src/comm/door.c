@@ -76,6 +76,7 @@ static uint64_t admit(hd_rendezvous *m, hd_channel *c) {
         return 0;
     }
     m->to[rank] = *c;
+    m->places[rank] = j.place;
     m->silent_ms[rank] = 0;
     m->left[rank] = false;
     *c = (hd_channel){.fd = -1};

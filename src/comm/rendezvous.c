@@ -20,7 +20,7 @@
 enum { START_MS = 60000, SILENCE_MS = 1000, RETRY_MS = 20 };
 
 static rendezvous_join join_of(const hd_rendezvous *m) {
-    rendezvous_join j = {.world = m->o.world};
+    rendezvous_join j = {.world = m->o.world, .place = m->here};
     for (size_t i = 0; i < HD_LEN(j.facts); i++) j.facts[i] = m->o.facts[i].value;
     return j;
 }
@@ -143,7 +143,8 @@ static uint8_t *pack_table(const hd_rendezvous *m, const rendezvous_table *t,
     if (!bytes) return NULL;
     memcpy(bytes, nonce, HD_CHANNEL_NONCE);
     memcpy(bytes + HD_CHANNEL_NONCE, &t->epoch, sizeof t->epoch);
-    *n = HD_CHANNEL_NONCE + sizeof t->epoch;
+    memcpy(bytes + HD_CHANNEL_NONCE + sizeof t->epoch, &t->first, sizeof t->first);
+    *n = HD_CHANNEL_NONCE + sizeof t->epoch + sizeof t->first;
     for (int32_t i = 0; i < m->o.world; i++) {
         const rendezvous_address *a = &t->at[i];
         memcpy(bytes + *n, &a->n, sizeof a->n);
@@ -156,7 +157,7 @@ static uint8_t *pack_table(const hd_rendezvous *m, const rendezvous_table *t,
 hd_status rendezvous_send_table(hd_rendezvous *m, rendezvous_table *out, hd_err *err) {
     uint8_t nonce[HD_CHANNEL_NONCE];
     uint32_t n;
-    *out = (rendezvous_table){.epoch = m->table.epoch + 1};
+    *out = (rendezvous_table){.epoch = m->table.epoch + 1, .first = m->here};
     HD_TRY(rendezvous_draw(nonce, sizeof nonce, err));
     set_session(m, out, nonce);
     memcpy(out->at, m->offer, sizeof out->at);
@@ -174,11 +175,12 @@ hd_status rendezvous_send_table(hd_rendezvous *m, rendezvous_table *out, hd_err 
 hd_status rendezvous_read_table(const hd_rendezvous *m, rendezvous_table *out,
                                 const uint8_t *bytes, uint32_t n, hd_err *err) {
     const uint32_t before = m->table.epoch; /* out may be the table */
-    uint32_t at = HD_CHANNEL_NONCE + sizeof out->epoch;
+    uint32_t at = HD_CHANNEL_NONCE + sizeof out->epoch + sizeof out->first;
     *out = (rendezvous_table){0};
     if (n < at) return HD_FAIL(err, HD_EFORMAT, "the addresses are cut off");
     set_session(m, out, bytes);
     memcpy(&out->epoch, bytes + HD_CHANNEL_NONCE, sizeof out->epoch);
+    memcpy(&out->first, bytes + HD_CHANNEL_NONCE + sizeof out->epoch, sizeof out->first);
     if (out->epoch <= before) {
         return HD_FAIL(err, HD_EFORMAT, "addresses of epoch %u after those of epoch %u",
                        out->epoch, before);
@@ -310,7 +312,10 @@ static hd_status visit(hd_rendezvous *m, hd_err *err) {
     HD_TRY(
         hd_channel_send(c, HD_FRAME_JOIN, m->o.rank, say, before + own->n, m->o.start_ms, err));
     HD_TRY(await(m, HD_FRAME_TABLE, HD_FRAME_WELCOME, end, err));
-    if (c->head.kind == HD_FRAME_WELCOME) return HD_OK;
+    if (c->head.kind == HD_FRAME_WELCOME && c->head.n == sizeof m->table.first) {
+        memcpy(&m->table.first, c->payload, sizeof m->table.first);
+        return HD_OK;
+    }
     return rendezvous_read_table(m, &m->table, c->payload, c->head.n, err);
 }
 
@@ -346,6 +351,7 @@ hd_status hd_rendezvous_open(hd_rendezvous **out, const hd_rendezvous_options *o
     pthread_mutex_init(&m->mutex, NULL);
     pthread_cond_init(&m->news, NULL);
     m->wake[0] = m->wake[1] = -1;
+    m->here = hd_place_here();
     for (int32_t i = 0; i < HD_CHANNEL_MAX_RANKS; i++) m->to[i].fd = -1;
     rendezvous_door_init(&m->door);
     hd_status st = copy_options(m, o, err);

@@ -3,7 +3,7 @@
  * Every rank connects to rank 0 at HOST:PORT; rank 0 gathers the address of each and sends all
  * of them to all. The connections stay. A thread per rank sends and awaits a heartbeat on them:
  * a rank whose process has ended is known at once, since the kernel closes its connection; one
- * that is stopped or unreachable after `silence_ms`. Rank 0 tells the others. Its own loss is
+ * that is stopped or unreachable after `silence_ms` (silence.h). Rank 0 tells the others. Its own loss is
  * seen by all. Off the loopback interface a shared secret is required.
  *
  * An epoch is the time in which the same ranks work together. It ends when one of them is lost or
@@ -36,7 +36,7 @@ typedef struct hd_rendezvous_options {
     /* A rank that differs from rank 0 is refused, by the name of the first one. */
     hd_rendezvous_fact facts[HD_RENDEZVOUS_FACTS];
     int32_t start_ms;   /* longest wait for all ranks; 0: 60 s */
-    int32_t silence_ms; /* a rank that sends nothing for as long is lost; 0: 1 s */
+    int32_t silence_ms; /* silence.h; 0: 1 s */
     bool again;         /* rank 0 has been there: refused connections say that it ended */
     /* What this rank has exchanged, which its heartbeats tell rank 0; NULL: they do not. */
     const struct comm_figures *figures;
@@ -75,6 +75,9 @@ void hd_rendezvous_read_figures(hd_rendezvous *m, int32_t rank, hd_rank_figures 
 /* On rank 0: how another rank was lost last, into why [HD_RENDEZVOUS_TEXT]; empty: never. Any
  * thread. */
 void hd_rendezvous_read_loss(hd_rendezvous *m, int32_t rank, char *why);
+
+/* On rank 0: how many times another rank was lost. Any thread. */
+uint64_t hd_rendezvous_count_losses(hd_rendezvous *m);
 
 /* Ends the epoch of all ranks. Any thread. */
 void hd_rendezvous_abort(hd_rendezvous *m, const char *why);

@@ -8,6 +8,7 @@
 
 #include "comm/channel.h"
 #include "comm/rendezvous.h"
+#include "comm/silence.h"
 
 enum { RENDEZVOUS_PENDING = 64, RENDEZVOUS_DOOR_FDS = 1 + RENDEZVOUS_PENDING };
 
@@ -20,6 +21,7 @@ typedef struct rendezvous_address {
 /* What a rank says of itself; the nonce comes before it, its address after it. */
 typedef struct rendezvous_join {
     int32_t world, pad;
+    hd_place place;
     uint64_t facts[HD_RENDEZVOUS_FACTS];
 } rendezvous_join;
 
@@ -27,6 +29,7 @@ typedef struct rendezvous_join {
 typedef struct rendezvous_table {
     uint32_t epoch;
     uint64_t session[2];
+    hd_place first; /* where rank 0 is */
     rendezvous_address at[HD_CHANNEL_MAX_RANKS];
 } rendezvous_table;
 
@@ -38,18 +41,20 @@ typedef struct rendezvous_door {
 } rendezvous_door;
 
 struct hd_rendezvous {
-    hd_rendezvous_options o;             /* with copies of its texts */
+    hd_rendezvous_options o; /* with copies of its texts */
+    hd_place here;
     hd_channel to[HD_CHANNEL_MAX_RANKS]; /* rank 0: to every other; others: to[0] only */
     rendezvous_door door;
     rendezvous_table table;
     rendezvous_address offer[HD_CHANNEL_MAX_RANKS]; /* rank 0: addresses for the next epoch */
+    hd_place places[HD_CHANNEL_MAX_RANKS];          /* rank 0: of the others */
     /* of the watch */
     pthread_t thread;
     bool watches;
     int wake[2]; /* a pipe: abort, offer, leave, close */
     hd_rendezvous_lost_fn *lost;
     void *ctx;
-    pthread_mutex_t mutex; /* of the table's replacement, own, why, gone, figures, losses */
+    pthread_mutex_t mutex; /* of the table's replacement, own, why, gone, figures and losses */
     pthread_cond_t news;
     char why[HD_CHANNEL_MAX_TEXT]; /* of the abort asked for here */
     uint32_t abort_epoch;
@@ -64,6 +69,7 @@ struct hd_rendezvous {
     int64_t silent_ms[HD_CHANNEL_MAX_RANKS];
     hd_rank_figures figures[HD_CHANNEL_MAX_RANKS];         /* rank 0: as told last */
     char losses[HD_CHANNEL_MAX_RANKS][HD_RENDEZVOUS_TEXT]; /* rank 0: how each was lost last */
+    uint64_t n_losses;
 };
 
 int64_t rendezvous_now_ms(void);

@@ -36,7 +36,7 @@ enum {
     SLEEPS_PER_PROBE = 32,
     YIELDS = 100, /* while bytes wait for room at the other end */
     NAP_NS = 50000,
-    NETWORK_NS = 100000000, /* between two looks for a network that is down */
+    RETRY_NS = 100000000, /* before ranks try again to connect */
     ALIGNMENT = 64,
     CLOSE_MS = 20,
     WAIT_MS = 60000,
@@ -92,16 +92,17 @@ static bool is_over(const hd_comm_ucx *u) {
     return atomic_load(&u->over) > u->limits.epoch;
 }
 
-/* Of the watch, or of this rank's thread. The first reason stays. */
+/* Of the watch, or of this rank's thread. The first reason stays. One event for each epoch, before
+ * its end is seen: it is read before the next one begins (await_epoch), whose waits would not sleep. */
 static void end_here(void *ctx, uint32_t epoch, const char *why) {
     hd_comm_ucx *u = ctx;
     pthread_mutex_lock(&u->mutex);
     if (atomic_load(&u->over) <= epoch) {
         snprintf(u->why, sizeof u->why, "%s", why);
+        eventfd_write(u->wake_fd, 1);
         atomic_store(&u->over, epoch + 1);
     }
     pthread_mutex_unlock(&u->mutex);
-    eventfd_write(u->wake_fd, 1);
     if (u->o.on_end) u->o.on_end(u->o.ctx);
 }
 
@@ -407,7 +408,13 @@ static hd_status open_worker(hd_comm_ucx *u, hd_err *err) {
                      err);
 }
 
-/* Alone a rank needs no network. With others it is tried again soon. */
+/* Ends the epoch in which ranks cannot connect. The next one shall not follow at once. */
+static void retry_soon(hd_comm_ucx *u, const char *why) {
+    nanosleep(&(struct timespec){0, RETRY_NS}, NULL);
+    end_all(u, why);
+}
+
+/* Alone a rank needs no network. With others it is tried again. */
 static hd_status check_network(hd_comm_ucx *u, hd_err *err) {
     for (int32_t i = 0; i < u->limits.world && u->limits.world > 1; i++) {
         char why[80];
@@ -415,8 +422,7 @@ static hd_status check_network(hd_comm_ucx *u, hd_err *err) {
         hd_rendezvous_address(u->rendezvous, u->peers[i].number, &n);
         if (n != NO_WORKER) continue;
         snprintf(why, sizeof why, "rank %d has no network for messages", u->peers[i].number);
-        nanosleep(&(struct timespec){0, NETWORK_NS}, NULL);
-        end_all(u, why);
+        retry_soon(u, why);
         return HD_FAIL(err, HD_EPEER, "%s", why);
     }
     return HD_OK;
@@ -467,7 +473,8 @@ static bool take_members(hd_comm_ucx *u, hd_parallel_config *parallel) {
     hd_comm_members *m = &u->members;
     const int32_t world = u->o.rendezvous.world;
     uint32_t bytes;
-    *m = (hd_comm_members){.epoch = hd_rendezvous_epoch(u->rendezvous)};
+    *m = (hd_comm_members){.epoch = hd_rendezvous_epoch(u->rendezvous),
+                           .losses = hd_rendezvous_count_losses(u->rendezvous)};
     u->limits.epoch = m->epoch;
     int32_t n = 0, own = -1;
     for (int32_t i = 0; i < world; i++) {
@@ -753,7 +760,8 @@ hd_status hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
         u->messages = NULL;
         const hd_status st = connect_members(u, out, err);
         if (st == HD_OK) return HD_OK;
-        if (st != HD_EPEER) return st;
+        if (st == HD_EIO) retry_soon(u, err->msg); /* a worker is closed again */
+        if (st != HD_EIO && st != HD_EPEER) return st;
         *err = (hd_err){0};
     }
 }

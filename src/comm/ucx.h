@@ -50,6 +50,7 @@ typedef struct hd_comm_members {
     int32_t n;                        /* ranks of the layout */
     int32_t number[HD_UCX_MAX_RANKS]; /* [n] in the world that was opened */
     uint64_t connected; /* a bit for each rank of the world, those that wait for a place too */
+    uint64_t losses;    /* of rank 0: how many times it had lost another rank before */
 } hd_comm_members;
 const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u);
 

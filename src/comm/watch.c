@@ -83,6 +83,7 @@ static void lose(hd_rendezvous *m, int32_t rank, const char *how) {
     snprintf(why, sizeof why, "rank %d is lost: %.160s", rank, how);
     pthread_mutex_lock(&m->mutex);
     memcpy(m->losses[rank], why, sizeof why);
+    m->n_losses++;
     pthread_mutex_unlock(&m->mutex);
     hd_channel_close(&m->to[rank]);
     rendezvous_forget(&m->offer[rank]);
@@ -207,6 +208,13 @@ void hd_rendezvous_read_loss(hd_rendezvous *m, int32_t rank, char *why) {
     pthread_mutex_unlock(&m->mutex);
 }
 
+uint64_t hd_rendezvous_count_losses(hd_rendezvous *m) {
+    pthread_mutex_lock(&m->mutex);
+    const uint64_t n = m->n_losses;
+    pthread_mutex_unlock(&m->mutex);
+    return n;
+}
+
 /* ---- what other ranks send ---- */
 
 /* A rank that works already waits for a place: the epoch goes on. */
@@ -284,14 +292,16 @@ void rendezvous_take_frames(hd_rendezvous *m, int32_t rank) {
     }
 }
 
-/* Counts time in which this thread ran: a pause of the whole host is no silence of the others. */
 static void look_for_silence(hd_rendezvous *m, int64_t passed_ms) {
     for (int32_t i = 0; i < m->o.world; i++) {
         if (!is_link(m, i) || m->ended) continue;
+        const hd_place *of = m->o.rank ? &m->table.first : &m->places[i];
         m->silent_ms[i] += passed_ms;
-        if (m->silent_ms[i] <= m->o.silence_ms) continue;
+        const int32_t limit_ms =
+            hd_silence_exceeds(m->silent_ms[i], m->o.silence_ms, of, &m->here);
+        if (!limit_ms) continue;
         char how[80];
-        snprintf(how, sizeof how, "it was silent for %d ms", m->o.silence_ms);
+        snprintf(how, sizeof how, "it was silent for %d ms", limit_ms);
         lose(m, i, how);
     }
 }
@@ -322,7 +332,7 @@ static void welcome(hd_rendezvous *m, const struct pollfd *p) {
     for (int32_t i = 1; i < m->o.world; i++) {
         if (!(came >> i & 1)) continue;
         rendezvous_forget(&m->offer[i]);
-        hd_channel_send(&m->to[i], HD_FRAME_WELCOME, 0, NULL, 0, 0, NULL);
+        hd_channel_send(&m->to[i], HD_FRAME_WELCOME, 0, &m->here, sizeof m->here, 0, NULL);
     }
 }
 
@@ -368,7 +378,7 @@ static void *watch(void *arg) {
         look_who_left(m);
         const int64_t passed_ms = rendezvous_now_ms() - looked_ms;
         looked_ms += passed_ms;
-        look_for_silence(m, passed_ms < 2 * beat_ms ? passed_ms : beat_ms);
+        look_for_silence(m, hd_silence_passed(passed_ms, beat_ms));
         look_for_epoch(m);
         if (!atomic_load(&m->closes)) continue;
         if (!closed_ms) {

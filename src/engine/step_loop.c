@@ -385,12 +385,25 @@ static void publish(engine_rank *rank) {
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Rank 0 could not begin anew: nothing is computed any more (world.c). */
+static void end_without_runner(engine_rank *rank) {
+    hd_engine *e = rank->engine;
+    pthread_mutex_lock(&e->lock);
+    HD_FAIL(&rank->step_err, HD_EPEER, "%s", e->figures.lost);
+    pthread_mutex_unlock(&e->lock);
+    hd_sched_fail_all(rank->sched, HD_EPEER);
+}
+
 /* Returns whether rows were computed. */
 static bool step(engine_rank *rank) {
     const int64_t start = hd_now_ns();
     rank->step_err = (hd_err){0};
     rank->in_runner_ns = 0;
-    if (rank->order.paused || !rank->runner.run) {
+    if (!rank->runner.run) {
+        end_without_runner(rank);
+        return false;
+    }
+    if (rank->order.paused) {
         hd_sched_process_aborts(rank->sched, start);
         return false;
     }

@@ -271,7 +271,8 @@ static hd_status distribute(engine_rank *first, hd_err *err) {
 
 static bool begin_anew_first(engine_rank *first, const char *why) {
     hd_engine *e = first->engine;
-    const uint64_t before = hd_comm_ucx_members(e->ucx)->connected;
+    const hd_comm_members before = *hd_comm_ucx_members(e->ucx);
+    const hd_comm_members *now = hd_comm_ucx_members(e->ucx);
     hd_err err = {0};
     show_lost(e, why);
     show(e, false);
@@ -279,9 +280,8 @@ static bool begin_anew_first(engine_rank *first, const char *why) {
         if (err.status != HD_EAGAIN) show_lost(e, err.msg);
         return false;
     }
-    const uint64_t now = hd_comm_ucx_members(e->ucx)->connected;
-    if (now != before) first->failures = 0;
-    if (!(now & ~before)) engine_ranks_count_failure(first, why);
+    if (now->connected != before.connected || now->losses != before.losses) first->failures = 0;
+    if (!(now->connected & ~before.connected)) engine_ranks_count_failure(first, why);
     show_members(first);
     first->began_anew = true;
     return true;

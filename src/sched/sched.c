@@ -639,7 +639,7 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
 }
 
 /* The content of device memory is unknown after a failure, so the prefix cache is flushed. */
-static void fail_all(hd_sched *s, hd_status status) {
+void hd_sched_fail_all(hd_sched *s, hd_status status) {
     while (s->n_running) fail(s, s->running[0], status);
     while (s->waiting.first) fail(s, s->waiting.first, status);
     hd_sched_flush_cache(s);
@@ -701,7 +701,7 @@ hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
         return st;
     }
     if (st != HD_OK) {
-        fail_all(s, st);
+        hd_sched_fail_all(s, st);
         return st;
     }
     for (int32_t i = 0; i < s->n_inputs; i++) {

@@ -132,6 +132,9 @@ void hd_sched_process_aborts(hd_sched *s, int64_t now_ns);
 /* Retracts all running requests: they return to the queue and keep their tokens. */
 void hd_sched_retract_all(hd_sched *s);
 
+/* Ends every request with HD_FINISH_ERROR, and flushes the cache. */
+void hd_sched_fail_all(hd_sched *s, hd_status status);
+
 /* Runs one step. HD_EAGAIN: there was nothing to compute. Any other error: the runner
  * failed, and every request has received its ERROR event. */
 hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err);

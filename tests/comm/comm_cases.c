@@ -504,7 +504,7 @@ void comm_overflow(comm_rank *r) {
 
 enum { LATE_MS = 200 };
 
-static int64_t cpu_time_ns(void) {
+int64_t comm_cpu_time_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
@@ -513,10 +513,10 @@ static int64_t cpu_time_ns(void) {
 void comm_come_late(comm_rank *r) {
     float x[1] = {1};
     if (r->number == r->victim) comm_sleep_ms(LATE_MS);
-    const int64_t before = cpu_time_ns();
+    const int64_t before = comm_cpu_time_ns();
     hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), 1});
     comm_expect(r, x[0] == 2, "sum", 0);
-    comm_expect(r, cpu_time_ns() - before < LATE_MS * 1000000 / 4, "a wait that spins", 0);
+    comm_expect(r, comm_cpu_time_ns() - before < LATE_MS * 1000000 / 4, "a wait that spins", 0);
 }
 
 /* ---- figures ---- */

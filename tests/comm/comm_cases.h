@@ -30,6 +30,7 @@ extern const hd_parallel_config comm_layouts[COMM_LAYOUTS];
 uint32_t comm_draw(uint64_t seed, int64_t i, uint32_t below);
 void comm_expect(comm_rank *r, bool holds, const char *what, int64_t at);
 void comm_sleep_ms(int32_t ms);
+int64_t comm_cpu_time_ns(void); /* of this thread */
 
 void comm_call_at_random(comm_rank *r); /* `rounds` calls */
 void comm_add_terms(comm_rank *r);      /* COMM_TERMS terms over tp ranks */

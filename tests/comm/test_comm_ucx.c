@@ -241,10 +241,11 @@ static void test_large_sums(void **state) {
 /* ---- ranks that are killed or stopped ---- */
 
 static void sum_until_lost(comm_rank *r) {
-    char name[40];
+    char name[80];
     hd_err err = {0};
     float x[100] = {0};
-    snprintf(name, sizeof name, "rank %d is lost", r->victim);
+    snprintf(name, sizeof name, "rank %d is lost: it%s", r->victim,
+             r->seed == SIGSTOP ? " was silent for 3000 ms" : "s process has ended");
     for (r->rounds = 1; hd_stream_sync(r->stream, &err) == HD_OK; r->rounds++) {
         hd_comm_all_reduce(r->comm, r->stream,
                            &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), HD_LEN(x)});
@@ -257,7 +258,10 @@ static void lose(int signal, int32_t victim, int32_t silence_ms, const char *tra
     world w = {
         .transports = transport,
         .silence_ms = silence_ms,
-        .like = {.parallel = hd_parallel_tensor(3), .run = sum_until_lost, .victim = victim}
+        .like = {.parallel = hd_parallel_tensor(3),
+                 .run = sum_until_lost,
+                 .seed = (uint64_t)signal,
+                 .victim = victim}
     };
     pid_t pids[COMM_MAX_RANKS];
     comm_rank *ranks = share_ranks();
@@ -289,6 +293,38 @@ static void test_a_stopped_rank_is_named(void **state) {
     lose(SIGSTOP, 2, 3000, transport_of(1));
 }
 
+/* Of the watch's thread. */
+static void note_loss(void *why, uint32_t epoch, const char *text) {
+    (void)epoch;
+    snprintf(why, HD_RENDEZVOUS_TEXT, "%s", text);
+}
+
+/* Rank 1 is there, and its watch does not get a core for twice the limit of silence. The world lives
+ * until rank 1 ends. */
+static void test_a_starved_rank_is_not_lost(void **state) {
+    (void)state;
+    char at[32];
+    find_port(at);
+    hd_rendezvous_options o = {.rank = 1, .world = 2, .at = at, .silence_ms = 400};
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        hd_rendezvous *m;
+        hd_rendezvous_open(&m, &o, "one", 3, NULL);
+        comm_sleep_ms(2 * o.silence_ms);
+        _exit(0);
+    }
+    o.rank = 0;
+    char why[HD_RENDEZVOUS_TEXT] = "";
+    hd_rendezvous *m;
+    assert_int_equal(hd_rendezvous_open(&m, &o, "zero", 4, NULL), HD_OK);
+    assert_int_equal(hd_rendezvous_watch(m, note_loss, why, NULL), HD_OK);
+    assert_int_equal(hd_rendezvous_next(m, "zero", 4), HD_RENDEZVOUS_EPOCH);
+    assert_string_equal(why, "rank 1 is lost: its process has ended");
+    hd_rendezvous_close(m);
+    waitpid(pid, NULL, 0);
+}
+
 /* A rank whose watch lives, but which calls nothing. The other waits for it only once it is
  * there. */
 static void hang(comm_rank *r) {
@@ -316,14 +352,21 @@ static void test_a_rank_that_hangs_is_named(void **state) {
 
 enum { ANEW = 4 };
 
+typedef struct anew anew;
+
+/* What a rank does in an epoch; HD_OK: it leaves. */
+typedef hd_status anew_work(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t number, hd_err *err);
+
 /* What the processes of a test tell each other. */
-typedef struct anew {
+struct anew {
     char at[32];
+    anew_work *work;
     int32_t members[ANEW]; /* of the last sum that each rank has got right */
     uint32_t epochs[ANEW];
+    uint64_t losses; /* that rank 0 has counted */
     int32_t stop, left[ANEW], waited;
     char wrong[200];
-} anew;
+};
 
 /* Two are too few. */
 static bool one_or_at_least_three(void *ctx, int32_t n, hd_parallel_config *out) {
@@ -356,6 +399,7 @@ static hd_status add_numbers(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t numb
             snprintf(a->wrong, sizeof a->wrong, "%g, not %g", (double)x, (double)want);
         ((volatile int32_t *)a->members)[number] = m->n;
         a->epochs[number] = m->epoch;
+        if (number == 0) a->losses = m->losses;
         if (stops) return HD_OK;
     }
 }
@@ -380,7 +424,7 @@ static void work_anew(anew *a, int32_t number) {
     hd_status st = hd_device_open_cpu(&d, &one, &err);
     if (st == HD_OK) st = hd_stream_open(&s, d, &err);
     if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, &ops, &err);
-    while (st == HD_OK && add_numbers(a, u, s, number, &err) != HD_OK) {
+    while (st == HD_OK && a->work(a, u, s, number, &err) != HD_OK) {
         err = (hd_err){0};
         st = hd_comm_ucx_begin_anew(u, &layout, count_waiting, &err);
     }
@@ -417,27 +461,15 @@ static void come_anew(anew *a, pid_t *pids, bool *alive, int32_t number) {
     alive[number] = true;
 }
 
-static void test_ranks_that_are_left_begin_anew(void **state) {
-    (void)state;
-    need_ucx();
+static anew *share_anew(anew_work *work) {
     anew *a = mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(a != MAP_FAILED);
-    pid_t pids[ANEW];
-    bool alive[ANEW];
     find_port(a->at);
-    for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
-    await_members(a, alive, 4);
-    lose_anew(pids, alive, 2);
-    await_members(a, alive, 3);
-    const uint32_t before = a->epochs[0];
-    come_anew(a, pids, alive, 2);
-    await_members(a, alive, 4);
-    assert_true(a->epochs[0] > before && a->epochs[2] == a->epochs[0]);
-    lose_anew(pids, alive, 1);
-    lose_anew(pids, alive, 3);
-    while (!*(volatile int32_t *)&a->waited && !a->wrong[0]) comm_sleep_ms(1); /* for a third */
-    come_anew(a, pids, alive, 3);
-    await_members(a, alive, 3);
+    a->work = work;
+    return a;
+}
+
+static void end_anew(anew *a, const pid_t *pids, const bool *alive) {
     *(volatile int32_t *)&a->stop = 1;
     for (int32_t i = 0; i < ANEW; i++) {
         if (!alive[i]) continue;
@@ -446,6 +478,107 @@ static void test_ranks_that_are_left_begin_anew(void **state) {
     }
     if (a->wrong[0]) fail_msg("%s", a->wrong);
     munmap(a, sizeof *a);
+}
+
+static void test_ranks_that_are_left_begin_anew(void **state) {
+    (void)state;
+    need_ucx();
+    anew *a = share_anew(add_numbers);
+    pid_t pids[ANEW];
+    bool alive[ANEW];
+    for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
+    await_members(a, alive, 4);
+    assert_int_equal(a->losses, 0);
+    lose_anew(pids, alive, 2);
+    await_members(a, alive, 3);
+    assert_int_equal(a->losses, 1);
+    const uint32_t before = a->epochs[0];
+    come_anew(a, pids, alive, 2);
+    await_members(a, alive, 4);
+    assert_true(a->epochs[0] > before && a->epochs[2] == a->epochs[0] && a->losses == 1);
+    lose_anew(pids, alive, 1);
+    lose_anew(pids, alive, 3);
+    while (!*(volatile int32_t *)&a->waited && !a->wrong[0]) comm_sleep_ms(1); /* for a third */
+    come_anew(a, pids, alive, 3);
+    await_members(a, alive, 3);
+    end_anew(a, pids, alive);
+}
+
+/* ---- waiting in a later epoch ---- */
+
+enum { EPOCHS = 12, IDLE_MS = 40 };
+
+/* Waits for rank 0, which comes late. Then one rank after the other ends the epoch itself. */
+static hd_status wait_and_abort(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t number,
+                                hd_err *err) {
+    const uint32_t epoch = hd_comm_ucx_members(u)->epoch;
+    const hd_comm *c = hd_comm_ucx_interface(u);
+    int32_t word = 0;
+    if (number == 0) comm_sleep_ms(IDLE_MS);
+    const int64_t before = comm_cpu_time_ns();
+    hd_comm_broadcast(c, s, &(hd_broadcast_args){HD_GROUP_TP, &word, sizeof word});
+    HD_TRY(hd_stream_sync(s, err));
+    if (number && comm_cpu_time_ns() - before > IDLE_MS * 1000000 / 4)
+        snprintf(a->wrong, sizeof a->wrong, "rank %d spins in epoch %u", number, epoch);
+    if (epoch == EPOCHS) return HD_OK;
+    if (epoch % ANEW == (uint32_t)number) hd_comm_abort(c, "again");
+    hd_comm_all_reduce(c, s, &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(&(float){0}), 1});
+    return hd_stream_sync(s, err);
+}
+
+static void test_who_waits_in_a_later_epoch_sleeps(void **state) {
+    (void)state;
+    need_ucx();
+    anew *a = share_anew(wait_and_abort);
+    pid_t pids[ANEW];
+    bool alive[ANEW];
+    for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
+    end_anew(a, pids, alive);
+}
+
+/* ---- ranks that cannot connect ---- */
+
+static void ignore_loss(void *ctx, uint32_t epoch, const char *why) {
+    (void)ctx;
+    (void)epoch;
+    (void)why;
+}
+
+/* Comes as the last rank, first without a network, then with the address that rank 0 had then and has
+ * closed since. Nobody can connect to it. */
+static void come_with_a_stale_address(const anew *a) {
+    const hd_rendezvous_options o = {
+        .rank = ANEW - 1, .world = ANEW, .at = a->at, .silence_ms = 20000};
+    char stale[HD_CHANNEL_MAX_ADDRESS];
+    hd_rendezvous *m;
+    uint32_t n;
+    assert_int_equal(hd_rendezvous_open(&m, &o, "", 1, NULL), HD_OK);
+    assert_int_equal(hd_rendezvous_watch(m, ignore_loss, NULL, NULL), HD_OK);
+    assert_int_equal(hd_rendezvous_next(m, "", 1), HD_RENDEZVOUS_EPOCH);
+    const void *first = hd_rendezvous_address(m, 0, &n);
+    memcpy(stale, first, n);
+    assert_int_equal(hd_rendezvous_next(m, stale, n), HD_RENDEZVOUS_EPOCH);
+    /* the others live */
+    assert_int_equal(hd_rendezvous_next(m, stale, n), HD_RENDEZVOUS_EPOCH);
+    hd_rendezvous_close(m);
+}
+
+static void test_ranks_that_cannot_connect_try_again(void **state) {
+    (void)state;
+    need_ucx();
+    anew *a = share_anew(add_numbers);
+    pid_t pids[ANEW];
+    bool alive[ANEW];
+    for (int32_t i = 0; i < ANEW; i++) come_anew(a, pids, alive, i);
+    await_members(a, alive, 4);
+    lose_anew(pids, alive, 3);
+    await_members(a, alive, 3);
+    const uint32_t before = a->epochs[0];
+    come_with_a_stale_address(a);
+    while (((volatile uint32_t *)a->epochs)[0] <= before && !a->wrong[0]) comm_sleep_ms(1);
+    come_anew(a, pids, alive, 3);
+    await_members(a, alive, 4);
+    end_anew(a, pids, alive);
 }
 
 /* ---- strangers ---- */
@@ -619,6 +752,8 @@ int test_comm_ucx(void) {
         cmocka_unit_test(test_bytes_are_authenticated_between_hosts),
         cmocka_unit_test(test_a_rank_that_hangs_is_named),
         cmocka_unit_test(test_ranks_that_are_left_begin_anew),
+        cmocka_unit_test(test_who_waits_in_a_later_epoch_sleeps),
+        cmocka_unit_test(test_ranks_that_cannot_connect_try_again),
         cmocka_unit_test(test_rank_and_world_from_the_environment),
         cmocka_unit_test(test_rendezvous_refusals),
         cmocka_unit_test(test_strangers_do_not_stop_the_rendezvous),
@@ -632,6 +767,7 @@ int test_comm_ucx(void) {
         cmocka_unit_test(test_large_sums),
         cmocka_unit_test(test_a_killed_rank_is_named),
         cmocka_unit_test(test_a_stopped_rank_is_named),
+        cmocka_unit_test(test_a_starved_rank_is_not_lost),
     };
     return cmocka_run_group_tests_name("comm_ucx", tests, NULL, NULL);
 }

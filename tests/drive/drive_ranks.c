@@ -5,7 +5,7 @@
  * POINT: start (before it meets the others), load (its shard), prefill, decode, draft (a pass begins),
  * dispatch, combine (its rows are on their way), idle (a command comes after a pause), anew (it begins
  * anew). At the Nth time the process is HOW: "kill"ed or "stop"ped, or from then on "slow": 50 ms later
- * each time.
+ * each time. At "anew" it can also "fail".
  *
  * The linker sends the calls through here first (-Wl,--wrap in the Makefile). */
 #include <signal.h>
@@ -50,11 +50,13 @@ enum { IDLE_MS = 50 };
 
 static char point[16], how[8];
 static int left; /* times until then; 0: no fault */
-static bool slow;
+static bool slow, failed;
 
 static void fail(void) {
     if (strcmp(how, "slow") == 0)
         slow = true;
+    else if (strcmp(how, "fail") == 0)
+        failed = true;
     else
         raise(strcmp(how, "stop") == 0 ? SIGSTOP : SIGKILL);
 }
@@ -76,6 +78,7 @@ hd_status __wrap_hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *
 hd_status __wrap_hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
                                         void (*waits)(void *ctx), hd_err *err) {
     pass_by("anew");
+    if (failed) return HD_FAIL(err, HD_ENOMEM, "no memory for another place");
     return __real_hd_comm_ucx_begin_anew(u, out, waits, err);
 }
 

@@ -121,6 +121,23 @@ def test_a_fault_before_the_ranks_meet(world, alone, how):
     assert all(code == 0 for _, code in w.close())
 
 
+def test_requests_end_if_rank_0_cannot_begin_anew(world):
+    w = world(2, "--dp", 2, "--ep", 2, env=MEMORY, faults={0: "anew:1:fail"})
+
+    def ask(i):
+        return w.server.post("/v1/completions", {**body_of(i), "max_tokens": 800, "ignore_eos": True})
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        asked = [pool.submit(ask, i) for i in range(CLIENTS)]
+        wait_until(lambda: w.server.stats()["hadal_num_running_reqs"] == CLIENTS, "all run")
+        w.ranks[1].kill()
+        for got in asked:
+            assert got.result().status == 500
+    assert w.server.get("/health").text == "no memory for another place"
+    later = ask(0)
+    assert later.status == 500 and "no memory for another place" in later.text
+
+
 def test_a_rank_is_lost_while_the_others_begin_anew(world, alone):
     w = world(3, "--ep", 3, env=MEMORY, faults={1: "anew:1:kill"})
     with ThreadPoolExecutor(1) as pool:

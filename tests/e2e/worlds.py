@@ -45,7 +45,8 @@ class World:
         for rank in range(1, n):
             self.start(rank, (faults or {}).get(rank))
         before(self)
-        self.server = Server(*self.flags, "--rank", 0, env=self.env)
+        fault = (faults or {}).get(0)
+        self.server = Server(*self.flags, "--rank", 0, program=FAULTY if fault else HADAL, env={**self.env, "FAULT": fault} if fault else self.env)
         self.ranks[0] = self.server.process
 
     def start(self, rank, fault=None):
