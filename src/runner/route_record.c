@@ -13,23 +13,25 @@ _Static_assert((int)HD_RECORD_PREFILL == HD_ROW_PREFILL &&
                    (int)HD_RECORD_VERIFY == HD_ROW_VERIFY,
                "rows of steps have the phases of records");
 
-/* Layers with experts that a pass of the drafter runs. */
+/* Layers with experts that a pass of the drafter runs; 0 if its rows choose another number of experts
+ * than a record has. */
 static int32_t draft_layers(const hd_model_runner *x) {
     const hd_model_spec *c = x->env.spec;
     int32_t n = 0;
+    if (c->n_mtp && hd_layer_route(c, c->n_layers).top_k != c->route.top_k) return 0;
     for (int32_t l = 0; x->n_drafts && l < hd_model_n_draft_layers(c, x->env.weights); l++) {
         n += c->layers[c->n_layers + l].mlp != HD_MLP_DENSE;
     }
     return n;
 }
 
-static bool drafts_in_blocks(const hd_model_runner *x) {
-    return x->env.spec->drafter == HD_DRAFTER_DSPARK;
+static bool records_blocks(const hd_model_runner *x) {
+    return x->env.spec->drafter == HD_DRAFTER_DSPARK && draft_layers(x) > 0;
 }
 
 /* Rows of the drafter in a graph step: those of the step and of every further draft, or blocks. */
 static int64_t graph_draft_rows(const hd_model_runner *x, const runner_graph_shape *z) {
-    if (drafts_in_blocks(x)) return z->n_drafts ? z->n * x->env.spec->dspark.block : 0;
+    if (records_blocks(x)) return z->n_drafts ? z->n * x->env.spec->dspark.block : 0;
     return z->n * (1 + z->n_drafts) + (z->n_drafts > 1 ? (z->n_drafts - 1) * z->n : 0);
 }
 
@@ -74,7 +76,7 @@ hd_status runner_record_step(hd_model_runner *x, hd_err *err) {
 
 /* Blocks hold all drafts; they are computed with the first one. */
 hd_status runner_record_drafts(hd_model_runner *x, int32_t place, int32_t n, hd_err *err) {
-    const bool blocks = drafts_in_blocks(x), further = blocks || place > 0;
+    const bool blocks = records_blocks(x), further = blocks || place > 0;
     const int32_t layers = draft_layers(x);
     const hd_batch *b = further ? &x->chain : &x->batch;
     if (!x->recorder || !x->choices || !layers) return HD_OK;
@@ -118,7 +120,7 @@ void runner_record_graph_rows(hd_model_runner *x, const runner_inflight_step *f,
     const int32_t top_k = x->env.spec->route.top_k, per_seq = 1 + f->shape.n_drafts;
     const int64_t stride = (int64_t)f->shape.n * per_seq * top_k;
     const int32_t *drafts = f->choices + hd_model_n_choices(x->model, f->shape.n * per_seq);
-    const bool blocks = drafts_in_blocks(x), chains = !blocks && draft_layers(x) > 0;
+    const bool blocks = records_blocks(x), chains = !blocks && draft_layers(x) > 0;
     if (!x->recorder || !f->recorded) return;
     for (int32_t i = 0; i < w->n; i++) {
         const int64_t at = ((int64_t)f->index[w->slot] * per_seq + i) * top_k;

@@ -17,8 +17,8 @@ static request crowd[SLOTS], before[SLOTS];
 static const char *const models[] = {"v2_groups",    "v3_small_mtp", "v32_rope_mtp",
                                      "v4_small_mtp", "v4_dspark",    "v41_small"};
 
-/* v41_small's drafter selects fewer experts than a record has room for. */
-enum { RECORDED = HD_LEN(models) - 1 };
+/* v41_small's drafter chooses fewer experts than a row of a record has. */
+enum { DRAFTS_RECORDED = HD_LEN(models) - 1 };
 
 static const char *backend(void) {
     const char *wanted = getenv("HADAL_BACKEND");
@@ -487,7 +487,7 @@ static int by_bytes(const void *a, const void *b) {
  * a graph may have continued another token than the last; then it makes no further drafts. */
 static void records_have_the_same_rows(void **state) {
     (void)state;
-    for (size_t k = 0; k < RECORDED; k++) {
+    for (size_t k = 0; k < HD_LEN(models); k++) {
         uint8_t *bytes[2];
         size_t n[2], head = 0;
         for (int32_t fixed = 0; fixed < 2; fixed++) {
@@ -513,7 +513,7 @@ static void records_have_the_same_rows(void **state) {
 static void records_agree_with_counters(void **state) {
     (void)state;
     static int64_t load[32 * 64], counted[2][32 * 64];
-    for (size_t k = 0; k < RECORDED; k++) {
+    for (size_t k = 0; k < DRAFTS_RECORDED; k++) {
         memset(counted, 0, sizeof counted);
         for (int32_t fixed = 0; fixed < 2; fixed++) {
             uint8_t *bytes;
