@@ -22,6 +22,12 @@ static hd_status alloc(hd_device *d, void **out, size_t bytes, bool on_host, con
     return cpu->alloc(d, out, bytes, on_host, what, err);
 }
 
+/* Its operators are a CPU's. */
+static hd_status read_host(hd_device *d, const void *host, size_t bytes, hd_err *err) {
+    (void)d, (void)host, (void)bytes, (void)err;
+    return HD_OK;
+}
+
 static hd_status open_shared(hd_device *d, const void **out, size_t *bytes,
                              const uint8_t *handle, hd_err *err) {
     (void)d;
@@ -58,6 +64,7 @@ hd_device *shared_device_open(void) {
     cpu = d->table;
     table = *cpu;
     table.alloc = alloc;
+    table.read_host = read_host;
     table.open_shared = open_shared;
     table.copy = copy;
     table.close_shared = close_shared;
