@@ -5,9 +5,10 @@
 #
 # Parts: ops (operators against the reference, steps as graphs against steps without), memcheck,
 # racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits
-# (every way to cut a sequence, the golden and the shared cases), updates (weights that PyTorch hands over
-# by CUDA IPC and shared memory), text (generated text, the shipped
-# model against the CPU, precisions). All of them by default. HADAL, HADAL_TEST, PYTHON and
+# (every way to cut a sequence, the golden and the shared cases), updates (weights that PyTorch hands
+# over by CUDA IPC and shared memory), text (generated text, the shipped model against the CPU,
+# precisions), ranks (one model on several GPUs, or on parts of one: experimental, docs/ranks.md). All but
+# ranks by default. HADAL, HADAL_TEST, PYTHON and
 # HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist; TESTS which
 # groups of operators the tools watch ("ops:real_*"); LOGS a folder for all that the parts print.
 # The last line is "N passed, N failed, N skipped". Without a GPU it exits 77.
@@ -51,6 +52,8 @@ unit() { # COMMAND...
 
 ops() { unit "$HADAL_TEST" device ops sample drafts lanes comm decode_graph engine; }
 
+ranks() { unit "$HADAL_TEST" comm decode_graph ranks engine_ranks; }
+
 # What a tool reports although it is right; docs/testing.md has the reasons.
 alarms() { # TOOL
     case $1 in
@@ -88,7 +91,7 @@ text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/
 for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck racecheck synccheck initcheck logits updates text); do
     echo "-- $part"
     case $part in
-    ops | logits | updates | text) "$part" ;;
+    ops | logits | updates | text | ranks) "$part" ;;
     *check) sanitize "$part" ;;
     *) echo "error: no part $part; see tests/gpu.sh" && exit 2 ;;
     esac
