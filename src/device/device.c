@@ -5,8 +5,20 @@
 #include <assert.h>
 
 #include "device/device_internal.h"
+#ifdef HD_CUDA
+#include "device/gpu_list.h"
+#endif
 
-#ifndef HD_CUDA
+#ifdef HD_CUDA
+int32_t hd_device_count_gpus(void) {
+    char why[200];
+    return hd_cuda_devices(NULL, 0, why, sizeof why);
+}
+#else
+int32_t hd_device_count_gpus(void) {
+    return 0;
+}
+
 hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
     (void)ordinal;
     *out = NULL;

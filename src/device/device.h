@@ -36,6 +36,7 @@ hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_
 /* Opens GPU number `ordinal` of those that CUDA shows to this process. HD_EUNSUPPORTED if
  * the build or the machine has none. */
 hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err);
+int32_t hd_device_count_gpus(void); /* that CUDA shows to this process */
 
 /* Binds the calling thread, which will queue operators, if the CPU device was opened with
  * pin. */

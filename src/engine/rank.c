@@ -7,9 +7,6 @@
 
 #include "base/checked.h"
 #include "base/cores.h"
-#ifdef HD_CUDA
-#include "device/gpu_list.h"
-#endif
 
 /* This rank's share of the threads. */
 static int32_t threads_of(const engine_rank *rank, const hd_engine_options *o) {
@@ -19,18 +16,9 @@ static int32_t threads_of(const engine_rank *rank, const hd_engine_options *o) {
     return hd_max_i32(all / ranks + (rank->index < all % ranks), 1);
 }
 
-static int32_t count_gpus(void) {
-#ifdef HD_CUDA
-    char why[200];
-    return hd_cuda_devices(NULL, 0, why, sizeof why);
-#else
-    return 0;
-#endif
-}
-
 /* Ranks share GPUs if there are too few. */
 static int32_t gpu_of(const engine_rank *rank, const hd_engine_options *o) {
-    const int32_t n = count_gpus();
+    const int32_t n = hd_device_count_gpus();
     if (hd_parallel_world(&rank->engine->parallel) == 1 || n == 0) return o->gpu;
     return (o->gpu + rank->index) % n;
 }

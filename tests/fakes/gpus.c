@@ -4,9 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef HD_CUDA
-#include "device/gpu_list.h"
-#endif
+#include "device/device.h"
 
 bool gpus_are_wanted(void) {
     const char *backend = getenv("HADAL_BACKEND");
@@ -14,12 +12,6 @@ bool gpus_are_wanted(void) {
 }
 
 int32_t gpus_for(int32_t rank) {
-#ifdef HD_CUDA
-    char why[200];
-    const int32_t n = hd_cuda_devices(NULL, 0, why, sizeof why);
+    const int32_t n = hd_device_count_gpus();
     return n ? rank % n : 0;
-#else
-    (void)rank;
-    return 0;
-#endif
 }

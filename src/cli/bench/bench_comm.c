@@ -19,9 +19,6 @@
 #include "cli/options.h"
 #include "comm/local.h"
 #include "comm/ucx.h"
-#ifdef HD_CUDA
-#include "device/gpu_list.h"
-#endif
 
 /* GPU_CALLS: calls in the queue of a GPU, of which one is timed: as kernels lie in a step. */
 enum { MAX_RANKS = 16, GPU_CALLS = 100 };
@@ -123,18 +120,9 @@ static hd_status run_ucx(rank *r, hd_device *device, hd_stream *stream, const hd
     return st;
 }
 
-static int32_t count_gpus(void) {
-#ifdef HD_CUDA
-    char why[200];
-    return hd_cuda_devices(NULL, 0, why, sizeof why);
-#else
-    return 0;
-#endif
-}
-
 /* world: of threads; NULL: a process. */
 static void run_rank(rank *r, hd_comm_local *world) {
-    const int32_t gpus = count_gpus();
+    const int32_t gpus = hd_device_count_gpus();
     const hd_ops_options one = {.cpu = {.n_threads = 1},
                                 .gpu = r->transport == GPUS ? r->number % gpus : 0};
     hd_device *device = NULL;
@@ -259,7 +247,7 @@ static hd_status put_peers(const report *to, int rounds, hd_err *err) {
 }
 
 static hd_status bench(const comm_settings *set, const report *to, rank *ranks, hd_err *err) {
-    const int32_t gpus = count_gpus();
+    const int32_t gpus = hd_device_count_gpus();
     if (!to->rows) {
         printf("%-14s %-11s %8s %10s %9s\n", "transport", "operation", "bytes", "us", "MB/s");
     }
