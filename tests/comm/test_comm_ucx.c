@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -361,7 +362,8 @@ typedef hd_status anew_work(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t numbe
 struct anew {
     char at[32];
     anew_work *work;
-    int32_t members[ANEW]; /* of the last sum that each rank has got right */
+    /* of the last sum that each rank has got right; written after what belongs to it */
+    _Atomic int32_t members[ANEW];
     uint32_t epochs[ANEW];
     uint64_t losses; /* that rank 0 has counted */
     int32_t stop, left[ANEW], waited;
@@ -397,9 +399,9 @@ static hd_status add_numbers(anew *a, hd_comm_ucx *u, hd_stream *s, int32_t numb
         for (int32_t i = 0; i < m->n; i++) want += 100 + (float)m->number[i];
         if (x != want)
             snprintf(a->wrong, sizeof a->wrong, "%g, not %g", (double)x, (double)want);
-        ((volatile int32_t *)a->members)[number] = m->n;
         a->epochs[number] = m->epoch;
         if (number == 0) a->losses = m->losses;
+        atomic_store(&a->members[number], m->n);
         if (stops) return HD_OK;
     }
 }
@@ -443,9 +445,7 @@ static pid_t start_anew(anew *a, int32_t number) {
 
 static void await_members(anew *a, const bool *alive, int32_t n) {
     for (int32_t i = 0; i < ANEW; i++) {
-        while (alive[i] && ((volatile int32_t *)a->members)[i] != n && !a->wrong[0]) {
-            comm_sleep_ms(1);
-        }
+        while (alive[i] && atomic_load(&a->members[i]) != n && !a->wrong[0]) comm_sleep_ms(1);
     }
     if (a->wrong[0]) fail_msg("%s", a->wrong);
 }
@@ -457,6 +457,7 @@ static void lose_anew(pid_t *pids, bool *alive, int32_t number) {
 }
 
 static void come_anew(anew *a, pid_t *pids, bool *alive, int32_t number) {
+    atomic_store(&a->members[number], 0);
     pids[number] = start_anew(a, number);
     alive[number] = true;
 }
