@@ -201,7 +201,7 @@ static hd_status start_watch(serve_hosts *h, hd_err *err) {
 /* Fills the host of every rank. *n: hosts. */
 static hd_status read_hosts(serve_hosts *h, const serve_hosts_args *a, int32_t *n,
                             hd_err *err) {
-    const char *names[MAX_RANKS];
+    const char *names[MAX_RANKS] = {NULL};
     *n = 0;
     for (const char *at = a->hosts; at; (*n)++) {
         const char *end = strchr(at, ',');
@@ -219,6 +219,7 @@ static hd_status read_hosts(serve_hosts *h, const serve_hosts_args *a, int32_t *
     }
     for (int32_t i = 0; i < a->n_ranks; i++) {
         const char *name = names[(int64_t)i * *n / a->n_ranks];
+        if (!name) return HD_FAIL(err, HD_EINVAL, "--hosts names no host for rank %d", i);
         snprintf(h->ranks[i].host, NAME_BYTES, "%.*s", (int)strcspn(name, ","), name);
     }
     return HD_OK;
