@@ -120,7 +120,8 @@ static void make_calls(const hd_comm *c, hd_stream *s, const uint8_t *order, siz
                                    &(hd_reduce_scatter_args){HD_GROUP_TP, hd_f32(x), 5, 1, 2});
             break;
         case 2:
-            hd_comm_all_gather(c, s, &(hd_all_gather_args){HD_GROUP_TP, x, ROWS, COLS, 0, 1});
+            hd_comm_all_gather(c, s,
+                               &(hd_all_gather_args){HD_GROUP_TP, x, ROWS, COLS, 0, 1, false});
             break;
         case 3:
             hd_comm_broadcast(c, s, &(hd_broadcast_args){HD_GROUP_TP, x, sizeof x});
