@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -59,8 +60,8 @@ def test_processes_of_this_host(ssh):
     assert server.wait() == 0
 
 
-def refused(env, *flags):
-    words = [HADAL, "serve", TINY, *SMALL, "--port", 0, *flags]
+def refused(env, *flags, port=0):
+    words = [HADAL, "serve", TINY, *SMALL, "--port", port, *flags]
     p = subprocess.run([str(w) for w in words], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return p.returncode, p.stderr
 
@@ -68,6 +69,15 @@ def refused(env, *flags):
 def test_a_host_that_is_not_there_ends_the_start(ssh):
     code, text = refused(ssh, "--ep", 2, "--hosts", "here,unreachable", "--meet", free_address())
     assert code == 5 and "rank 1 on unreachable ended with exit code 255" in text, text
+
+
+def test_a_rank_0_that_cannot_start_stops_the_others(ssh):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, text = refused(ssh, "--ep", 2, "--hosts", "localhost", "--meet", free_address(), "--start-seconds", 600, port=port)
+    assert code != 0 and f"port {port}" in text, text
 
 
 @pytest.mark.parametrize("flags, why", [

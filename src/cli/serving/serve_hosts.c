@@ -2,6 +2,7 @@
 #include "cli/serving/serve_hosts.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -20,7 +21,7 @@ extern char **environ;
 enum { MAX_RANKS = 64, MAX_WORDS = 512, NAME_BYTES = 256, EXIT_NO_RANK = 5 };
 
 typedef struct other {
-    pid_t pid; /* 0: it has ended */
+    _Atomic pid_t pid; /* 0: it has ended */
     char host[NAME_BYTES];
 } other;
 
@@ -118,12 +119,13 @@ static hd_status spawn(other *o, const char *const argv[], int input, hd_err *er
     posix_spawnattr_setflags(&how, POSIX_SPAWN_SETPGROUP);
     posix_spawn_file_actions_adddup2(&files, input, STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
+    pid_t pid;
     const int code =
-        posix_spawnp(&o->pid, argv[0], &files, &how, (char *const *)(uintptr_t)argv, environ);
+        posix_spawnp(&pid, argv[0], &files, &how, (char *const *)(uintptr_t)argv, environ);
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&how);
+    atomic_store(&o->pid, code == 0 ? pid : 0);
     if (code == 0) return HD_OK;
-    o->pid = 0;
     return HD_FAIL(err, HD_EIO, "%s cannot be started: %s", argv[0], strerror(code));
 }
 
@@ -142,6 +144,7 @@ static hd_status start_rank(serve_hosts *h, const serve_hosts_args *a, int32_t r
     int pipe_of[2];
     HD_TRY(command_of(&w, a, rank, err));
     if (pipe(pipe_of) != 0) return HD_FAIL(err, HD_EIO, "a pipe: %s", strerror(errno));
+    for (int i = 0; i < 2; i++) fcntl(pipe_of[i], F_SETFD, FD_CLOEXEC);
     hd_status st = shell_command(&text, &w, err);
     const char *const remote[] = {
         "ssh", "-o", "BatchMode=yes", "--", o->host, (const char *)text.data, NULL};
@@ -177,8 +180,8 @@ static void *watch(void *user) {
         const pid_t pid = waitpid(-1, &status, 0);
         if (pid < 0 && errno != EINTR) return NULL;
         for (int32_t i = 1; i < h->n; i++) {
-            if (pid < 0 || h->ranks[i].pid != pid) continue;
-            h->ranks[i].pid = 0;
+            if (pid < 0 || atomic_load(&h->ranks[i].pid) != pid) continue;
+            atomic_store(&h->ranks[i].pid, 0);
             say_end(h, i, status);
             left--;
         }
@@ -234,6 +237,13 @@ static hd_status start_all(serve_hosts *h, const serve_hosts_args *a, hd_err *er
     return start_watch(h, err);
 }
 
+static void stop_all(serve_hosts *h) {
+    for (int32_t i = 1; i < h->n; i++) {
+        const pid_t pid = atomic_load(&h->ranks[i].pid);
+        if (pid) kill(pid, SIGTERM);
+    }
+}
+
 hd_status serve_hosts_start(serve_hosts **out, const serve_hosts_args *args, hd_err *err) {
     *out = NULL;
     if (args->n_ranks < 2 || args->n_ranks > MAX_RANKS) {
@@ -248,9 +258,7 @@ hd_status serve_hosts_start(serve_hosts **out, const serve_hosts_args *args, hd_
         *out = h;
         return HD_OK;
     }
-    for (int32_t i = 1; i < h->n; i++) {
-        if (h->ranks[i].pid) kill(h->ranks[i].pid, SIGTERM);
-    }
+    stop_all(h);
     free(h);
     return st;
 }
@@ -261,7 +269,7 @@ void serve_hosts_are_ready(serve_hosts *h) {
 
 void serve_hosts_close(serve_hosts *h) {
     if (!h) return;
-    atomic_store(&h->ready, true);
+    if (!atomic_exchange(&h->ready, true)) stop_all(h); /* or they would wait for this one */
     pthread_join(h->thread, NULL);
     free(h);
 }

@@ -13,7 +13,7 @@
 #include "base/status.h"
 
 typedef struct serve_hosts_args {
-    int argc; /* of `serve`: what follows the command's name */
+    int argc; /* of the command; the first word is its name */
     char **argv;
     const char *hosts; /* comma between */
     int32_t n_ranks;
@@ -26,6 +26,7 @@ typedef struct serve_hosts serve_hosts;
  * ends. SIGINT of a terminal reaches rank 0 alone, which ends the others. */
 hd_status serve_hosts_start(serve_hosts **out, const serve_hosts_args *args, hd_err *err);
 void serve_hosts_are_ready(serve_hosts *h); /* NULL is fine */
-void serve_hosts_close(serve_hosts *h); /* waits until the others have ended; NULL is fine */
+/* Waits until the others have ended; stops them if they were never ready. NULL is fine. */
+void serve_hosts_close(serve_hosts *h);
 
 #endif
