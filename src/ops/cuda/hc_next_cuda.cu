@@ -5,6 +5,8 @@
  * mixing values; fn is on its way to shared memory before the block before is done. Group q has the
  * columns of warp q in hc_cuda.cu and rows_cuda.cu, whose orders of sums these are, so that a row has
  * the same bits as with hc_post, hc_pre and rms_norm. */
+#include <atomic>
+
 #include <cooperative_groups.h>
 
 #include "ops/cuda/hc_internal.cuh"
@@ -21,6 +23,7 @@ constexpr int VALUES = 13; /* of the first eight blocks; 12 of the others */
 constexpr int THREADS = 512, WARPS = THREADS / WARP, CHUNK = BLOCK; /* columns */
 constexpr int MAX_CHUNKS = 28, MAX_STRETCHES = (HC * MAX_CHUNKS + 7) / 8;
 static_assert(MAX_STRETCHES <= WARPS, "a stretch has a warp");
+constexpr int MAX_GPUS = 64; /* of one process */
 constexpr int MOST_ROWS = 8, EACH = (MAX_CHUNKS + WARPS - 1) / WARPS;
 
 /* A block's columns: 32 of each chunk of 256. */
@@ -260,10 +263,14 @@ size_t bytes_of(const hd_hc_next_args *a) {
     return (size_t)(a->cols / CHUNK) * WARP * (VALUES * HC + HC + 1) * sizeof(float);
 }
 
-/* Whether a row's cluster fits on this GPU; asked once. */
+/* Whether a row's cluster fits on the current GPU; asked once of each. */
 bool cluster_fits() {
-    static int fits = -1;
-    if (fits >= 0) return fits > 0;
+    enum answer { UNKNOWN, FITS, TOO_LARGE };
+    static std::atomic<answer> known[MAX_GPUS];
+    int gpu = 0;
+    cudaGetDevice(&gpu);
+    std::atomic<answer> &kept = known[gpu];
+    if (kept != UNKNOWN) return kept == FITS;
     const size_t most = (size_t)MAX_CHUNKS * WARP * (VALUES * HC + HC + 1) * sizeof(float);
     cudaLaunchAttribute how = {};
     how.id = cudaLaunchAttributeClusterDimension;
@@ -278,8 +285,8 @@ bool cluster_fits() {
     cudaFuncSetAttribute(hc_next, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cudaFuncSetAttribute(hc_next, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most);
     if (cudaOccupancyMaxActiveClusters(&n, hc_next, &config) != cudaSuccess) cudaGetLastError();
-    fits = n > 0;
-    return fits > 0;
+    kept = n > 0 ? FITS : TOO_LARGE;
+    return n > 0;
 }
 
 } // namespace
