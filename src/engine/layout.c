@@ -25,7 +25,6 @@ static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
     if (o->dwdp > 1) why = "they hold their experts: dwdp is for CPUs";
     if (o->rebalance && strcmp(o->rebalance, "off") != 0) why = "their experts do not move";
     if (o->updatable) why = "their weights cannot be replaced";
-    if (!o->no_graphs) why = "they launch no CUDA graphs yet: give no_graphs";
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: %s", why);
 }

@@ -67,10 +67,20 @@ typedef struct body {
     hd_batch batches[SEQS]; /* [n_micro] */
     hd_ops ops;
     const hd_comm *comm;
+    int32_t *before; /* [SEQS] on the device: tokens that drafts follow */
     int32_t pages[SEQS][POSITIONS];
     int32_t n_pages;
     int32_t group_rows[MAX_RANKS], group_logits[MAX_RANKS];
 } body;
+
+static hd_status open_before(body *b, hd_err *err) {
+    static const int32_t tokens[SEQS] = {5, 5};
+    void *there;
+    HD_TRY(hd_device_alloc(b->device, &there, sizeof tokens, "tokens", err));
+    b->before = there;
+    hd_stream_upload(b->stream, there, tokens, sizeof tokens);
+    return HD_OK;
+}
 
 static hd_status open_body(body *b, rank *r) {
     hd_err *err = &r->err;
@@ -109,7 +119,7 @@ static hd_status open_body(body *b, rank *r) {
     for (int32_t i = 0; i < r->how.n_micro; i++) {
         HD_TRY(hd_batch_open(&b->batches[i], &batch, b->device, err));
     }
-    return HD_OK;
+    return open_before(b, err);
 }
 
 static void close_body(body *b) {
@@ -194,7 +204,6 @@ static void rotate_slots(body *b, const rank *r) {
 
 /* Runs a block of drafts after the token, and the first place of it. */
 static void run_block(body *b, const rank *r, hd_batch *const batches[]) {
-    static const int32_t before[SEQS] = {5, 5};
     const int32_t block = r->spec->dspark.block;
     hd_model_absorb(b->model, b->kv, batches, r->how.n_micro);
     write_rows(b, r, PASS_BLOCK);
@@ -206,7 +215,7 @@ static void run_block(body *b, const rank *r, hd_batch *const batches[]) {
     hd_model_draft_block(b->model, b->kv, batches, r->how.n_micro);
     for (int32_t i = 0; i < r->how.n_micro; i++) {
         const int32_t n = batches[i]->n_seqs;
-        hd_model_draft_place(b->model, i, 0, before, n, n);
+        hd_model_draft_place(b->model, i, 0, b->before, n, n);
     }
 }
 
