@@ -7,11 +7,17 @@
 #include "device/device.h"
 
 /* Before the first call of CUDA in a process: all kernels are loaded at once. One that is loaded when
- * it is first launched may wait until the GPU is idle, and so for a rank that waits for this one. */
+ * it is first launched may wait until the GPU is idle, and so for a rank that waits for this one.
+ * Streams get queues of their own: in one of several streams, a kernel that waits for another rank
+ * could stand before what that rank has queued. */
 void hd_cuda_begin(void);
 
 /* Makes the stream's device the current one of this thread. */
 cudaStream_t hd_cuda_stream(hd_stream *s);
+
+/* Allows launches of a kernel on the current device so much dynamic shared memory. What was allowed
+ * stays allowed: ranks that share a GPU launch the same kernel side by side. */
+void hd_cuda_allow_shared(const void *kernel, size_t bytes);
 
 /* Operator state kept with a device: one object, attached at most once, closed before the
  * device. */

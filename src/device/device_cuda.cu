@@ -647,6 +647,32 @@ cudaStream_t hd_cuda_stream(hd_stream *s) {
     return stream_of(s)->queue;
 }
 
+/* By kernel and GPU, at the place of their hash or behind it. */
+static struct {
+    const void *kernel;
+    int gpu;
+    size_t bytes;
+} allowed[1 << 12];
+static pthread_mutex_t allowing = PTHREAD_MUTEX_INITIALIZER;
+
+void hd_cuda_allow_shared(const void *kernel, size_t bytes) {
+    constexpr size_t N = sizeof allowed / sizeof allowed[0];
+    int gpu = 0;
+    cudaGetDevice(&gpu);
+    size_t at = ((uintptr_t)kernel / 16 + (size_t)gpu * 61) % N, seen = 1;
+    pthread_mutex_lock(&allowing);
+    while (seen < N && allowed[at].kernel &&
+           (allowed[at].kernel != kernel || allowed[at].gpu != gpu)) {
+        at = (at + 1) % N;
+        seen++;
+    }
+    if (allowed[at].kernel != kernel || allowed[at].gpu != gpu || allowed[at].bytes < bytes) {
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        allowed[at] = {kernel, gpu, bytes};
+    }
+    pthread_mutex_unlock(&allowing);
+}
+
 void hd_cuda_attach(hd_device *base, void *thing, void (*close)(void *thing)) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     d->kept = thing;

@@ -8,6 +8,7 @@
 
 void hd_cuda_begin(void) {
     setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
 static void describe(hd_cuda_device *d, int id) {

@@ -625,8 +625,7 @@ static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, si
     if ((size_t)a->rows * (size_t)a->heads * (size_t)t.n_parts * each > room) return false;
     const int64_t share = (2 * fill + blocks - 1) / blocks;
     t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
-    cudaFuncSetAttribute(attention_parts<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)bytes);
+    hd_cuda_allow_shared((const void *)attention_parts<P>, bytes);
     const dim3 parts(grid.x, grid.y, grid.z * (unsigned)t.n_blocks);
     attention_parts<P><<<parts, BLOCK, bytes, queue>>>(*a, t);
     const dim3 merging(grid.x, blocks_for(a->heads, WARPS), blocks_for(a->v_dim, MERGE_COLS));
@@ -649,8 +648,7 @@ static void attention_rows(hd_stream *s, const hd_attention_args *a) {
         return;
     }
     if (!launch_parts<P>(s, a, grid, bytes)) {
-        cudaFuncSetAttribute(attention<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)bytes);
+        hd_cuda_allow_shared((const void *)attention<P>, bytes);
         attention<P><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
     }
     hd_cuda_check(s, "attention");

@@ -219,7 +219,6 @@ void naive_make_keys(hd_stream *s, const hd_attention_naive_args &a, const naive
                   is_fp8);
     const int32_t shares = (int32_t)blocks_for(hd_stream_workers(s), k.tiles);
     const dim3 grid((unsigned)k.tiles, (unsigned)(shares < k.heads ? shares : k.heads));
-    cudaFuncSetAttribute(make_keys, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)SHARED_BYTES);
+    hd_cuda_allow_shared((const void *)make_keys, SHARED_BYTES);
     launch_kernel(queue, make_keys, grid, THREADS, SHARED_BYTES, 1, map, a, k);
 }

@@ -421,8 +421,7 @@ static void attention_heads(hd_stream *s, const hd_attention_naive_args &a,
         hd_stream_fail(s, HD_EUNSUPPORTED, "naive attention: the driver has no tensor maps");
         return;
     }
-    cudaFuncSetAttribute(attention_naive_items, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)SHARED_BYTES);
+    hd_cuda_allow_shared((const void *)attention_naive_items, SHARED_BYTES);
     launch_kernel(hd_cuda_stream(s), attention_naive_items, grid, THREADS, SHARED_BYTES,
                   CLUSTER, maps, a, k.first_head, k.heads);
 }

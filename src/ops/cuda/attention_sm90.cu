@@ -637,8 +637,7 @@ static void launch(hd_stream *s, const hd_attention_args &a, const part_table &t
     const int64_t most = (int64_t)a.rows * groups * t.n_parts;
     const unsigned grid = most < workers ? (unsigned)most : (unsigned)workers;
     cudaStream_t queue = hd_cuda_stream(s);
-    cudaFuncSetAttribute(attention_tiles<BOXES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)SHARED_BYTES<BOXES>);
+    hd_cuda_allow_shared((const void *)attention_tiles<BOXES>, SHARED_BYTES<BOXES>);
     attention_tiles<BOXES><<<grid, THREADS, SHARED_BYTES<BOXES>, queue>>>(a, t, groups);
     if (t.n_parts == 1) return;
     const dim3 joining((unsigned)a.rows, blocks_for(a.heads, BLOCK / WARP));

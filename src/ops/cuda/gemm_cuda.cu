@@ -58,8 +58,7 @@ static void launch_small_m(cudaStream_t queue, const heads_job &h, const hd_weig
     const size_t bytes = sizeof(small_m_shared<R, MT>);
     const int32_t outs = groups * 16 * MT; /* of a block */
     const dim3 grid(blocks_for(h.n_rows, outs), (unsigned)h.heads);
-    cudaFuncSetAttribute(small_m_heads<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)bytes);
+    hd_cuda_allow_shared((const void *)small_m_heads<R, P, MT>, bytes);
     launch_kernel(queue, small_m_heads<R, P, MT>, grid, SMALL_M_THREADS, bytes, 1, h,
                   shape_of(w), arrays_of(w), outs);
 }
@@ -112,8 +111,7 @@ static void launch_set(hd_stream *s, set_job *j, int groups) {
         j->part[i].first_block = blocks;
         blocks += (int32_t)blocks_for(j->part[i].n_rows, j->outs);
     }
-    cudaFuncSetAttribute(small_m_set<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)bytes);
+    hd_cuda_allow_shared((const void *)small_m_set<R, P, MT>, bytes);
     launch_kernel(hd_cuda_stream(s), small_m_set<R, P, MT>, dim3((unsigned)blocks),
                   SMALL_M_THREADS, bytes, 1, *j);
 }

@@ -197,7 +197,7 @@ static int blocks_of_row(int64_t blocks, int32_t cols, int32_t workers) {
 template <typename... Params, typename... Args>
 static void launch_cluster(void (*kernel)(Params...), dim3 grid, int threads, int n,
                            size_t bytes, cudaStream_t queue, Args... args) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    hd_cuda_allow_shared((const void *)kernel, bytes);
     launch_kernel(queue, kernel, dim3(grid.x * (unsigned)n, grid.y, grid.z), threads, bytes, n,
                   args...);
 }

@@ -126,8 +126,7 @@ static void launch_small_m(cudaStream_t queue, const grouped_job &g, const hd_we
     const size_t bytes = sizeof(small_m_shared<R, MT>);
     const int32_t outs = groups * 16 * MT; /* of a block */
     const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, SMALL_M_ROWS));
-    cudaFuncSetAttribute(small_m_grouped<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)bytes);
+    hd_cuda_allow_shared((const void *)small_m_grouped<R, P, MT>, bytes);
     launch_kernel(queue, small_m_grouped<R, P, MT>, grid, SMALL_M_THREADS, bytes, 1, g,
                   shape_of(w), outs);
 }

@@ -283,7 +283,7 @@ bool cluster_fits() {
     config.numAttrs = 1;
     int n = 0;
     cudaFuncSetAttribute(hc_next, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaFuncSetAttribute(hc_next, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most);
+    hd_cuda_allow_shared((const void *)hc_next, most);
     if (cudaOccupancyMaxActiveClusters(&n, hc_next, &config) != cudaSuccess) cudaGetLastError();
     kept = n > 0 ? FITS : TOO_LARGE;
     return n > 0;

@@ -245,8 +245,7 @@ static void choose_keys(hd_stream *s, const hd_indexer_topk_args *a, const key_p
     uint8_t *scratch = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
     cudaStream_t queue = hd_cuda_stream(s);
     const bool small_m_bits = P == FAST && !pool.blocks && index_fits_sm90(a);
-    cudaFuncSetAttribute(score_keys<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)bytes);
+    hd_cuda_allow_shared((const void *)score_keys<P>, bytes);
     for (int32_t first = 0; first < a->rows; first += at_once) {
         const int32_t n = a->rows - first < at_once ? a->rows - first : at_once;
         const score_rows rows = {scratch, hd_stream_scratch_bytes(s), first};

@@ -204,7 +204,6 @@ bool index_fits_sm90(const hd_indexer_topk_args *a) {
 void index_score_sm90(cudaStream_t queue, const hd_indexer_topk_args &a, const score_rows &to,
                       int32_t n, int32_t workers) {
     const unsigned groups = blocks_for(n, ROWS), each = (unsigned)workers / groups;
-    cudaFuncSetAttribute(score_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)SHARED_BYTES);
+    hd_cuda_allow_shared((const void *)score_tiles, SHARED_BYTES);
     score_tiles<<<dim3(each ? each : 1, groups), THREADS, SHARED_BYTES, queue>>>(a, to, n);
 }

@@ -387,7 +387,7 @@ static void launch_permute(cudaStream_t queue, const hd_moe_permute_args *a) {
     const sort_shape shape = {n_warps,
                               (int32_t)blocks_for(n, n_blocks * n_warps * WARP) * WARP};
     const size_t bytes = (size_t)(n_warps + SORT_COUNTERS) * each;
-    cudaFuncSetAttribute(moe_permute, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    hd_cuda_allow_shared((const void *)moe_permute, bytes);
     launch_kernel(queue, moe_permute, dim3((unsigned)n_blocks), SORT_THREADS, bytes, n_blocks,
                   *a, shape);
 }

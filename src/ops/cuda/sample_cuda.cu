@@ -779,7 +779,7 @@ void hd_sample_cuda(hd_stream *s, const hd_sample_args *a) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "a vocabulary this large does not fit a GPU");
         return;
     }
-    cudaFuncSetAttribute(sample, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    hd_cuda_allow_shared((const void *)sample, bytes);
     sample<<<dim3(BLOCKS, (unsigned)a->rows), THREADS, bytes, hd_cuda_stream(s)>>>(*a, each);
     hd_cuda_check(s, "sample");
 }

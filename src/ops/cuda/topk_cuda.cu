@@ -285,7 +285,6 @@ void index_keep_best(cudaStream_t queue, const best_args &a, const score_rows &r
     config.stream = queue;
     config.attrs = &cluster;
     config.numAttrs = 1;
-    cudaFuncSetAttribute(keep_best, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)config.dynamicSmemBytes);
+    hd_cuda_allow_shared((const void *)keep_best, config.dynamicSmemBytes);
     cudaLaunchKernelEx(&config, keep_best, a, rows, fit);
 }
