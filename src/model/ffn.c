@@ -371,8 +371,8 @@ static expert_rows rows_of_experts(const model_step *s, int32_t layer) {
     const model_activations *t = s->t;
     const int32_t k = hd_layer_route(s->m->env.spec, layer).top_k;
     if (s->m->in_rows) {
-        return (expert_rows){t->in_x,       t->in_y, t->in_weight, t->in_offset, NULL,
-                             s->m->in_rows, 1};
+        return (expert_rows){
+            t->in_x, t->in_y, t->in_weight, t->in_offset, NULL, model_arriving_rows(s), 1};
     }
     const ffn_rows rows = moe_rows(s);
     return (expert_rows){

@@ -129,6 +129,8 @@ hd_status model_open_rounds(hd_model *m, hd_err *err);
 void model_plan_rounds(const model_step *s, int32_t top_k); /* before rows are sent */
 /* Rows that each rank may send to each other one in a round; NULL: one round is enough. */
 const int32_t *model_round_rows(const model_step *s);
+/* Most rows that arrive at once, from what all ranks have in this step. */
+int32_t model_arriving_rows(const model_step *s);
 /* How many rounds there are, once the rows of the first have arrived. */
 int32_t model_n_rounds(const model_step *s);
 

@@ -25,6 +25,7 @@ int32_t hd_model_expert_rows_of(const hd_parallel_config *l, int32_t rows, int32
 /* What a micro-batch keeps while the rows of a layer travel. */
 typedef struct rounds {
     int32_t most; /* rounds that there may be; 1: every row of every rank has room */
+    int32_t arriving;
     int32_t rows[];
 } rounds;
 
@@ -61,6 +62,7 @@ void model_plan_rounds(const model_step *s, int32_t top_k) {
     rounds *r = rounds_of(s);
     const int64_t sum = count_rows(s, r->rows);
     r->most = 1;
+    r->arriving = (int32_t)hd_min_i64(room, sum * top_k);
     if (sum == 0 || sum * top_k <= room || !hd_device_is_host(s->m->env.device)) return;
     for (int32_t k = 0; k < ep; k++) {
         const int64_t choices = (int64_t)r->rows[k] * top_k;
@@ -74,6 +76,10 @@ void model_plan_rounds(const model_step *s, int32_t top_k) {
 const int32_t *model_round_rows(const model_step *s) {
     const rounds *r = rounds_of(s);
     return r->most > 1 ? r->rows : NULL;
+}
+
+int32_t model_arriving_rows(const model_step *s) {
+    return rounds_of(s)->arriving;
 }
 
 int32_t model_n_rounds(const model_step *s) {
