@@ -23,11 +23,11 @@ import sys
 import tempfile
 import time
 import urllib.request
+from multiprocessing.reduction import ForkingPickler
 
 import torch
 import torch.multiprocessing
 from safetensors.torch import load_file
-from torch.multiprocessing.reductions import ForkingPickler
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench"))

@@ -16,10 +16,10 @@ import sys
 import types
 import urllib.error
 import urllib.request
+from multiprocessing.reduction import ForkingPickler
 
 import torch
 import torch.multiprocessing
-from torch.multiprocessing.reductions import ForkingPickler
 
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8,
           "F8_E4M3": getattr(torch, "float8_e4m3fn", None), "F8_E8M0": getattr(torch, "float8_e8m0fnu", None)}  # fmt: skip
