@@ -390,6 +390,8 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
     }
     order turn(j, m.upto);
     if constexpr (by_expert<M>) {
+        prefetch_slots(j.slots, j.n_experts);
+        if (gated<M>) prefetch_slots(j.second.slots, j.n_experts);
         griddepcontrol_wait();
         if (warp == 1) count_units<order>(j, m.upto, turn.n_outs);
     }

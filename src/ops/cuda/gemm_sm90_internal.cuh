@@ -179,23 +179,39 @@ struct cursor {
     }
 };
 
-/* Units of work before each expert; one warp. */
+/* Units of work before each expert; one warp. All offsets are on their way at once: one after the
+ * other they would take longer than most tiles. */
 template <typename S>
 __device__ void count_units(const job &j, int32_t *upto, int32_t n_outs) {
+    constexpr int EACH = MAX_EXPERTS / WARP;
     const int lane = threadIdx.x % WARP;
-    int32_t before = 0;
-    for (int32_t first = 0; first < j.n_experts; first += WARP) {
-        const int32_t e = first + lane;
-        const int32_t own = e < j.n_experts ? S::units_m(rows_of(j, e).n) * n_outs : 0;
-        int32_t sum = own;
+    int32_t own[EACH], before = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t e = i * WARP + lane;
+        own[i] = e < j.n_experts ? rows_of(j, e).n : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t e = i * WARP + lane, units = S::units_m(own[i]) * n_outs;
+        int32_t sum = units;
         for (int step = 1; step < WARP; step *= 2) {
             const int32_t left = __shfl_up_sync(ALL_LANES, sum, step);
             if (lane >= step) sum += left;
         }
-        if (e < j.n_experts) upto[e] = before + sum - own;
+        if (e < j.n_experts) upto[e] = before + sum - units;
         before += __shfl_sync(ALL_LANES, sum, WARP - 1);
     }
     if (lane == 0) upto[j.n_experts] = before;
+}
+
+/* Fetches the experts' addresses to the second-level cache, a part of them by each block. No kernel
+ * of a step writes them, so nobody is waited for. */
+__device__ __forceinline__ void prefetch_slots(const hd_weight *slots, int32_t n) {
+    const int32_t each = (n + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x;
+    const int32_t e = (int32_t)blockIdx.x * each + (int32_t)threadIdx.x;
+    if ((int32_t)threadIdx.x >= each || e >= n) return;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(&slots[e].data));
 }
 
 /* ---- launching ---- */
@@ -217,7 +233,7 @@ template <typename K, typename... A>
 void launch_blocks(hd_stream *s, K kernel, int64_t units, int threads, int cluster,
                    size_t shared, const A &...args) {
     const int64_t most = hd_stream_workers(s) / cluster;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    hd_cuda_allow_shared((const void *)kernel, SHARED_BYTES);
     launch_kernel(hd_cuda_stream(s), kernel,
                   dim3((unsigned)((units < most ? units : most) * cluster)), threads, shared,
                   cluster, args...);

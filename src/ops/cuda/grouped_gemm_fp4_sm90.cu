@@ -239,6 +239,8 @@ __global__ void __launch_bounds__(threads_of<GROUPS, N>, 1)
         fence_mbarrier_init();
     }
     const order turn(j, m.upto);
+    prefetch_slots(j.slots, j.n_experts);
+    if (gated<M>) prefetch_slots(j.second.slots, j.n_experts);
     griddepcontrol_wait();
     if (warp == 1) count_units<order>(j, m.upto, turn.n_outs);
     __syncthreads();
