@@ -3,8 +3,7 @@
  *
  * A command is a fixed header, the rows of every attention group, then page copies or a batch's
  * host block. It has every page number that a pass reads or writes, so the followers' KV pools
- * mirror the leader's, and scheduler, prefix cache and sampler are the leader's alone. Leaders of
- * several attention groups tell each other before each pass how many rows they have. */
+ * mirror the leader's, and scheduler, prefix cache and sampler are the leader's alone. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,11 +36,6 @@ typedef struct seed_order {
     int32_t slot;
 } seed_order;
 
-/* What the leader of an attention group says before a pass. */
-typedef struct group_word {
-    int32_t pass, rows, logits, places;
-} group_word;
-
 /* Bytes of group_rows and group_logits, which follow the header. */
 static size_t groups_bytes(const hd_model_runner *x) {
     return 2 * (size_t)x->n_groups * sizeof(int32_t);
@@ -67,11 +61,7 @@ hd_status runner_commands_open(hd_model_runner *x, hd_err *err) {
     if (!x->command) return HD_FAIL(err, HD_ENOMEM, "no memory for commands");
     x->group_rows = (int32_t *)(void *)(x->command + sizeof(command_header));
     x->group_logits = x->group_rows + x->n_groups;
-    if (x->n_groups > 1 && x->o.role == HD_RUNNER_LEADS) {
-        HD_TRY(runner_mirrored_open(&x->words, x->env.device,
-                                    (size_t)x->n_groups * sizeof(group_word),
-                                    "rows of attention groups", err));
-    }
+    if (x->n_groups > 1 && x->o.role == HD_RUNNER_LEADS) HD_TRY(runner_groups_open(x, err));
     HD_TRY(runner_moves_open(x, err));
     const int32_t parts = x->env.comm->groups[HD_GROUP_TP].n;
     if (!hd_model_expert_rows(x->model)) return HD_OK;
@@ -80,13 +70,8 @@ hd_status runner_commands_open(hd_model_runner *x, hd_err *err) {
                                 "expert loads", err);
 }
 
-/* The batch that a pass runs. */
-static hd_batch *batch_of(hd_model_runner *x, int32_t pass) {
-    return pass == RUNNER_DRAFT_AGAIN ? &x->chain : &x->batch;
-}
-
 static void run_pass(hd_model_runner *x, int32_t pass) {
-    hd_batch *b = batch_of(x, pass);
+    hd_batch *b = runner_batch_of(x, pass);
     b->group_rows = x->n_groups > 1 ? x->group_rows : NULL;
     b->group_logits = x->n_groups > 1 ? x->group_logits : NULL;
     const int64_t begun = hd_comm_begin_pass(x->env.comm);
@@ -137,56 +122,8 @@ static hd_status await_all(hd_model_runner *x, hd_err *err) {
     return hd_stream_sync(x->env.stream, err);
 }
 
-/* ---- leaders of several attention groups ---- */
-
-/* An all-gather of floats, whose bits are those of the words. */
-static hd_status exchange_words(hd_model_runner *x, const group_word *own, hd_err *err) {
-    const int32_t n = (int32_t)(sizeof *own / sizeof(float));
-    const int32_t first = x->env.comm->groups[HD_GROUP_DP].index * n;
-    hd_stream *s = x->env.stream;
-    float *at = (float *)x->words.device + first;
-    memcpy((float *)x->words.host + first, own, sizeof *own);
-    hd_stream_upload(s, at, (float *)x->words.host + first, sizeof *own);
-    hd_comm_all_gather(x->env.comm, s,
-                       &(hd_all_gather_args){.group = HD_GROUP_DP,
-                                             .x = x->words.device,
-                                             .rows = 1,
-                                             .cols = x->n_groups * n,
-                                             .first = first,
-                                             .own = n});
-    hd_stream_download(s, x->words.host, x->words.device, x->words.bytes);
-    return hd_stream_sync(s, err);
-}
-
 static bool within(int32_t n, int32_t least, int32_t most) {
     return n >= least && n <= most;
-}
-
-static bool fits_group(const hd_batch *b, int32_t rows, int32_t logits) {
-    return within(rows, 0, b->limits.rows) && within(logits, 0, rows);
-}
-
-static hd_status agree(hd_model_runner *x, int32_t pass, hd_err *err) {
-    const hd_batch *b = batch_of(x, pass);
-    const group_word own = {pass, b->n_rows, b->n_logits, x->draft_places};
-    const group_word *words = x->words.host;
-    HD_TRY(exchange_words(x, &own, err));
-    x->has_rows = false;
-    for (int32_t i = 0; i < x->n_groups; i++) {
-        const group_word *w = &words[i];
-        if (w->pass != pass || !fits_group(b, w->rows, w->logits)) {
-            return HD_FAIL(err, HD_EPEER,
-                           "attention group %d runs pass %d of %d rows, %d with logits, and "
-                           "group %d pass %d",
-                           i, w->pass, w->rows, w->logits,
-                           x->env.comm->groups[HD_GROUP_DP].index, pass);
-        }
-        x->group_rows[i] = w->rows;
-        x->group_logits[i] = w->logits;
-        x->has_rows |= w->rows > 0;
-        if (pass == RUNNER_DRAFT) x->draft_places = hd_max_i32(x->draft_places, w->places);
-    }
-    return HD_OK;
 }
 
 /* ---- the leader ---- */
@@ -201,9 +138,9 @@ static void command(hd_model_runner *x, const command_header *h) {
 }
 
 hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err) {
-    const hd_batch *b = batch_of(x, (int32_t)pass);
+    const hd_batch *b = runner_batch_of(x, (int32_t)pass);
     x->has_rows = b->n_rows > 0; /* none: the group is the only one that a loss has left */
-    if (x->words.bytes) HD_TRY(agree(x, (int32_t)pass, err));
+    if (x->words) HD_TRY(runner_agree_pass(x, (int32_t)pass, err));
     if (!x->has_rows) return HD_OK;
     if (has_followers(x)) {
         memcpy(payload(x), b->host_block, b->bytes);
@@ -273,10 +210,10 @@ void hd_model_runner_end(hd_model_runner *x) {
 /* ---- a follower ---- */
 
 static bool fits_batch(hd_model_runner *x, const command_header *h) {
-    const hd_batch *b = batch_of(x, h->kind);
+    const hd_batch *b = runner_batch_of(x, h->kind);
     const int32_t least = x->n_groups > 1 ? 0 : 1;
     for (int32_t i = 0; x->n_groups > 1 && i < x->n_groups; i++) {
-        if (!fits_group(b, x->group_rows[i], x->group_logits[i])) return false;
+        if (!runner_fits_group(b, x->group_rows[i], x->group_logits[i])) return false;
     }
     const int32_t own = x->env.comm->groups[HD_GROUP_DP].index;
     if (x->n_groups > 1 &&
@@ -334,7 +271,7 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
         return HD_FAIL(err, HD_EPEER, "a command of kind %d with %d rows of %d sequences",
                        h->kind, h->n_rows, h->n_seqs);
     }
-    hd_batch *b = batch_of(x, h->kind);
+    hd_batch *b = runner_batch_of(x, h->kind);
     b->n_rows = h->n_rows;
     b->n_seqs = h->n_seqs;
     b->n_logits = h->n_logits;

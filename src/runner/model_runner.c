@@ -196,9 +196,9 @@ void hd_model_runner_close(hd_model_runner *x) {
     if (!x) return;
     if (x->fixed.on) runner_decode_graph_close(x);
     free(x->command);
+    free(x->words);
     runner_moves_close(x);
     runner_mirrored_close(&x->loads, x->env.device);
-    runner_mirrored_close(&x->words, x->env.device);
     hd_batch_close(&x->batch);
     hd_batch_close(&x->chain);
     runner_mirrored_close(&x->sampling, x->env.device);

@@ -89,13 +89,12 @@ static int32_t count_continuing(const hd_seq_input *inputs, int32_t n) {
 
 /* Queues the step after f, if it has the same draft depth. */
 static hd_status launch_next(hd_model_runner *x, const runner_inflight_step *f,
-                             const hd_seq_input *inputs, int32_t n, hd_err *err) {
+                             const runner_step_word *all, const hd_seq_input *inputs, int32_t n,
+                             hd_err *err) {
     runner_graph_shape shape;
-    const int32_t continuing = count_continuing(inputs, n);
     x->fixed.next = other(&x->fixed, f);
-    if (!continuing || any_constrained(x, inputs, n)) return HD_OK;
-    if (most_wanted(x, inputs, n) != f->shape.n_drafts) return HD_OK;
-    if (!runner_decode_graph_shape(x, continuing, f->shape.n_drafts, &shape)) return HD_OK;
+    if (!all->continuing || all->waits || all->wanted != f->shape.n_drafts) return HD_OK;
+    if (!runner_decode_graph_shape(x, all->continuing, f->shape.n_drafts, &shape)) return HD_OK;
     return runner_decode_graph_launch(x, x->fixed.next, &shape, inputs, n, false, err);
 }
 
@@ -149,22 +148,46 @@ static int32_t count_computed(const hd_model_runner *x, const runner_inflight_st
     return computed;
 }
 
+/* What this group would do. */
+static runner_step_word plan(const hd_model_runner *x, const runner_inflight_step *f,
+                             const hd_seq_input *inputs, int32_t n) {
+    const int32_t computed = count_computed(x, f, inputs, n),
+                  wanted = most_wanted(x, inputs, n);
+    const int32_t depth = hd_max_i32(wanted, most_given_drafts(inputs, n));
+    runner_step_word w = {.kind = RUNNER_EAGER,
+                          .n = n,
+                          .depth = hd_min_i32(depth, x->n_drafts),
+                          .continuing = count_continuing(inputs, n),
+                          .wanted = wanted,
+                          .waits = any_constrained(x, inputs, n),
+                          .in_flight = f->under_way};
+    if (n == 0) {
+        w.kind = RUNNER_IDLE;
+    } else if (computed == n) {
+        w.kind = RUNNER_CONTINUES;
+    } else if (computed == 0 && depth == w.depth && all_fit(x, inputs, n)) {
+        w.kind = RUNNER_FRESH;
+    }
+    return w;
+}
+
 static hd_status run_step(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                           hd_seq_output *outputs, hd_err *err) {
     runner_inflight_step *f = x->fixed.next;
     runner_graph_shape shape;
-    const int32_t computed = count_computed(x, f, inputs, n);
-    if (computed == n) {
-        HD_TRY(launch_next(x, f, inputs, n, err));
+    runner_step_word all;
+    const runner_step_word own = plan(x, f, inputs, n);
+    HD_TRY(runner_agree_step(x, &own, &all, err));
+    if (all.kind == RUNNER_IDLE) return hd_stream_sync(x->env.stream, err);
+    if (all.kind == RUNNER_CONTINUES) {
+        HD_TRY(launch_next(x, f, &all, inputs, n, err));
         return collect_outputs(x, f, inputs, n, outputs, err);
     }
-    const int32_t depth = hd_max_i32(most_wanted(x, inputs, n), most_given_drafts(inputs, n));
-    if (computed == 0 && all_fit(x, inputs, n) &&
-        runner_decode_graph_shape(x, n, depth, &shape)) {
+    if (all.kind == RUNNER_FRESH && runner_decode_graph_shape(x, all.n, all.depth, &shape)) {
         /* its output is dropped */
         if (f->under_way) HD_TRY(runner_decode_graph_wait(x, f, err));
         HD_TRY(runner_decode_graph_launch(x, f, &shape, inputs, n, true, err));
-        HD_TRY(launch_next(x, f, inputs, n, err));
+        HD_TRY(launch_next(x, f, &all, inputs, n, err));
         return collect_outputs(x, f, inputs, n, outputs, err);
     }
     return run_eager_inputs(x, f, inputs, n, outputs, err);

@@ -132,7 +132,7 @@ typedef struct machine_options {
 
 static hd_runner_role role_of(const machine_rank *r) {
     if (!r) return HD_RUNNER_ALONE;
-    return r->number ? HD_RUNNER_FOLLOWS : HD_RUNNER_LEADS;
+    return r->number % r->parallel.tp ? HD_RUNNER_FOLLOWS : HD_RUNNER_LEADS;
 }
 
 static void open_any(machine *m, const char *backend, const char *name, machine_options how) {

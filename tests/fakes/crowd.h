@@ -53,7 +53,7 @@ void open_machine_staged(machine *m, const char *name, const hd_expert_disk_opti
 /* The same with experts in host memory, and memory for some of them on the device; experts 0: for
  * all. */
 void open_machine_fetched(machine *m, const char *name, int32_t experts);
-/* One rank of several: rank 0 leads, and the others follow (hd_model_runner_follow). Steps have fixed
+/* One rank of several: the first of an attention group leads, and the others follow (hd_model_runner_follow). Steps have fixed
  * shapes, which a GPU captures and a CPU queues again each time. */
 typedef struct machine_rank {
     hd_comm_local *world;

@@ -51,15 +51,15 @@ static void check_same(const request *got, const request *want) {
 }
 
 /* Requests with sampling, penalties, alternatives and bias; drafts by the MTP layer. */
-static void mixed_crowd(uint64_t seed) {
+static void init_mixed(request requests[SLOTS], const machine *on, uint64_t seed) {
     static const hd_logit_bias bias[] = {
         {40, 2.0f},
         {41, 1.0f}
     };
     for (int32_t i = 0; i < SLOTS; i++) {
-        request *r = &crowd[i];
+        request *r = &requests[i];
         hd_sampling *p = &r->sampling.params;
-        init_request(r, &m, i, 3 + 11 * i, seed + (uint64_t)i);
+        init_request(r, on, i, 3 + 11 * i, seed + (uint64_t)i);
         p->temperature = i ? 0.4f * (float)i : 0.0f;
         p->repetition_penalty = i % 2 ? 1.3f : 0.0f;
         p->frequency_penalty = i == 3 ? 0.4f : 0.0f;
@@ -69,8 +69,12 @@ static void mixed_crowd(uint64_t seed) {
         r->sampling.bias = bias;
         r->most = 90 + 30 * i;
         r->chunk = 9;
-        r->n_drafts = m.spec && hd_weights_n_mtp(m.weights) ? i : 0;
+        r->n_drafts = on->spec && hd_weights_n_mtp(on->weights) ? i : 0;
     }
+}
+
+static void mixed_crowd(uint64_t seed) {
+    init_mixed(crowd, &m, seed);
 }
 
 /* Returns whether tool calls opened, and checks that the grammar allows what follows. */
@@ -315,6 +319,74 @@ static void ranks_launch_the_same(void **state) {
             check_same(&crowd[k], &before[k]);
             assert_int_equal(crowd[k].accepted, before[k].accepted);
         }
+    }
+}
+
+/* An attention group, whose requests come one after the other. */
+typedef struct attention_group {
+    machine m;
+    request crowd[SLOTS];
+    int32_t number;
+    bool runs;
+} attention_group;
+
+static attention_group groups[2];
+static pthread_barrier_t round_end;
+
+/* Groups run as many steps as each other, also when they have nothing to do. */
+static void *run_group(void *arg) {
+    attention_group *g = arg;
+    for (int32_t round = 0, others = true; others; round++) {
+        int32_t n = 0;
+        g->runs = false;
+        for (int32_t r = 0; r < SLOTS; r++) {
+            const int32_t at = 12 * r + 20 * g->number;
+            if (round == at) enter(&g->m, &g->crowd[r]);
+            if (round >= at) n = r + 1;
+            g->runs |= round < at || !g->crowd[r].ended;
+        }
+        step(&g->m, g->crowd, n);
+        pthread_barrier_wait(&round_end);
+        others = groups[0].runs || groups[1].runs;
+        pthread_barrier_wait(&round_end);
+    }
+    return NULL;
+}
+
+static void run_groups(const char *name, uint64_t seed) {
+    pthread_t threads[2];
+    machine_rank r = {.parallel = hd_parallel_common(1, 2, 2, m.spec)};
+    assert_int_equal(hd_comm_local_open(&r.world, &r.parallel, NULL), HD_OK);
+    for (r.number = 0; r.number < 2; r.number++) {
+        attention_group *g = &groups[r.number];
+        g->number = r.number;
+        open_machine_rank(&g->m, backend(), name, 0.0f, &r);
+        init_mixed(g->crowd, &g->m, seed + 50 * (uint64_t)r.number);
+    }
+    pthread_barrier_init(&round_end, NULL, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, run_group, &groups[i]), 0);
+    }
+    for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&round_end);
+    for (int i = 0; i < 2; i++) hd_stream_wait(groups[i].m.stream);
+    for (int i = 0; i < 2; i++) {
+        assert_true(hd_model_runner_read_times(groups[i].m.model_runner)->steps > 20);
+        close_machine(&groups[i].m);
+    }
+    hd_comm_local_close(r.world);
+}
+
+static void attention_groups_launch_the_same(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        open_either(models[i], 0.0f, false);
+        run_groups(models[i], 600 + i);
+        for (uint64_t g = 0; g < 2; g++) {
+            run_mixed(600 + i + 50 * g, 0);
+            for (int32_t k = 0; k < SLOTS; k++) check_same(&groups[g].crowd[k], &crowd[k]);
+        }
+        close_machine(&m);
     }
 }
 
@@ -669,6 +741,7 @@ int test_decode_graph(void) {
         cmocka_unit_test(calls_open_in_the_step),
         cmocka_unit_test(whoever_comes_and_goes),
         cmocka_unit_test(ranks_launch_the_same),
+        cmocka_unit_test(attention_groups_launch_the_same),
         cmocka_unit_test(benchmarks_accept_the_same),
         cmocka_unit_test(texts_end_with_the_context),
         cmocka_unit_test(loads_are_the_same),

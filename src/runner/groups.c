@@ -1,0 +1,119 @@
+/* groups.c - what the leaders of several attention groups agree on, in words that they gather in host
+ * memory: before an eager pass how many rows each has, and before a step which graph all launch. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "runner/model_runner_internal.h"
+
+/* What a leader says before a pass. */
+typedef struct pass_word {
+    int32_t pass, rows, logits, places;
+} pass_word;
+
+union word {
+    pass_word pass;
+    runner_step_word step;
+};
+
+hd_status runner_groups_open(hd_model_runner *x, hd_err *err) {
+    x->words = calloc((size_t)x->n_groups, sizeof(union word));
+    return x->words ? HD_OK
+                    : HD_FAIL(err, HD_ENOMEM, "no memory for %d attention groups", x->n_groups);
+}
+
+/* An all-gather of floats, whose bits are those of the words. */
+static hd_status exchange(hd_model_runner *x, const void *own, size_t bytes, hd_err *err) {
+    const int32_t n = (int32_t)(bytes / sizeof(float));
+    const int32_t first = x->env.comm->groups[HD_GROUP_DP].index * n;
+    float *words = x->words;
+    memcpy(words + first, own, bytes);
+    hd_comm_all_gather(x->env.comm, x->env.stream,
+                       &(hd_all_gather_args){.group = HD_GROUP_DP,
+                                             .x = words,
+                                             .rows = 1,
+                                             .cols = x->n_groups * n,
+                                             .first = first,
+                                             .own = n,
+                                             .on_host = true});
+    return hd_stream_failure(x->env.stream, err);
+}
+
+static bool within(int32_t n, int32_t least, int32_t most) {
+    return n >= least && n <= most;
+}
+
+/* ---- eager passes ---- */
+
+hd_batch *runner_batch_of(hd_model_runner *x, int32_t pass) {
+    return pass == RUNNER_DRAFT_AGAIN ? &x->chain : &x->batch;
+}
+
+bool runner_fits_group(const hd_batch *b, int32_t rows, int32_t logits) {
+    return within(rows, 0, b->limits.rows) && within(logits, 0, rows);
+}
+
+hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
+    const hd_batch *b = runner_batch_of(x, pass);
+    const pass_word own = {pass, b->n_rows, b->n_logits, x->draft_places};
+    const pass_word *words = x->words;
+    HD_TRY(exchange(x, &own, sizeof own, err));
+    x->has_rows = false;
+    for (int32_t i = 0; i < x->n_groups; i++) {
+        const pass_word *w = &words[i];
+        if (w->pass != pass || !runner_fits_group(b, w->rows, w->logits)) {
+            return HD_FAIL(err, HD_EPEER,
+                           "attention group %d runs pass %d of %d rows, %d with logits, and "
+                           "group %d pass %d",
+                           i, w->pass, w->rows, w->logits,
+                           x->env.comm->groups[HD_GROUP_DP].index, pass);
+        }
+        x->group_rows[i] = w->rows;
+        x->group_logits[i] = w->logits;
+        x->has_rows |= w->rows > 0;
+        if (pass == RUNNER_DRAFT) x->draft_places = hd_max_i32(x->draft_places, w->places);
+    }
+    return HD_OK;
+}
+
+/* ---- steps ---- */
+
+static bool is_valid(const hd_model_runner *x, const runner_step_word *w) {
+    return within(w->kind, RUNNER_IDLE, RUNNER_EAGER) && within(w->n, 0, x->o.n_slots) &&
+           within(w->depth, 0, x->n_drafts) && within(w->continuing, 0, w->n) &&
+           within(w->wanted, 0, x->n_drafts);
+}
+
+/* Adds what another group has to do. Two kinds of launches together are none. */
+static void join(runner_step_word *all, const runner_step_word *w) {
+    if (all->kind == RUNNER_IDLE) {
+        all->kind = w->kind;
+    } else if (w->kind != RUNNER_IDLE && w->kind != all->kind) {
+        all->kind = RUNNER_EAGER;
+    }
+    if (w->continuing && all->continuing && w->wanted != all->wanted) all->waits = true;
+    if (w->continuing) all->wanted = w->wanted;
+    all->waits |= w->waits;
+    all->n = hd_max_i32(all->n, w->n);
+    all->depth = hd_max_i32(all->depth, w->depth);
+    all->continuing = hd_max_i32(all->continuing, w->continuing);
+    all->in_flight &= w->in_flight;
+}
+
+hd_status runner_agree_step(hd_model_runner *x, const runner_step_word *own,
+                            runner_step_word *all, hd_err *err) {
+    const runner_step_word *words = x->words;
+    *all = *own;
+    if (!words) return HD_OK;
+    HD_TRY(exchange(x, own, sizeof *own, err));
+    *all = (runner_step_word){.in_flight = true};
+    for (int32_t i = 0; i < x->n_groups; i++) {
+        if (!is_valid(x, &words[i])) {
+            return HD_FAIL(err, HD_EPEER, "attention group %d plans a step of kind %d", i,
+                           words[i].kind);
+        }
+        join(all, &words[i]);
+    }
+    if (all->kind == RUNNER_CONTINUES && !all->in_flight) all->kind = RUNNER_EAGER;
+    return HD_OK;
+}
