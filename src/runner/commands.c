@@ -11,6 +11,7 @@
 
 #include "base/checked.h"
 #include "runner/expert_moves_internal.h"
+#include "runner/groups_internal.h"
 
 enum {
     MAX_COPIES = 64,

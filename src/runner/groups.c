@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "runner/model_runner_internal.h"
+#include "runner/groups_internal.h"
 
 /* What a leader says before a pass. */
 typedef struct pass_word {

@@ -193,35 +193,6 @@ typedef enum runner_pass {
 
 hd_status runner_commands_open(hd_model_runner *x, hd_err *err);
 
-/* groups.c: before a pass the leaders of attention groups tell each other their rows, and
- * x->draft_places before RUNNER_DRAFT. */
-hd_status runner_groups_open(hd_model_runner *x, hd_err *err);
-hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err);
-hd_batch *runner_batch_of(hd_model_runner *x, int32_t pass); /* which a pass runs */
-bool runner_fits_group(const hd_batch *b, int32_t rows, int32_t logits);
-
-/* What can be done with the inputs of a step. */
-typedef enum runner_step_kind {
-    RUNNER_IDLE,      /* there are none */
-    RUNNER_CONTINUES, /* the in-flight step has computed them */
-    RUNNER_FRESH,     /* they fit a graph */
-    RUNNER_EAGER
-} runner_step_kind;
-
-/* A group's plan of a step. Groups launch graphs of one shape, in which one with less to do has
- * padding rows; they launch the step after it only if all can. */
-typedef struct runner_step_word {
-    int32_t kind;
-    int32_t n, depth;           /* sequences and drafts of each */
-    int32_t continuing, wanted; /* sequences of the step after it, and their drafts */
-    int32_t waits;              /* the step after it needs tokens of this one */
-    int32_t in_flight;          /* a step is */
-} runner_step_word;
-
-/* Returns the plan of all groups in *all; of one group alone its own. HD_EPEER: a plan is none. */
-hd_status runner_agree_step(hd_model_runner *x, const runner_step_word *own,
-                            runner_step_word *all, hd_err *err);
-
 /* Uploads the batch and runs the forward pass, here and on the followers; nothing runs if no
  * attention group has rows. */
 hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err);

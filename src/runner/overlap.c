@@ -12,7 +12,7 @@
 
 #include "base/checked.h"
 #include "base/progress.h"
-#include "runner/model_runner_internal.h"
+#include "runner/groups_internal.h"
 
 void runner_forget_slot(hd_model_runner *x, int32_t slot) {
     runner_decode_graphs *f = &x->fixed;

@@ -42,8 +42,7 @@ struct job {
     const hd_weight *slots;      /* [n_experts] device memory, or NULL */
     const int32_t *offset;
     float global;
-    int32_t scale_type, n_experts, from, rows, outs, spans; /* rows [from, + rows) are in x */
-    int32_t stages;
+    int32_t scale_type, n_experts, from, rows, outs, spans, stages; /* x: rows [from, + rows) */
     bool pairs; /* outputs may be written in pairs */
     uint64_t keep_w;
     second_matrix second;
@@ -179,8 +178,7 @@ struct cursor {
     }
 };
 
-/* Units of work before each expert; one warp. All offsets are on their way at once: one after the
- * other they would take longer than most tiles. */
+/* Units of work before each expert; one warp. All offsets are on their way at once. */
 template <typename S>
 __device__ void count_units(const job &j, int32_t *upto, int32_t n_outs) {
     constexpr int EACH = MAX_EXPERTS / WARP;
@@ -188,8 +186,7 @@ __device__ void count_units(const job &j, int32_t *upto, int32_t n_outs) {
     int32_t own[EACH], before = 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const int32_t e = i * WARP + lane;
-        own[i] = e < j.n_experts ? rows_of(j, e).n : 0;
+        own[i] = i * WARP + lane < j.n_experts ? rows_of(j, i * WARP + lane).n : 0;
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -205,13 +202,11 @@ __device__ void count_units(const job &j, int32_t *upto, int32_t n_outs) {
     if (lane == 0) upto[j.n_experts] = before;
 }
 
-/* Fetches the experts' addresses to the second-level cache, a part of them by each block. No kernel
- * of a step writes them, so nobody is waited for. */
+/* Asks for the experts' addresses, which no kernel of a step writes: a warp's by each block. */
 __device__ __forceinline__ void prefetch_slots(const hd_weight *slots, int32_t n) {
-    const int32_t each = (n + (int32_t)gridDim.x - 1) / (int32_t)gridDim.x;
-    const int32_t e = (int32_t)blockIdx.x * each + (int32_t)threadIdx.x;
-    if ((int32_t)threadIdx.x >= each || e >= n) return;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(&slots[e].data));
+    const int32_t e = (int32_t)(blockIdx.x * WARP + threadIdx.x);
+    if (threadIdx.x < WARP && e < n)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(&slots[e].data));
 }
 
 /* ---- launching ---- */
