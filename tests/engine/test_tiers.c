@@ -10,7 +10,7 @@
 #include "kv/disk_files.h"
 #include "kv/kv.h"
 
-enum { N_TEXTS = 4, ROUNDS = 2, CHOICES = 2, CONTEXT = 768, FULL_HOST = 100 };
+enum { N_TEXTS = 3, ROUNDS = 2, CHOICES = 2, CONTEXT = 768, FULL_HOST = 100 };
 
 /* Bytes of a page that is in host memory. */
 static double page_bytes(const char *model, hd_kv_group group) {
@@ -111,6 +111,7 @@ static void tiers_change_no_text(void **state) {
         hd_engine_close(e);
         for (size_t h = 0; h < HD_LEN(host); h++) {
             if (is_brief() && host[h] != 7) continue;
+            if (m > 0 && h % 2 == 0 && !is_long()) continue; /* this model has fewer groups */
             compare(models[m], host[h], h % 2 ? 3 : 0, s.cached_tokens);
         }
         drop(roomy);
