@@ -96,7 +96,7 @@ def test_answers_do_not_depend_on_how_they_are_computed_in_short(model, family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*FAMILIES, "tiny-v4", *(f"deepseek_{name}" for name in FAMILIES if "dspark" not in name)])
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.long) for name in ("tiny-v4", *(f"deepseek_{name}" for name in FAMILIES if "dspark" not in name)))])
 def test_answers_do_not_depend_on_how_they_are_computed(hadal, request, model, family, tmp_path):
     """Side by side, chunks, threads, drafts, caches, pressure, several answers: one program does all."""
     if family in FAMILIES:

@@ -1,6 +1,5 @@
 """New weights for a model on several ranks: all change between the same two steps, to what one rank has."""
 
-import os
 
 import pytest
 from make_model import io  # finds tools/, too
@@ -143,7 +142,7 @@ def test_a_rank_that_comes_back_gets_the_weights_in_use(world, folder, other, wa
 
 
 @needs_ucx
-@pytest.mark.skipif(os.environ.get("HADAL_RANK_FAULTS") != "all", reason="takes minutes: ./test --long")
+@pytest.mark.long
 def test_swaps_between_processes_under_load(world, folder, other):
     w = world(2, "--dp", 2, "--ep", 2, "--weights-dir", folder)
     swap_under_load(w.server, [TINY, other], SWAPS)

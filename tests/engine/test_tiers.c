@@ -103,7 +103,7 @@ static void tiers_change_no_text(void **state) {
     (void)state;
     static const char *const models[] = {"models/tiny-v4", "models/tiny-v3"};
     static const int32_t host[] = {0, 1, 7, FULL_HOST};
-    for (size_t m = 0; m < HD_LEN(models); m++) {
+    for (size_t m = 0; m < (is_brief() ? 1 : HD_LEN(models)); m++) {
         hd_engine_stats s;
         hd_engine *e = open_roomy(models[m]);
         ask(e, roomy, 0);
@@ -151,7 +151,7 @@ static void await_written(hd_engine *e) {
 /* Texts do not change, whether pages are written, read back by the same process or by the next. */
 static void a_disk_changes_no_text(void **state) {
     (void)state;
-    static const char *const models[] = {"models/tiny-v4", "models/tiny-v3"};
+    static const char *const models[] = {"models/tiny-v3", "models/tiny-v4"};
     for (size_t m = 0; m < (is_brief() ? 1 : HD_LEN(models)); m++) {
         char dir[] = "/tmp/hadal_tier_XXXXXX", disk[64];
         int n;
