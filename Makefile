@@ -135,7 +135,7 @@ $(BUILD)/fuzz_api: $(BUILD)/tests/fuzz/fuzz_api.o $(API_RIG) $(BUILD)/flags.link
 
 $(BUILD)/fuzz_disk: $(BUILD)/tests/fakes/disk_files.o
 $(BUILD)/fuzz_pickle: $(BUILD)/tests/fakes/shared_device.o
-$(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY) $(BUILD)/flags.link
+$(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(filter-out $(BUILD)/src/cli/% $(BUILD)/src/capacity/%,$(LIBRARY)) $(BUILD)/flags.link
 	$(call link,-fsanitize=fuzzer)
 
 # Its memory, its clock and its device fail on command.

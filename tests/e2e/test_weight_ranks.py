@@ -2,6 +2,7 @@
 
 
 import pytest
+from conftest import LONG
 from make_model import io  # finds tools/, too
 from serving import TINY, Server, wait_until
 from test_weight_senders import swap_under_load
@@ -10,7 +11,7 @@ from toy_models import make_toy_model
 from worlds import needs_ucx
 
 LAYOUTS = [("--ep", 2), ("--tp", 4), ("--tp", 2, "--ep", 2), ("--dp", 2, "--ep", 2), ("--tp", 2, "--dp", 2, "--ep", 4)]
-SWAPS = 12
+SWAPS = 12 if LONG else 6
 
 
 @pytest.fixture(scope="module")
