@@ -14,9 +14,16 @@
 
 #include "groups.h"
 
+/* Under sanitizers: each piece of code once. */
 static inline bool is_brief(void) {
     const char *brief = getenv("HADAL_TEST_BRIEF");
     return brief && strcmp(brief, "1") == 0;
+}
+
+/* ./test --long: whole matrices, of which other runs have a part that covers each of their sides. */
+static inline bool is_long(void) {
+    const char *whole = getenv("HADAL_TEST_LONG");
+    return whole && strcmp(whole, "1") == 0;
 }
 
 #endif

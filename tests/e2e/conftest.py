@@ -18,6 +18,7 @@ BACKEND = os.environ.get("HADAL_BACKEND", "cpu")
 SHARED = pathlib.Path(os.environ.get("HADAL_SHARED", ROOT.parent / "shared"))
 NO_SHARED = "released vocabularies and larger cases are no part of this repository; HADAL_SHARED names a folder that has them"
 GOLDEN = ROOT / "tests" / "golden"
+LONG = os.environ.get("HADAL_TEST_LONG") == "1"  # ./test --long: whole matrices
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
@@ -26,6 +27,13 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: run on the release build only")
     config.addinivalue_line("markers", "threads: run under the thread sanitizer too")
+    config.addinivalue_line("markers", "long: run by ./test --long only")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not LONG and item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="takes long: ./test --long"))
 
 
 def run_hadal(*args, text=True, **options):

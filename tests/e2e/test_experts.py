@@ -34,7 +34,7 @@ def model(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("memory", [ONE, pytest.param(THREE, marks=pytest.mark.threads), HALF, "auto"])
+@pytest.mark.parametrize("memory", [ONE, THREE, HALF, "auto"])
 def test_crowds_get_the_answers_of_resident_experts(serve, memory):
     flags = ("--threads", 2, "--max-running", 24, "--context", 512)
     want = answers(serve(*flags))
@@ -49,6 +49,7 @@ def test_crowds_get_the_answers_of_resident_experts(serve, memory):
         assert figure(server, "experts_fetched_total") <= figure(server, "experts_elsewhere")
 
 
+@pytest.mark.threads
 def test_retracted_requests_and_chunks(serve):
     flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
     want = answers(serve(*flags))

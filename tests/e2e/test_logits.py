@@ -123,7 +123,6 @@ def test_threads_do_not_change_a_bit(logits, case):
 
 
 @each_case
-@pytest.mark.threads
 def test_neighbors_do_not_change_a_bit(logits, case):
     tokens, _ = read(case)
     lists = [tokens, tokens[::-1][:77], tokens[10:50] + tokens[:3]]
@@ -166,7 +165,6 @@ def test_drafts_equal_the_reference(logits, case):
 
 
 @pytest.mark.parametrize("case", named(with_mtp))
-@pytest.mark.threads
 def test_drafts_do_not_change_a_bit(logits, case):
     tokens, _ = read(case)
     _, whole = logits(case, mtp=True)

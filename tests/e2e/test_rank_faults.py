@@ -1,9 +1,8 @@
 """A rank that is killed, stopped or slowed at a point of its work changes no answer.
 
-drive_ranks is hadal serve whose rank fails at a point. ./test --long tries all points (HADAL_RANK_FAULTS).
+drive_ranks is hadal serve whose rank fails at a point. ./test --long tries all points.
 """
 
-import os
 import pathlib
 import signal
 import threading
@@ -11,12 +10,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from conftest import LONG
 from serving import Server, wait_until
 from test_ranks import body_of
 from worlds import SMALL, TRANSPORTS, needs_ucx
 
 pytestmark = needs_ucx
-ALL = os.environ.get("HADAL_RANK_FAULTS") == "all"
 CLIENTS = 6
 # over TCP libucx 1.13 aborts, once in 70 times, if a peer dies while it still connects to it
 MEMORY = {"UCX_TLS": TRANSPORTS["shared memory"]}
@@ -30,7 +29,7 @@ POINTS = {"load": 1, "prefill": 2, "decode": 4, "dispatch": 60, "combine": 60, "
 
 
 def cases():
-    if not ALL:
+    if not LONG:
         return [("two groups", 1, "dispatch:60:kill"), ("experts", 2, "combine:60:stop"), ("columns", 1, "draft:3:kill"), ("two groups", 1, "load:1:kill"), ("columns", 1, "idle:1:stop")]
     return [
         (layout, rank, f"{point}:{n}:{how}")

@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from conftest import ROOT
 from serving import wait_until
 from test_ranks import answers, body_of
@@ -24,6 +25,7 @@ def test_answers_stay_while_experts_move(serve):
     assert 0 < figure(server, "rank_balancedness") <= figure(server, "rank_balancedness_bound") + 0.05 <= 1.05
 
 
+@pytest.mark.long
 def test_ranks_are_in_balance_again_when_the_topic_switches(serve, monkeypatch):
     """The short form of bench/rebalance.py, as often as it takes: a window of few rows is uneven by
     chance."""

@@ -1,8 +1,8 @@
 """New weights for a model on several ranks: all change between the same two steps, to what one rank has."""
 
-import os
 
 import pytest
+from conftest import LONG
 from make_model import io  # finds tools/, too
 from serving import TINY, Server, wait_until
 from test_weight_senders import swap_under_load
@@ -11,7 +11,7 @@ from toy_models import make_toy_model
 from worlds import needs_ucx
 
 LAYOUTS = [("--ep", 2), ("--tp", 4), ("--tp", 2, "--ep", 2), ("--dp", 2, "--ep", 2), ("--tp", 2, "--dp", 2, "--ep", 4)]
-SWAPS = 12
+SWAPS = 12 if LONG else 6
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_a_rank_that_comes_back_gets_the_weights_in_use(world, folder, other, wa
 
 
 @needs_ucx
-@pytest.mark.skipif(os.environ.get("HADAL_RANK_FAULTS") != "all", reason="takes minutes: ./test --long")
+@pytest.mark.long
 def test_swaps_between_processes_under_load(world, folder, other):
     w = world(2, "--dp", 2, "--ep", 2, "--weights-dir", folder)
     swap_under_load(w.server, [TINY, other], SWAPS)

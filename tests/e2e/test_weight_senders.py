@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import HADAL
+from conftest import HADAL, LONG
 from make_model import io
 from serving import TINY, Server, wait_until
 from test_memory_occupation import resident
@@ -198,7 +198,7 @@ def test_bad_numbers(server, body):
 
 # ---- many updates under load ----
 
-CLIENTS, SWAPS, TOKENS, TEMPERATURE = 32, 200, 24, 0.9
+CLIENTS, SWAPS, TOKENS, TEMPERATURE = 32, 200 if LONG else 30, 24, 0.9
 
 
 def ask(server, seed):
@@ -269,7 +269,7 @@ def swap_under_load(server, folders, swaps):
     wait_until(lambda: server.post("/flush_cache").status == 200, "no page is held")
 
 
-def test_two_hundred_swaps_under_load(folder, other):
+def test_swaps_under_load(folder, other):
     server = Server("--weights-dir", folder, "--max-running", "16")
     swap_under_load(server, [TINY, other], SWAPS)
     server.close()

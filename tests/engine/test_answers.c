@@ -255,7 +255,7 @@ static void a_cancel_may_come_at_any_moment(void **state) {
     rig_answer whole[2], a[2];
     rig_run(e, &g, whole);
     for (int32_t after = 0; after <= whole[0].n_events + whole[1].n_events;
-         after += is_brief() ? 4 : 1) {
+         after += is_brief() ? 8 : 1) {
         hd_event event;
         memset(a, 0, sizeof a);
         const uint64_t id = hd_engine_submit(e, &g, NULL, NULL, 0);

@@ -22,6 +22,11 @@ static const char two_tools[] =
     "{\"type\": \"function\", \"function\": {\"name\": \"set_oak\", \"parameters\": {\"type\": "
     "\"object\", \"properties\": {\"ok\": {\"type\": \"boolean\"}}, \"required\": [\"ok\"]}}}]";
 
+/* Every second model or case under a sanitizer. */
+static size_t apart(void) {
+    return is_brief() ? 2 : 1;
+}
+
 static bool is_set_olive(const json_t *o) {
     const char *mode = json_string_value(json_object_get(o, "mode"));
     const json_int_t level = json_integer_value(json_object_get(o, "level"));
@@ -96,7 +101,7 @@ static void calls_or_a_response_format(void **state) {
     static const char schema[] =
         "{\"type\": \"object\", \"properties\": {\"done\": {\"type\": \"boolean\"}}, "
         "\"required\": [\"done\"]}";
-    for (size_t i = 0; i < HD_LEN(models); i++) {
+    for (size_t i = 0; i < HD_LEN(models); i += apart()) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = models[i].model});
         int32_t n_formatted = 0, n_calls = 0, n_required = 0;
         for (uint64_t seed = 0; seed < 4; seed++) {
@@ -176,7 +181,7 @@ static void calls_open_inside_the_reasoning(void **state) {
         {"models/tiny-v4", NULL,        HD_FORMAT_JSON},
         {"models/tiny-v4", "auto",      HD_FORMAT_FREE},
     };
-    for (size_t i = 0; i < HD_LEN(cases); i++) {
+    for (size_t i = 0; i < HD_LEN(cases); i += apart()) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = cases[i].model});
         const bool held = cases[i].choice && strcmp(cases[i].choice, "auto") != 0;
         int32_t n_inside = 0;
@@ -226,7 +231,7 @@ static void names_are_offered_ones(void **state) {
         {"models/tiny-v4", "<",                            "｜DSML｜"                 },
         {"models/tiny-v3", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"},
     };
-    for (size_t i = 0; i < HD_LEN(models); i++) {
+    for (size_t i = 0; i < HD_LEN(models); i += apart()) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = models[i].model});
         hd_logit_bias bias[2];
         int32_t n_calls = 0;

@@ -385,11 +385,11 @@ static void calls_keep_to_their_schema(void **state) {
         {"models/tiny-v3", "set_olive", -1, false},
         {"models/tiny-v3", "required",  -1, true },
     };
-    for (size_t i = 0; i < HD_LEN(cases); i += is_brief() ? 2 : 1) {
+    for (size_t i = 0; i < HD_LEN(cases); i += is_brief() ? 3 : 1) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = cases[i].model});
         const bool forced = strcmp(cases[i].choice, "auto") != 0;
         int32_t n_calls = 0, n_ended = 0;
-        for (uint64_t seed = 0; seed < (is_brief() ? 2 : 4); seed++) {
+        for (uint64_t seed = 0; seed < (is_long() ? 4 : 2); seed++) {
             hd_request g = {.size = sizeof g,
                             .messages = USER("Please check the olive of clock."),
                             .tools = strict_tools,

@@ -703,7 +703,7 @@ enum { SHORT = 1024, LONG_THREADS = 2 };
 
 /* Sanitizers keep memory of their own, and take long over each token. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1, LONG = 16384 };
+enum { SANITIZED = 1, LONG = 4096 };
 #else
 enum { SANITIZED = 0, LONG = 131072 };
 #endif

@@ -10,7 +10,7 @@
 #include "kv/disk_files.h"
 #include "kv/kv.h"
 
-enum { N_TEXTS = 4, ROUNDS = 2, CHOICES = 2, CONTEXT = 768, FULL_HOST = 100 };
+enum { N_TEXTS = 3, ROUNDS = 2, CHOICES = 2, CONTEXT = 768, FULL_HOST = 100 };
 
 /* Bytes of a page that is in host memory. */
 static double page_bytes(const char *model, hd_kv_group group) {
@@ -103,7 +103,7 @@ static void tiers_change_no_text(void **state) {
     (void)state;
     static const char *const models[] = {"models/tiny-v4", "models/tiny-v3"};
     static const int32_t host[] = {0, 1, 7, FULL_HOST};
-    for (size_t m = 0; m < HD_LEN(models); m++) {
+    for (size_t m = 0; m < (is_brief() ? 1 : HD_LEN(models)); m++) {
         hd_engine_stats s;
         hd_engine *e = open_roomy(models[m]);
         ask(e, roomy, 0);
@@ -111,6 +111,7 @@ static void tiers_change_no_text(void **state) {
         hd_engine_close(e);
         for (size_t h = 0; h < HD_LEN(host); h++) {
             if (is_brief() && host[h] != 7) continue;
+            if (m > 0 && h % 2 == 0 && !is_long()) continue; /* this model has fewer groups */
             compare(models[m], host[h], h % 2 ? 3 : 0, s.cached_tokens);
         }
         drop(roomy);
@@ -150,7 +151,7 @@ static void await_written(hd_engine *e) {
 /* Texts do not change, whether pages are written, read back by the same process or by the next. */
 static void a_disk_changes_no_text(void **state) {
     (void)state;
-    static const char *const models[] = {"models/tiny-v4", "models/tiny-v3"};
+    static const char *const models[] = {"models/tiny-v3", "models/tiny-v4"};
     for (size_t m = 0; m < (is_brief() ? 1 : HD_LEN(models)); m++) {
         char dir[] = "/tmp/hadal_tier_XXXXXX", disk[64];
         int n;

@@ -77,7 +77,7 @@ static const char *simulate(run *r, uint64_t seed, int32_t n_events, world_omiss
 static void random_worlds_lose_nothing(void **state) {
     (void)state;
     enum { EVENTS = 5000 };
-    const uint64_t n_runs = is_brief() ? 20 : 300;
+    const uint64_t n_runs = is_brief() ? 20 : is_long() ? 300 : 100;
     run r = {.w = malloc(sizeof *r.w)};
     hd_lease_counts sum = {0};
     for (uint64_t seed = 1; seed <= n_runs; seed++) {

@@ -301,11 +301,10 @@ static void every_interruption_leaves_whole_maps(void **state) {
     }
 }
 
-/* Faults at random, of which it always recovers. HADAL_TEST_STEPS: more of them. */
+/* Faults at random, of which it always recovers. */
 static void it_survives_many_faults(void **state) {
     (void)state;
-    const char *steps = getenv("HADAL_TEST_STEPS");
-    const int32_t n_steps = steps ? atoi(steps) : is_brief() ? 20000 : 100000;
+    const int32_t n_steps = is_brief() ? 20000 : is_long() ? 10000000 : 100000;
     world w;
     open_world(&w, 4, 20, 16);
     w.faults = 0.1;

@@ -392,23 +392,39 @@ static void check_guard(const char *what, const uint32_t *p, int64_t n) {
     }
 }
 
-void run_op(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
-            void **out) {
+/* Fills the scratch of every worker with NaN. */
+static void poison_scratch(hd_stream *s) {
     const size_t scratch = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
+    if (s != fix.gpu_stream) {
+        for (int32_t w = 0; w < hd_stream_workers(s); w++) {
+            memset(hd_stream_scratch(s, w, scratch), 0xff, scratch);
+        }
+        return;
+    }
+    if (fix.poisoned) return;
     void *poison = malloc(scratch);
     assert_non_null(poison);
     memset(poison, 0xff, scratch);
-    s = stream_for(ops, s);
-    for (int32_t w = 0; w < hd_stream_workers(s) && (s != fix.gpu_stream || !fix.poisoned);
-         w++) {
+    for (int32_t w = 0; w < hd_stream_workers(s); w++) {
         hd_stream_upload(s, hd_stream_scratch(s, w, scratch), poison, scratch);
     }
     free(poison);
-    fix.poisoned = fix.poisoned || s == fix.gpu_stream;
+    fix.poisoned = true;
+}
+
+static void run_rows(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                     int32_t n, void **out) {
     for (int i = 0; i < c->n_outs; i++) out[i] = take_guarded((int64_t)n * c->width[i]);
     c->run(c, ops, s, first, n, out);
     finish(c->name, s);
     for (int i = 0; i < c->n_outs; i++) check_guard(c->name, out[i], (int64_t)n * c->width[i]);
+}
+
+void run_op(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
+            void **out) {
+    s = stream_for(ops, s);
+    poison_scratch(s);
+    run_rows(c, ops, s, first, n, out);
 }
 
 static bool same_bits(uint32_t a, uint32_t b) {
@@ -448,13 +464,16 @@ void check_near(const char *what, const void *got_bits, const void *want_bits, i
     }
 }
 
-/* Runs the case again in slices of `size` rows. */
+/* Runs the case again in slices of `size` rows. The first one on a stream finds NaN in its scratch,
+ * the others what other rows left there. */
 static void check_slices(const op_case *c, const char *what, const hd_ops *ops, int32_t size,
                          void *const *base) {
     for (int32_t r = 0; r < c->rows; r += size) {
         const int32_t mark = taken.n, n = c->rows - r < size ? c->rows - r : size;
+        hd_stream *s = stream_for(ops, fix.stream[(r / size) % 2]);
         void *out[MAX_OUTS];
-        run_op(c, ops, fix.stream[(r / size) % 2], r, n, out);
+        if (r < 2 * size) poison_scratch(s);
+        run_rows(c, ops, s, r, n, out);
         for (int i = 0; i < c->n_outs; i++) {
             check_bits(what, out[i], (const uint32_t *)base[i] + (int64_t)r * c->width[i],
                        (int64_t)n * c->width[i]);

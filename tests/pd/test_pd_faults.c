@@ -186,9 +186,11 @@ static void ask_with(int from, int32_t index, proxy_fault fault) {
 /* FT46, FT47, FT49, FT50, FT53, FT54, FT57, X08 */
 static void every_message_may_go_wrong(void **state) {
     (void)state;
+    const int apart = is_brief() ? 3 : 1; /* every message and every fault, not every pair */
     for (int fault = 0; fault < PROXY_N_FAULTS; fault++) {
-        for (int32_t i = 0; i < N_UP; i++) ask_with(0, i, (proxy_fault)fault);
-        for (int32_t i = 0; i < N_DOWN; i++) ask_with(1, i, (proxy_fault)fault);
+        for (int i = fault % apart; i < N_UP + N_DOWN; i += apart) {
+            ask_with(i >= N_UP, i < N_UP ? i : i - N_UP, (proxy_fault)fault);
+        }
     }
     for (const uint64_t before = owned(); owned() == before;) { /* all goes well again */
         wait_paired();

@@ -20,6 +20,11 @@ static const char *const models[] = {"v2_groups",    "v3_small_mtp", "v32_rope_m
 /* v41_small's drafter chooses fewer experts than a row of a record has. */
 enum { DRAFTS_RECORDED = HD_LEN(models) - 1 };
 
+/* Tests that begin with the first model and those that begin with the second share them there. */
+static size_t models_apart(void) {
+    return is_brief() ? 2 : 1;
+}
+
 static const char *backend(void) {
     const char *wanted = getenv("HADAL_BACKEND");
     return wanted ? wanted : "cpu";
@@ -106,7 +111,7 @@ static void run_mixed(uint64_t seed, int32_t ahead) {
 static void texts_are_the_same(void **state) {
     (void)state;
     static const int32_t ahead[] = {0, 1, 2 * HD_MAX_STEP_TOKENS};
-    for (size_t i = 0; i < HD_LEN(models); i++) {
+    for (size_t i = 0; i < HD_LEN(models); i += models_apart()) {
         for (size_t a = 0; a < 1 + HD_LEN(ahead); a++) {
             open_either(models[i], 0.0f, a > 0);
             run_mixed(300 + i, a ? ahead[a - 1] : 0);
@@ -133,7 +138,7 @@ static void constrained_rows_stay_in_the_step(void **state) {
         .kind = HD_GRAMMAR_REGEX, .text = pattern, .n = sizeof pattern - 1};
     hd_grammar *answer_grammar;
     assert_int_equal(hd_grammar_open(&answer_grammar, &args, NULL), HD_OK);
-    for (size_t i = 1; i < HD_LEN(models); i++) {
+    for (size_t i = 1; i < HD_LEN(models); i += models_apart()) {
         for (int32_t fixed = 0; fixed < 2; fixed++) {
             open_either(models[i], 0.0f, fixed);
             mixed_crowd(40 + i);
@@ -186,9 +191,9 @@ static void calls_open_in_the_step(void **state) {
     };
     hd_grammar *calls;
     assert_int_equal(hd_grammar_open(&calls, &args, NULL), HD_OK);
-    for (size_t i = 1; i < HD_LEN(models); i++) {
+    for (size_t i = 1; i < HD_LEN(models); i += models_apart()) {
         int32_t n_called = 0, n_graph = 0;
-        for (uint64_t seed = 0; seed < 3; seed++) {
+        for (uint64_t seed = 0; seed < (is_brief() ? 1 : 3); seed++) {
             for (int32_t fixed = 0; fixed < 2; fixed++) {
                 open_either(models[i], 0.0f, fixed);
                 mixed_crowd(70 + seed);
@@ -223,8 +228,8 @@ static void calls_open_in_the_step(void **state) {
  * gets the drafts of an oracle, or has a constraint. */
 static void whoever_comes_and_goes(void **state) {
     (void)state;
-    for (size_t i = 1; i < HD_LEN(models); i++) {
-        for (uint64_t seed = 0; seed < 4; seed++) {
+    for (size_t i = 1; i < HD_LEN(models); i += models_apart()) {
+        for (uint64_t seed = 0; seed < (is_brief() ? 1 : is_long() ? 4 : 2); seed++) {
             open_either(models[i], 0.0f, false);
             run_mixed(seed, 0);
             memcpy(before, crowd, sizeof before);
@@ -306,7 +311,7 @@ static void ranks_launch_the_same(void **state) {
         {1, 2},
         {2, 2}
     };
-    for (size_t i = 0; i < HD_LEN(models); i++) {
+    for (size_t i = 0; i < HD_LEN(models); i += models_apart()) {
         const float forced = i == 1 ? 1.7f : 0.0f;
         open_either(models[i], forced, false);
         machine_rank r = {.parallel =
@@ -417,7 +422,7 @@ static void ban_end(request *r) {
 /* Padding rows reach furthest if another sequence drafts deepest. */
 static void texts_end_with_the_context(void **state) {
     (void)state;
-    for (size_t i = 1; i < HD_LEN(models); i++) {
+    for (size_t i = 1; i < HD_LEN(models); i += models_apart()) {
         for (int32_t fixed = 0; fixed < 2; fixed++) {
             open_either(models[i], 0.0f, fixed);
             for (int32_t r = 0; r < SLOTS; r++) {
@@ -440,7 +445,7 @@ static void texts_end_with_the_context(void **state) {
  * expert load. */
 static void loads_are_the_same(void **state) {
     (void)state;
-    for (size_t i = 0; i < HD_LEN(models); i++) {
+    for (size_t i = 0; i < HD_LEN(models); i += models_apart()) {
         static int64_t load[2][32 * 64];
         for (int32_t fixed = 0; fixed < 2; fixed++) {
             open_either(models[i], 0.0f, fixed);
@@ -680,7 +685,7 @@ static bool same_probabilities(void) {
  * probability and no count of an expert's rows changes. */
 static void experts_move_between_steps(void **state) {
     (void)state;
-    for (size_t i = 0; i < HD_LEN(models); i++) {
+    for (size_t i = 0; i < HD_LEN(models); i += models_apart()) {
         static int64_t load[2][32 * 64];
         memset(load, 0, sizeof load);
         const int32_t n = run_moving(models[i], STAY, load[0]);

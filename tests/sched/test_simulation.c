@@ -10,12 +10,11 @@
 
 #include "fakes/sched_world.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SEEDS = 60 };
-#else
-enum { SEEDS = 600 };
-#endif
 enum { SHORTEST = 200, LONGEST = 8000, REPEATED = 20, CHECK_EVERY = 64 };
+
+static uint64_t usual_seeds(void) {
+    return is_brief() ? 20 : is_long() ? 600 : 150;
+}
 
 static int open_world(void **state) {
     *state = calloc(1, sizeof(world));
@@ -73,20 +72,20 @@ static void add_up(totals *t, const world *w) {
 }
 
 /* The seeds must have caused enough of every kind of event. */
-static void check_totals(const totals *t) {
+static void check_totals(const totals *t, int64_t seeds) {
     print_message("%" PRId64 " events, %" PRId64 " steps, %" PRId64 " hits, %" PRId64
                   " retractions, %" PRId64 " evictions, %" PRId64 " window copies\n",
                   t->events, t->steps, t->hits, t->retracted,
                   t->evicted[HD_KV_FULL] + t->evicted[HD_KV_WINDOW], t->copies);
-    assert_true(t->events > SEEDS * 10000);
-    assert_true(t->hits > SEEDS * 10 && t->retracted > SEEDS * 10 && t->copies > SEEDS * 10);
-    assert_true(t->accepted > SEEDS * 100);
-    assert_true(t->declined > SEEDS);
-    assert_true(t->scored > SEEDS * 100 && t->followed > SEEDS * 10);
-    assert_true(t->skipped > SEEDS * 100);
-    assert_true(t->unread > SEEDS);
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_true(t->evicted[l] > SEEDS * 100);
-    for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > SEEDS);
+    assert_true(t->events > seeds * 10000);
+    assert_true(t->hits > seeds * 10 && t->retracted > seeds * 10 && t->copies > seeds * 10);
+    assert_true(t->accepted > seeds * 100);
+    assert_true(t->declined > seeds);
+    assert_true(t->scored > seeds * 100 && t->followed > seeds * 10);
+    assert_true(t->skipped > seeds * 100);
+    assert_true(t->unread > seeds);
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_true(t->evicted[l] > seeds * 100);
+    for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > seeds);
 }
 
 static void every_promise_holds(void **state) {
@@ -94,7 +93,7 @@ static void every_promise_holds(void **state) {
     totals t = {0};
     const bool one = getenv("HD_SIM_SEED");
     const uint64_t first = from_environment("HD_SIM_SEED", 0);
-    const uint64_t n = one ? 1 : from_environment("HD_SIM_SEEDS", SEEDS);
+    const uint64_t n = one ? 1 : from_environment("HD_SIM_SEEDS", usual_seeds());
     for (uint64_t seed = first; seed < first + n; seed++) {
         run_seed(w, seed);
         add_up(&t, w);
@@ -106,7 +105,7 @@ static void every_promise_holds(void **state) {
         assert_true(w->digest == digest && w->events == events); /* a run is reproducible */
         world_close(w);
     }
-    if (n >= SEEDS) check_totals(&t);
+    if (n >= usual_seeds()) check_totals(&t, (int64_t)n);
 }
 
 int test_simulation(void) {

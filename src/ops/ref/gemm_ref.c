@@ -3,19 +3,43 @@
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 
-static float dot_row(const hd_weight *w, int32_t row, const float *x) {
-    double sum = 0.0;
-    for (int32_t c = 0; c < w->cols; c++) sum += (double)x[c] * (double)hd_weight_at(w, row, c);
-    return (float)sum;
+/* Rows that are multiplied together, so that an element of w is decoded once for all of them. */
+enum { TOGETHER = 16 };
+
+typedef struct row_set {
+    const float *x[TOGETHER];
+    float *y[TOGETHER];
+    int32_t n;
+} row_set;
+
+/* Products of rows [row0, row0 + outs) of w; empties the set. */
+static void multiply_rows(row_set *set, const hd_weight *w, int32_t row0, int32_t outs) {
+    if (set->n == 0) return;
+    for (int32_t o = 0; o < outs; o++) {
+        double sum[TOGETHER] = {0.0};
+        for (int32_t c = 0; c < w->cols; c++) {
+            const double v = (double)hd_weight_at(w, row0 + o, c);
+            for (int32_t i = 0; i < set->n; i++) sum[i] += (double)set->x[i][c] * v;
+        }
+        for (int32_t i = 0; i < set->n; i++) set->y[i][o] = (float)sum[i];
+    }
+    set->n = 0;
+}
+
+static void add_row(row_set *set, const float *x, float *y) {
+    set->x[set->n] = x;
+    set->y[set->n++] = y;
 }
 
 void hd_linear_ref(hd_stream *s, const hd_linear_args *a) {
+    row_set set = {.n = 0};
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
-        const float *x = act_in(a->x) + r * stride_of(a->x, a->w->cols);
-        float *y = act(a->out) + r * stride_of(a->out, a->w->rows);
-        for (int32_t o = 0; o < a->w->rows; o++) y[o] = dot_row(a->w, o, x);
+        add_row(&set, act_in(a->x) + r * stride_of(a->x, a->w->cols),
+                act(a->out) + r * stride_of(a->out, a->w->rows));
+        if (set.n == TOGETHER) multiply_rows(&set, a->w, 0, a->w->rows);
     }
+    multiply_rows(&set, a->w, 0, a->w->rows);
 }
 
 static float dot_column(const hd_weight *w, int32_t row0, int32_t n, int32_t col,
@@ -29,32 +53,37 @@ static float dot_column(const hd_weight *w, int32_t row0, int32_t n, int32_t col
 void hd_linear_heads_ref(hd_stream *s, const hd_linear_heads_args *a) {
     const int64_t x_row = stride_of(a->x, (int64_t)a->heads * a->x_head);
     const int64_t out_row = stride_of(a->out, (int64_t)a->heads * a->out_head);
+    row_set set = {.n = 0};
     (void)s;
-    for (int32_t r = 0; r < a->rows; r++) {
-        for (int32_t h = 0; h < a->heads; h++) {
+    for (int32_t h = 0; h < a->heads; h++) {
+        const int32_t row0 = a->first_row + h * a->head_rows;
+        for (int32_t r = 0; r < a->rows; r++) {
             const float *x = act_in(a->x) + r * x_row + (int64_t)h * a->x_head;
             float *y = act(a->out) + r * out_row + (int64_t)h * a->out_head;
-            int32_t row0 = a->first_row + h * a->head_rows;
             if (a->transpose) {
                 for (int32_t c = 0; c < a->w->cols; c++) {
                     y[c] = dot_column(a->w, row0, a->n_rows, c, x);
                 }
-            } else {
-                for (int32_t o = 0; o < a->n_rows; o++) y[o] = dot_row(a->w, row0 + o, x);
+                continue;
             }
+            add_row(&set, x, y);
+            if (set.n == TOGETHER) multiply_rows(&set, a->w, row0, a->n_rows);
         }
+        multiply_rows(&set, a->w, row0, a->n_rows);
     }
 }
 
 void hd_grouped_gemm_ref(hd_stream *s, const hd_grouped_gemm_args *a) {
+    row_set set = {.n = 0};
     (void)s;
     for (int32_t e = 0; e < a->w->n; e++) {
         const hd_weight *w = &a->w->slots[e];
         for (int32_t i = a->offset[e]; i < a->offset[e + 1]; i++) {
-            int32_t row = a->assignment ? a->assignment[i] / a->top_k : i;
-            const float *x = act_in(a->x) + (int64_t)row * w->cols;
-            float *y = act(a->out) + (int64_t)i * w->rows;
-            for (int32_t o = 0; o < w->rows; o++) y[o] = dot_row(w, o, x);
+            const int32_t row = a->assignment ? a->assignment[i] / a->top_k : i;
+            add_row(&set, act_in(a->x) + (int64_t)row * w->cols,
+                    act(a->out) + (int64_t)i * w->rows);
+            if (set.n == TOGETHER) multiply_rows(&set, w, 0, w->rows);
         }
+        multiply_rows(&set, w, 0, w->rows);
     }
 }
