@@ -44,6 +44,7 @@
     X(remote) \
     X(expert_slots) \
     X(expert_cache) \
+    X(read_ahead) \
     X(fetch_order) \
     X(residency) \
     X(dwdp_sim) \

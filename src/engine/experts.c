@@ -143,6 +143,9 @@ void engine_experts_read(engine_rank *rank) {
                                                .staged = s.staged,
                                                .fetched = s.fetched,
                                                .fetched_bytes = s.fetched_bytes,
+                                               .predicted = s.predicted,
+                                               .right = s.right,
+                                               .ahead = s.ahead,
                                                .moved = s.moved,
                                                .failed = s.failed,
                                                .wait_ns = s.wait_ns};
