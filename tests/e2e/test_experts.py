@@ -65,6 +65,7 @@ def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
     assert answers(server) == want
     shown = live_stats(server)["experts_elsewhere"]
     assert shown["source"] == "host" and shown["elsewhere"] == 7 * 16
+    assert "others are copied from host memory" in server.said
     assert shown["slots"] == (2 if memory == TWO else 76)
     assert 0 <= shown["staged"] < shown["used"] and shown["fetch_bytes"] > 0
 
@@ -93,6 +94,7 @@ def test_the_live_view_shows_what_is_on_disk(serve):
     assert disk["source"] == "file"
     assert disk["slots"] == 3 < disk["elsewhere"] and disk["slot_bytes"] == 3 * 61440
     assert 0 <= disk["staged"] < disk["used"] and disk["fetch_bytes"] > 0 == disk["failed"]
+    assert 0 < disk["right"] <= disk["predicted"] < disk["used"] and "others are read from disk" in server.said
     assert "experts_elsewhere" not in live_stats(serve("--threads", 1))
 
 
