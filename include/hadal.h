@@ -416,6 +416,9 @@ typedef struct hd_expert_figures {
     int64_t staged;
     int64_t fetched, failed; /* fetches, and those of them that failed */
     int64_t fetched_bytes;
+    int64_t predicted,
+        right;       /* experts elsewhere that the layer before predicted; of them, used */
+    int64_t ahead;   /* of the fetches: by a prediction */
     int64_t moved;   /* experts that became resident because they were used most */
     int64_t wait_ns; /* time in steps without one that could be computed */
 } hd_expert_figures;

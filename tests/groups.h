@@ -44,6 +44,8 @@
     X(remote) \
     X(expert_slots) \
     X(expert_cache) \
+    X(read_ahead) \
+    X(pinned_experts) \
     X(fetch_order) \
     X(residency) \
     X(dwdp_sim) \

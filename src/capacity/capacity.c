@@ -6,7 +6,10 @@
 
 #include "base/checked.h"
 
-enum { TRACED_CHUNKS = 16 }; /* of a prompt; more are taken to lie on lines between them */
+enum {
+    TRACED_CHUNKS = 16, /* of a prompt; more are taken to lie on lines between them */
+    LONGEST_HIDDEN = 1 << 16
+};
 
 /* Activations are priced in the published width, whatever the backend stores, as in the profiler of
  * operators; their memory is that of the backend. */
@@ -69,20 +72,59 @@ static hd_status check_load(const hd_capacity_args *a, hd_err *err) {
                    l->balancedness);
 }
 
+static int32_t moe_layers(const hd_model_spec *spec) {
+    int32_t n = 0;
+    for (int32_t l = 0; l < spec->n_layers; l++) n += spec->layers[l].mlp != HD_MLP_DENSE;
+    return n;
+}
+
+static int32_t longest_hidden(const hd_capacity_args *a) {
+    return hd_min_i32(LONGEST_HIDDEN, a->spec->max_positions);
+}
+
 /* ---- times ---- */
 
-double hd_capacity_step_seconds(const hd_capacity *c, const hd_step_cost *step, bool overlap) {
+double hd_capacity_step_seconds(const hd_step_cost *step, bool overlap) {
     const double own =
         overlap ? fmax(step->kernel_s, step->exchange_s) : step->kernel_s + step->exchange_s;
-    return fmax(own, c->fetch_s);
+    return fmax(own, step->fetch_s);
 }
 
 double hd_capacity_dense_tp(double weight_bytes, double hidden_bytes) {
     return sqrt(weight_bytes / hidden_bytes);
 }
 
+/* Ranks and hosts copy all that a layer lacks; from disk come those that rows chose. */
+static void add_fetches(const hd_capacity *c, const hd_capacity_args *a, const hd_step_shape *z,
+                        hd_step_cost *cost) {
+    const double layers = moe_layers(a->spec), n = a->spec->route.n_experts;
+    const double choices = (double)z->seqs * z->rows * a->spec->route.top_k;
+    const bool near = c->dwdp <= a->gpu->node;
+    const double bytes = c->elsewhere_bytes;
+    cost->fetch_bytes = bytes;
+    cost->fetch_s = 0;
+    if (c->dwdp > 1) {
+        cost->fetch_s =
+            hd_gpu_exchange_seconds(a->gpu, layers, near ? bytes : 0, near ? 0 : bytes);
+    } else if (a->experts == HD_EXPERTS_ON_HOST) {
+        cost->fetch_s = bytes / (a->gpu->host_gb_s * 1e9);
+    } else if (a->experts == HD_EXPERTS_ON_DISK) {
+        cost->fetch_bytes = bytes * (1 - pow(1 - 1 / n, choices));
+        cost->fetch_s = cost->fetch_bytes / (a->gpu->disk_gb_s * 1e9);
+    }
+}
+
+static hd_status cost_of(hd_step_cost *out, const hd_capacity *c, const hd_capacity_args *a,
+                         hd_traced_rank *r, const hd_step_shape *z, hd_err *err) {
+    HD_TRY(hd_traced_rank_step(r, z, out, err));
+    add_fetches(c, a, z, out);
+    return HD_OK;
+}
+
 /* Seconds of one prompt alone: its chunks one after the other. */
-static hd_status time_prompt(hd_capacity *c, hd_traced_rank *r, const hd_load *l, hd_err *err) {
+static hd_status time_prompt(hd_capacity *c, const hd_capacity_args *a, hd_traced_rank *r,
+                             hd_err *err) {
+    const hd_load *l = &a->load;
     hd_step_cost *scratch = c->prefill;
     const int32_t chunks = (int32_t)hd_ceil_div(l->prompt, l->chunk);
     const int32_t traced = hd_min_i32(chunks, TRACED_CHUNKS);
@@ -91,8 +133,8 @@ static hd_status time_prompt(hd_capacity *c, hd_traced_rank *r, const hd_load *l
         const int32_t at = (int32_t)((int64_t)i * chunks / traced) * l->chunk;
         const hd_step_shape z = {
             .seqs = 1, .rows = hd_min_i32(l->chunk, l->prompt - at), .start = at, .logits = 1};
-        HD_TRY(hd_traced_rank_step(r, &z, scratch, err));
-        c->ttft_s += hd_capacity_step_seconds(c, scratch, l->overlap) * chunks / traced;
+        HD_TRY(cost_of(scratch, c, a, r, &z, err));
+        c->ttft_s += hd_capacity_step_seconds(scratch, l->overlap) * chunks / traced;
     }
     return HD_OK;
 }
@@ -107,16 +149,36 @@ static void add_up(hd_capacity *c, const hd_load *l, int32_t users) {
     c->input_tokens_s = (double)l->users * l->prompt / cycle;
 }
 
-static hd_status time_steps(hd_capacity *c, hd_traced_rank *r, const hd_load *l, int32_t users,
-                            hd_err *err) {
+/* Of prompts of up to `most` tokens, as one step each: the shortest whose kernels hide the copies. */
+static hd_status find_hidden_rows(hd_capacity *c, const hd_capacity_args *a, hd_traced_rank *r,
+                                  int32_t most, hd_err *err) {
+    int32_t less = 0, more = most + 1; /* `more` hides them, or is no number of rows */
+    while (more - less > 1) {
+        const int32_t rows = less + (more - less) / 2;
+        const hd_step_shape z = {.seqs = 1, .rows = rows, .logits = 1};
+        HD_TRY(cost_of(c->prefill, c, a, r, &z, err));
+        if (c->prefill->kernel_s >= c->prefill->fetch_s) {
+            more = rows;
+        } else {
+            less = rows;
+        }
+    }
+    c->hidden_rows = more <= most ? more : 0;
+    return HD_OK;
+}
+
+static hd_status time_steps(hd_capacity *c, const hd_capacity_args *a, hd_traced_rank *r,
+                            int32_t users, hd_err *err) {
+    const hd_load *l = &a->load;
     const hd_step_shape prefill = prefill_shape(l, users), decode = decode_shape(l, users);
-    HD_TRY(time_prompt(c, r, l, err));
-    HD_TRY(hd_traced_rank_step(r, &prefill, c->prefill, err));
-    HD_TRY(hd_traced_rank_step(r, &decode, c->decode, err));
-    c->step_s = hd_capacity_step_seconds(c, c->decode, l->overlap);
+    if (c->dwdp > 1) HD_TRY(find_hidden_rows(c, a, r, longest_hidden(a), err));
+    HD_TRY(time_prompt(c, a, r, err));
+    HD_TRY(cost_of(c->prefill, c, a, r, &prefill, err));
+    HD_TRY(cost_of(c->decode, c, a, r, &decode, err));
+    c->step_s = hd_capacity_step_seconds(c->decode, l->overlap);
     c->prefill_s = l->prompt > l->chunk
                        ? c->ttft_s
-                       : hd_capacity_step_seconds(c, c->prefill, l->overlap) / prefill.seqs;
+                       : hd_capacity_step_seconds(c->prefill, l->overlap) / prefill.seqs;
     add_up(c, l, users);
     return HD_OK;
 }
@@ -126,6 +188,8 @@ static hd_status trace(hd_capacity *c, const hd_capacity_args *a, hd_dtype kv_ty
     const hd_load *l = &a->load;
     const int32_t block = l->drafts ? a->spec->dspark.block : 0;
     const int32_t decode_rows = users * hd_max_i32(1 + l->drafts, block);
+    const int32_t hidden = c->dwdp > 1 ? longest_hidden(a) : 0;
+    const int32_t load_rows = hd_max_i32(hd_min_i32(l->chunk, l->prompt * users), decode_rows);
     const hd_traced_rank_options o = {
         .spec = a->spec,
         .parallel = &c->parallel,
@@ -133,41 +197,55 @@ static hd_status trace(hd_capacity *c, const hd_capacity_args *a, hd_dtype kv_ty
         .gpu = a->gpu,
         .act_type = priced_act_type,
         .kv_type = kv_type,
-        .rows = hd_max_i32(hd_min_i32(l->chunk, l->prompt * users), decode_rows),
+        .rows = hd_max_i32(load_rows, hidden),
         .seqs = users,
-        .positions = l->prompt + l->output + HD_MAX_DRAFTS + block,
+        .positions = hd_max_i32(l->prompt + l->output, hidden) + HD_MAX_DRAFTS + block,
         .balancedness = l->balancedness};
     hd_traced_rank *r;
     c->prefill = malloc(sizeof *c->prefill);
     c->decode = malloc(sizeof *c->decode);
     if (!c->prefill || !c->decode) return HD_FAIL(err, HD_ENOMEM, "no memory to trace steps");
     HD_TRY(hd_traced_rank_open(&r, &o, err));
-    const hd_status st = time_steps(c, r, l, users, err);
+    const hd_status st = time_steps(c, a, r, users, err);
     hd_traced_rank_close(r);
     return st;
 }
 
-/* Of the experts a rank keeps its part, and has room for what it lacks of the layer that it computes
- * and of the next one. All of a layer are copied, since a step of many rows hits all. */
+/* ---- experts that are elsewhere ---- */
+
+/* The part of the experts that stays on the rank: 1 / ranks of a group, or what has room beside two
+ * layers' others, or with experts on disk just what has room. */
+static double resident_part(const hd_capacity *c, const hd_capacity_args *a, double all,
+                            int32_t layers) {
+    const double memory = (a->gpu->memory_gb - a->gpu->reserved_gb) * 1e9;
+    const double room = memory - ((double)hd_rank_memory_total(&c->memory) - all);
+    const double sets = a->experts == HD_EXPERTS_ON_HOST && layers > 2 ? 2.0 / layers : 0;
+    if (c->dwdp > 1) return 1.0 / c->dwdp;
+    return fmin(1, fmax(0, (room / all - sets) / (1 - sets)));
+}
+
 static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {
-    const hd_model_spec *spec = a->spec;
-    int32_t layers = 0;
-    if (c->dwdp == 1) return HD_OK;
-    for (int32_t l = 0; l < spec->n_layers; l++) layers += spec->layers[l].mlp != HD_MLP_DENSE;
-    if (hd_parallel_world(&c->parallel) > 1 || layers == 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "dwdp divides the experts of ranks without a layout");
-    }
+    const int32_t main = moe_layers(a->spec), layers = main + a->spec->n_mtp;
     int64_t *experts = &c->memory.weights[HD_PARAM_GROUP_EXPERTS];
-    const double all =
-        (double)*experts * layers / (layers + spec->n_mtp); /* MTP layers have some */
-    const double lacking = (double)(c->dwdp - 1) / c->dwdp;
-    *experts -= (int64_t)((double)*experts * lacking);
-    c->memory.staged = (int64_t)(2 * all / layers * lacking);
-    c->fetch_bytes = all * lacking;
-    const bool near = c->dwdp <= a->gpu->node;
-    c->fetch_s = hd_gpu_exchange_seconds(a->gpu, layers, near ? c->fetch_bytes : 0,
-                                         near ? 0 : c->fetch_bytes);
+    const double all = (double)*experts; /* MTP layers have some */
+    c->resident = 1;
+    if (c->dwdp == 1 && a->experts == HD_EXPERTS_HELD) return HD_OK;
+    if (hd_parallel_world(&c->parallel) > 1 || main == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "%s",
+                       c->dwdp > 1 ? "dwdp divides the experts of ranks without a layout"
+                                   : "experts are elsewhere for a layout of one rank");
+    }
+    if (a->experts == HD_EXPERTS_ON_HOST && a->host_bytes > 0 && a->host_bytes < all) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "%.1f GB of host memory do not hold the experts: they take %.1f",
+                       a->host_bytes / 1e9, all / 1e9);
+    }
+    c->resident = resident_part(c, a, all, layers);
+    const double others = 1 - c->resident;
+    *experts -= (int64_t)(all * others);
+    if (a->experts != HD_EXPERTS_ON_DISK)
+        c->memory.staged = (int64_t)(2 * all / layers * others);
+    c->elsewhere_bytes = all * main / layers * others;
     return HD_OK;
 }
 

@@ -20,6 +20,13 @@ typedef struct hd_load {
     bool overlap; /* two micro-batches hide exchanges behind kernels, or these behind those */
 } hd_load;
 
+/* Where routed experts lie that have no room on their rank. */
+typedef enum hd_experts_at {
+    HD_EXPERTS_HELD, /* nowhere: all must fit */
+    HD_EXPERTS_ON_HOST,
+    HD_EXPERTS_ON_DISK
+} hd_experts_at;
+
 typedef struct hd_capacity_args {
     const hd_model_spec *spec;
     const hd_gpu *gpu;
@@ -30,13 +37,19 @@ typedef struct hd_capacity_args {
      * them (DWDP). Each copies those of a layer that it lacks from the others while it computes the
      * layer before. The layout must be that of one rank. */
     int32_t dwdp;
+    hd_experts_at experts; /* but for HELD the layout must be that of one rank, and dwdp 1 */
+    double host_bytes;     /* for experts on the host; 0: enough */
 } hd_capacity_args;
 
 typedef struct hd_capacity {
     hd_parallel_config parallel;
     int32_t dwdp; /* ranks as in hd_capacity_args; else 1 */
-    double fetch_bytes,
-        fetch_s; /* of a step: experts from other ranks, hidden behind kernels */
+    /* Of the experts: the part that the rank has, and the bytes of the main layers' others, which are
+     * elsewhere. A step takes at least the time of those that it fetches. */
+    double resident, elsewhere_bytes;
+    /* DWDP: the shortest prompt whose kernels take as long as the copies, in a step of its own; 0:
+     * none that the model knows, up to 64K tokens. Shorter ones are for expert parallelism. */
+    int32_t hidden_rows;
     hd_engine_sizes sizes;
     hd_rank_memory memory;
     double free;                    /* bytes of a rank that remain; < 0: it does not fit */
@@ -56,7 +69,7 @@ hd_status hd_capacity_predict(hd_capacity *out, const hd_capacity_args *a,
 void hd_capacity_close(hd_capacity *c); /* an all-zero one is fine */
 
 /* Seconds of a step, as the load says with or without overlap; at least those of fetching. */
-double hd_capacity_step_seconds(const hd_capacity *c, const hd_step_cost *step, bool overlap);
+double hd_capacity_step_seconds(const hd_step_cost *step, bool overlap);
 
 /* The number of ranks among which to divide a dense MLP, so that its weights and the hidden states that
  * these ranks gather take least memory: of weights / n + n hidden states, after SGLang's large-scale

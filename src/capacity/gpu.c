@@ -15,11 +15,15 @@ enum { MAX_FILE_BYTES = 1 << 16 };
  * 450 GB/s. */
 #define DATASHEET "peaks of NVIDIA's datasheet, times what the H200 reached of its own"
 
-/* What all rows share: the memory that drivers take, nodes of 8, and times of launches and latencies,
- * which are the H200's. */
+/* What all GPUs share: the memory that drivers take, nodes of 8, and times of launches and latencies
+ * and the rate of the host link, which are the H200's. */
 #define SHARED                                                                         \
     .reserved_gb = 2, .launch_us = 1.5, .node = 8, .link_us = 7.6, .network_gb_s = 50, \
-    .network_us = 25
+    .network_us = 25, .host_gb_s = 55.4, .disk_gb_s = 3
+
+#define OF_A_CPU                                                                   \
+    .reserved_gb = 2, .launch_us = 2, .node = 1, .link_us = 10, .network_gb_s = 1, \
+    .network_us = 25, .host_gb_s = 45, .disk_gb_s = 3
 
 static const hd_gpu gpus[] = {
     {.name = "h100",
@@ -29,7 +33,7 @@ static const hd_gpu gpus[] = {
      .tflops_8bit = 1500,
      .tflops_16bit = 814,
      .link_gb_s = 395,
-     SHARED},
+     SHARED  },
     {.name = "h200",
      .source = "measured on an H200; the network is assumed",
      .memory_gb = 150.75,
@@ -37,7 +41,7 @@ static const hd_gpu gpus[] = {
      .tflops_8bit = 1500,
      .tflops_16bit = 814,
      .link_gb_s = 395,
-     SHARED},
+     SHARED  },
     {.name = "b200",
      .source = DATASHEET,
      .memory_gb = 180,
@@ -45,7 +49,15 @@ static const hd_gpu gpus[] = {
      .tflops_8bit = 3410,
      .tflops_16bit = 1850,
      .link_gb_s = 790,
-     SHARED},
+     SHARED  },
+    {.name = "cpu",
+     .source =
+         "two Zen 5 cores: DRAM and float32 products measured, 32 GB and the disk assumed", .memory_gb = 32,
+     .memory_tb_s = 0.045,
+     .tflops_8bit = 0.3,
+     .tflops_16bit = 0.3,
+     .link_gb_s = 10,
+     OF_A_CPU},
 };
 
 typedef struct number {

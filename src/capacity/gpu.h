@@ -1,4 +1,4 @@
-/* gpu.h - the GPUs that can be rented, as rows of a table: memory, speed and links.
+/* gpu.h - the GPUs that can be rented, and a CPU, as rows of a table: memory, speed and links.
  *
  * A kernel takes the time of a launch that waits for the one before, and then that of its bytes or
  * of its operations, whichever is longer. An exchange takes its latency, and then the time of what
@@ -23,7 +23,9 @@
     X(link_gb_s, "GB/s", "what a rank sends to ranks of its node")             \
     X(link_us, "us", "an exchange inside a node")                              \
     X(network_gb_s, "GB/s", "what a rank sends to other nodes")                \
-    X(network_us, "us", "an exchange between nodes")
+    X(network_us, "us", "an exchange between nodes")                           \
+    X(host_gb_s, "GB/s", "what a rank copies from pinned host memory")         \
+    X(disk_gb_s, "GB/s", "what a rank reads from its disk")
 
 typedef struct hd_gpu {
     char name[64];

@@ -19,8 +19,9 @@ typedef struct hd_rank_memory_args {
 /* Bytes of the rank that has most of each. */
 typedef struct hd_rank_memory {
     int64_t weights[HD_N_PARAM_GROUPS];
-    int64_t spare;  /* of the routed experts: in slots that hold copies */
-    int64_t staged; /* routed experts of two layers that other ranks hold (DWDP) */
+    int64_t spare; /* of the routed experts: in slots that hold copies */
+    int64_t
+        staged; /* room for routed experts of two layers that other ranks or the host hold */
     int64_t kv, activations;
     int64_t snapshots, tables; /* host memory; Engram tables, which the ranks of a host share */
 } hd_rank_memory;

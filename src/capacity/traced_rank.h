@@ -52,7 +52,8 @@ enum { HD_STEP_LINES = 640 };
 /* Sums over the lines; exchanges are not in bytes and flops. */
 typedef struct hd_step_cost {
     double bytes, flops, kernel_s, exchange_s;
-    double sent; /* bytes */
+    double sent;                 /* bytes */
+    double fetch_bytes, fetch_s; /* of experts that are elsewhere; not traced */
     int64_t kernels;
     hd_step_line lines[HD_STEP_LINES];
     int32_t n;

@@ -25,6 +25,23 @@ int32_t inspect_count_mlp(const hd_model_spec *s, hd_mlp kind) {
     return n;
 }
 
+/* An expert exists if its gate does. */
+inspect_elsewhere inspect_count_elsewhere(const inspection *in) {
+    const hd_param_group_sum *main = in->summary.main, *mtp = in->summary.mtp;
+    const int64_t all =
+        hd_summary_main(&in->summary).bytes + hd_summary_mtp(&in->summary).bytes;
+    inspect_elsewhere e = {.bytes = main[HD_PARAM_GROUP_EXPERTS].bytes +
+                                    mtp[HD_PARAM_GROUP_EXPERTS].bytes};
+    for (int32_t i = 0; i < in->schema->n; i++) {
+        const hd_tensor_decl *d = &in->schema->decls[i];
+        const bool exists = in->weights ? hd_weights_stored(in->weights, i) != NULL
+                                        : d->layer < in->spec->n_layers + in->n_mtp;
+        e.experts += d->role == HD_EXPERT_GATE && exists;
+    }
+    e.rest = all - e.bytes;
+    return e;
+}
+
 const char *inspect_mlp_name(hd_mlp kind) {
     static const char *const names[] = {
         [HD_MLP_DENSE] = "dense", [HD_MLP_MOE] = "moe", [HD_MLP_MOE_HASH] = "moe_hash"};

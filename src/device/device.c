@@ -49,6 +49,10 @@ hd_status hd_device_read_host(hd_device *d, const void *host, size_t bytes, hd_e
     return d->table->host_memory ? HD_OK : d->table->read_host(d, host, bytes, err);
 }
 
+hd_status hd_device_pin_host(hd_device *d, const void *host, size_t bytes, hd_err *err) {
+    return d->table->host_memory ? HD_OK : d->table->pin_host(d, host, bytes, err);
+}
+
 size_t hd_device_free_bytes(const hd_device *d) {
     return d->table->free_bytes(d);
 }

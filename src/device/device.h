@@ -55,6 +55,11 @@ hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const cha
  * stay there. HD_EUNSUPPORTED: this device cannot. */
 hd_status hd_device_read_host(hd_device *d, const void *host, size_t bytes, hd_err *err);
 
+/* Pins host memory, also a mapped file, until the device is closed, so that the host and other streams
+ * go on while it is copied to the device; it must stay there. A failure has the reason, and copies
+ * from it work all the same. Nothing to do if device memory is host memory. */
+hd_status hd_device_pin_host(hd_device *d, const void *host, size_t bytes, hd_err *err);
+
 /* Returns the free bytes of device memory now; 0: unknown. */
 size_t hd_device_free_bytes(const hd_device *d);
 

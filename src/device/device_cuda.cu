@@ -267,6 +267,13 @@ hd_status read_host(hd_device *base, const void *host, size_t bytes, hd_err *err
     return fail(err, HD_EUNSUPPORTED, "pinning host memory", status);
 }
 
+hd_status pin_host(hd_device *base, const void *host, size_t bytes, hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cudaSetDevice(d->ordinal);
+    const cudaError_t status = bytes ? pin(d, host, bytes) : cudaSuccess;
+    return status == cudaSuccess ? HD_OK : fail(err, HD_EDEVICE, "pinning", status);
+}
+
 void release(hd_device *base, void *p) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     cudaSetDevice(d->ordinal);
@@ -608,6 +615,7 @@ const backend_table table = {
     .close = close_device,
     .alloc = alloc,
     .read_host = read_host,
+    .pin_host = pin_host,
     .free_bytes = free_bytes,
     .release = release,
     .keep_addresses = keep_addresses,

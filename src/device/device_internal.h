@@ -13,6 +13,8 @@ typedef struct backend_table {
                        hd_err *err);
     /* NULL: host_memory */
     hd_status (*read_host)(hd_device *d, const void *host, size_t bytes, hd_err *err);
+    /* NULL: host_memory */
+    hd_status (*pin_host)(hd_device *d, const void *host, size_t bytes, hd_err *err);
     size_t (*free_bytes)(const hd_device *d);
     void (*release)(hd_device *d, void *p);
     void (*keep_addresses)(hd_device *d);     /* NULL: all memory can be discarded */

@@ -2,6 +2,7 @@
  * other ranks. The options, and the memory in which they are staged. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/checked.h"
 #include "base/memory.h"
@@ -109,6 +110,20 @@ static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_er
     return st;
 }
 
+/* Without pinned memory copies wait for the host, and are right all the same. */
+static void pin_host(engine_rank *rank) {
+    struct rlimit locked;
+    size_t pinned;
+    hd_err why = {0};
+    if (hd_device_is_host(rank->device)) return;
+    if (hd_weights_pin_experts(rank->engine->whole, rank->device, &pinned, &why) == HD_OK) {
+        return;
+    }
+    const bool limited =
+        getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY;
+    engine_note_pageable(rank->engine, pinned, &why, limited ? locked.rlim_cur : UINT64_MAX);
+}
+
 static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     const hd_fetch_source host = {"host", rank->engine->whole};
     double bytes;
@@ -118,6 +133,7 @@ static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err
                                            .depth = 1,
                                            .bytes =
                                                bytes > 0 ? (size_t)bytes : free_bytes(rank, o)};
+    pin_host(rank);
     HD_TRY(open_fetch(rank, fetch, err));
     rank->totals.weight_bytes += hd_expert_stage_read_stats(rank->stage).bytes;
     return HD_OK;
@@ -143,6 +159,9 @@ void engine_experts_read(engine_rank *rank) {
                                                .staged = s.staged,
                                                .fetched = s.fetched,
                                                .fetched_bytes = s.fetched_bytes,
+                                               .predicted = s.predicted,
+                                               .right = s.right,
+                                               .ahead = s.ahead,
                                                .moved = s.moved,
                                                .failed = s.failed,
                                                .wait_ns = s.wait_ns};

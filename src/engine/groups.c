@@ -83,6 +83,9 @@ static void add_experts(hd_expert_figures *to, const hd_expert_figures *x) {
     to->staged += x->staged;
     to->fetched += x->fetched;
     to->failed += x->failed;
+    to->predicted += x->predicted;
+    to->right += x->right;
+    to->ahead += x->ahead;
     to->moved += x->moved;
     to->fetched_bytes += x->fetched_bytes;
     to->wait_ns += x->wait_ns;

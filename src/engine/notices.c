@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/terminal.h"
 #include "engine/engine_internal.h"
 #include "weights/safetensors.h"
 
@@ -41,6 +42,18 @@ void engine_note_oddities(hd_engine *e, const hd_weights *weights) {
              s->n_mtp == 1 ? "" : "s", here, here ? "" : ": nothing drafts");
     }
     note_unknown(e, weights, c);
+}
+
+void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64_t limit) {
+    char have[32], most[32], raise[96] = "";
+    if (limit != UINT64_MAX) {
+        snprintf(raise, sizeof raise,
+                 "; raise the limit of locked memory of %s (ulimit -l, LimitMEMLOCK=)",
+                 hd_bytes_text(most, sizeof most, (double)limit));
+    }
+    note(e,
+         "only %s of the experts in host memory are pinned, others are copied slowly: %.60s%s",
+         hd_bytes_text(have, sizeof have, (double)pinned), why->msg, raise);
 }
 
 size_t hd_engine_notices(const hd_engine *e, const char *const **out) {

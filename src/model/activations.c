@@ -99,6 +99,9 @@ static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     const int64_t assigned = n * c->route.top_k, places = in ? in : assigned;
     t->router = take_f32(a, n * c->route.n_experts);
     t->expert_weight = take_f32(a, assigned);
+    const bool predicts = m->env.stage && hd_expert_stage_predicts(m->env.stage);
+    t->next_expert = take_i32(a, predicts ? assigned : 0);
+    t->next_weight = take_f32(a, predicts ? assigned : 0);
     t->offset = take_i32(a, hd_shard_slots(shard) + 1);
     t->assignment = take_i32(a, assigned);
     t->place = take_i32(a, assigned);

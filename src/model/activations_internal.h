@@ -42,6 +42,9 @@ typedef struct model_activations {
     float *router;                        /* [n, experts] */
     int32_t *expert;                      /* [n, top_k] of this layer, in choices */
     float *expert_weight;                 /* [n, top_k] */
+    int32_t next_layer;                   /* whose experts are predicted, or -1 */
+    int32_t *next_expert;                 /* [n, top_k] of it */
+    float *next_weight;                   /* [n, top_k] */
     int32_t *offset, *assignment, *place; /* [slots + 1], [n * top_k], [n * top_k] */
     hd_rows gate, up;                     /* [n, inter] dense or shared */
     hd_rows inter;                        /* gate, or of all ranks that share the MLP */

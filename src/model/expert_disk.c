@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/progress.h"
 #include "model/expert_stage_internal.h"
 #include "moe/expert_files.h"
+#include "moe/read_ahead.h"
 #include "weights/safetensors.h"
 
 enum { ROLES = MODEL_EXPERT_ROLES, DEFAULT_FETCHERS = 8 };
@@ -37,6 +39,16 @@ typedef struct expert_disk {
     int32_t *offset;          /* of the wave */
     hd_weight *matrix[ROLES]; /* [slots] without data, if not of the wave */
     hd_expert_table tables[ROLES];
+
+    /* the layer after it */
+    int32_t ahead;      /* of the options */
+    int32_t *rows;      /* [n_experts] that chose each in the prediction */
+    int32_t *expected;  /* [n_expected] keys, those that most rows chose first */
+    int32_t *predicted; /* [n_predicted] of them those that were elsewhere */
+    int32_t n_expected, n_predicted;
+    int64_t ready_at; /* when the layer had its experts */
+    hd_read_ahead learned;
+    _Atomic int64_t n_all_predicted, n_right;
 } expert_disk;
 
 static expert_disk *disk_of(hd_expert_stage *s) {
@@ -168,7 +180,10 @@ static hd_status open_layer(expert_disk *s, hd_err *err) {
     s->slots = calloc(n, sizeof *s->slots);
     s->keys = calloc(n, sizeof *s->keys);
     s->offset = calloc(n + 1, sizeof *s->offset);
-    bool all = s->slots && s->keys && s->offset;
+    s->rows = calloc(n, sizeof *s->rows);
+    s->expected = calloc(n, sizeof *s->expected);
+    s->predicted = calloc(n, sizeof *s->predicted);
+    bool all = s->slots && s->keys && s->offset && s->rows && s->expected && s->predicted;
     for (int32_t r = 0; r < ROLES; r++) {
         s->matrix[r] = calloc(n, sizeof *s->matrix[r]);
         all = all && s->matrix[r];
@@ -181,11 +196,70 @@ static void close_disk(hd_expert_stage *base) {
     hd_expert_cache_close(s->cache);
     hd_expert_files_close(s->files);
     for (int32_t r = 0; r < ROLES; r++) free(s->matrix[r]);
+    free(s->predicted);
+    free(s->expected);
+    free(s->rows);
     free(s->offset);
     free(s->keys);
     free(s->slots);
     free(s->experts);
     free(s);
+}
+
+/* ---- the next layer ---- */
+
+static bool predicts(const hd_expert_stage *base) {
+    const expert_disk *s = (const expert_disk *)base;
+    const bool all = s->n_slots == s->n_present && hd_expert_cache_is_full(s->cache);
+    return s->ahead >= 0 && !all;
+}
+
+/* Compares what was predicted for this layer with what rows chose. */
+static void learn(expert_disk *s) {
+    int32_t right = 0;
+    if (s->n_predicted == 0) return;
+    for (int32_t i = 0; i < s->n_predicted; i++) {
+        for (int32_t k = 0; k < s->n_used; k++) right += s->keys[k] == s->predicted[i];
+    }
+    hd_read_ahead_learn(&s->learned, s->n_predicted, right, hd_now_ns() - s->ready_at);
+    s->n_all_predicted += s->n_predicted;
+    s->n_right += right;
+    s->n_predicted = 0;
+}
+
+/* Lists the keys that are predicted, by falling rows. */
+static void list_expected(expert_disk *s, const hd_expert_layer *layer) {
+    memset(s->rows, 0, (size_t)s->n_experts * sizeof *s->rows);
+    s->n_expected = 0;
+    for (int32_t i = 0; i < layer->n_next; i++) s->rows[layer->next_choices[i]]++;
+    for (int32_t e = 0; e < s->n_experts; e++) {
+        const int32_t first = layer->next * s->n_experts;
+        int32_t at = s->n_expected;
+        if (s->rows[e] == 0) continue;
+        for (; at > 0 && s->rows[s->expected[at - 1] - first] < s->rows[e]; at--) {
+            s->expected[at] = s->expected[at - 1];
+        }
+        s->expected[at] = first + e;
+        s->n_expected++;
+    }
+}
+
+/* Experts of this layer that had no room yet go first. */
+static int32_t most_ahead(const expert_disk *s) {
+    const hd_expert_cache_stats c = hd_expert_cache_read_stats(s->cache);
+    if (s->n_pinned < s->n_used) return 0;
+    if (s->ahead) return s->ahead;
+    return c.fetched ? hd_read_ahead_most(&s->learned, (double)c.busy_ns / (double)c.fetched)
+                     : 0;
+}
+
+static void look_ahead(expert_disk *s, const hd_expert_layer *layer) {
+    s->n_expected = 0;
+    if (layer->next_choices) list_expected(s, layer);
+    memcpy(s->predicted, s->expected, (size_t)s->n_expected * sizeof *s->predicted);
+    s->n_predicted = hd_expert_cache_elsewhere(s->cache, s->predicted, s->n_expected);
+    hd_expert_cache_expect(s->cache, s->expected, s->n_expected, most_ahead(s));
+    s->ready_at = hd_now_ns();
 }
 
 /* ---- waves ---- */
@@ -211,6 +285,7 @@ static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
     const hd_expert_map *map = hd_weights_expert_map(s->w, layer->layer);
     const int32_t *offset = layer->offset;
     end_experts(s, s->n_pinned);
+    if (s->n_predicted && s->predicted[0] / s->n_experts != layer->layer) s->n_predicted = 0;
     s->layer = layer->layer;
     s->all_offsets = offset;
     s->n_used = s->n_pinned = s->n_ready = s->n_done = 0;
@@ -219,13 +294,19 @@ static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
         s->slots[s->n_used] = i;
         s->keys[s->n_used++] = s->layer * s->n_experts + map->expert[i];
     }
+    learn(s);
     pin_more(s);
+    look_ahead(s, layer);
 }
 
 /* Waits for the next expert, and shows its matrices to operators. */
 static hd_status show_next(expert_disk *s, hd_err *err) {
     const int32_t key = s->keys[s->n_ready];
     const uint8_t *slot = NULL;
+    if (!hd_expert_cache_is_ready(s->cache, key)) {
+        HD_TRY(hd_expert_cache_wait(s->cache, key, &slot, err));
+        s->ready_at = hd_now_ns();
+    }
     HD_TRY(hd_expert_cache_wait(s->cache, key, &slot, err));
     for (int32_t r = 0; r < ROLES; r++) {
         s->matrix[r][s->slots[s->n_ready]] = matrix_in(s, &s->experts[key], r, slot);
@@ -293,14 +374,20 @@ static hd_expert_stage_stats read_stats(const hd_expert_stage *base) {
                                    .staged = c.staged,
                                    .fetched = c.fetched,
                                    .fetched_bytes = c.fetched * (int64_t)s->slot_bytes,
+                                   .predicted = s->n_all_predicted,
+                                   .right = s->n_right,
+                                   .ahead = c.ahead,
                                    .failed = c.failed,
                                    .wait_ns = c.wait_ns,
                                    .files = hd_checkpoint_shards(hd_weights_checkpoint(s->w)),
                                    .direct = hd_expert_files_direct(s->files)};
 }
 
-static const model_stage_table table = {
-    .close = close_disk, .begin = begin, .next = next, .read_stats = read_stats};
+static const model_stage_table table = {.close = close_disk,
+                                        .begin = begin,
+                                        .next = next,
+                                        .predicts = predicts,
+                                        .read_stats = read_stats};
 
 hd_status hd_expert_disk_open(hd_expert_stage **out, const hd_model_spec *spec,
                               const hd_weights *w, const hd_expert_disk_options *o,
@@ -311,6 +398,7 @@ hd_status hd_expert_disk_open(hd_expert_stage **out, const hd_model_spec *spec,
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory to stage experts");
     s->base.table = &table;
     s->w = w;
+    s->ahead = o->ahead;
     s->n_experts = spec->route.n_experts;
     s->n_keys = (spec->n_layers + spec->n_mtp) * s->n_experts;
     hd_status st = find_experts(s, err);

@@ -1,6 +1,6 @@
 /* expert_disk.h - experts that stay in the model's files, staged in host memory when rows choose
- * them: waves of the experts that have arrived. For one rank whose device memory is host
- * memory. */
+ * them: waves of the experts that have arrived. Those that are predicted for the next layer are read
+ * ahead, if that pays (moe/read_ahead.h). For one rank whose device memory is host memory. */
 #ifndef HD_MODEL_EXPERT_DISK_H
 #define HD_MODEL_EXPERT_DISK_H
 
@@ -12,6 +12,9 @@ typedef struct hd_expert_disk_options {
     size_t bytes;       /* host memory for staged experts; no more is taken than all need */
     int32_t n_fetchers; /* threads that read files; 0: 8 */
     bool through_cache; /* read files through the page cache, without O_DIRECT */
+    /* Experts of the next layer to read before rows choose them: 0: as many as pay; < 0: none; else
+     * so many at most, whether it pays or not. */
+    int32_t ahead;
     /* Wraps the source of files, for tests. NULL: none. */
     hd_expert_source (*wrap)(void *ctx, hd_expert_source files);
     void *wrap_ctx;

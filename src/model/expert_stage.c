@@ -13,6 +13,10 @@ hd_status hd_expert_stage_next(hd_expert_stage *s, hd_expert_wave *out, hd_err *
     return s->table->next(s, out, err);
 }
 
+bool hd_expert_stage_predicts(const hd_expert_stage *s) {
+    return s->table->predicts && s->table->predicts(s);
+}
+
 void hd_expert_stage_follow(hd_expert_stage *s, const int64_t *rows) {
     if (s->table->follow) s->table->follow(s, rows);
 }

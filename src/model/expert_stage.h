@@ -26,6 +26,10 @@ typedef struct hd_expert_layer {
     /* [slots + 1] first place of each slot, in device memory. It stays until the last wave. */
     const int32_t *offset;
     int32_t n_places; /* of all slots, at most */
+    /* [n_next] experts that rows will probably choose in layer `next`, in host memory; NULL: no
+     * prediction */
+    const int32_t *next_choices;
+    int32_t n_next, next;
 } hd_expert_layer;
 
 /* The experts of a wave: places [first_place, first_place + n_places) of the layer. */
@@ -43,6 +47,9 @@ void hd_expert_stage_begin(hd_expert_stage *s, const hd_expert_layer *layer);
  * elsewhere until the next call. After a failure, which names what could not be
  * fetched, the layer has no more waves. */
 hd_status hd_expert_stage_next(hd_expert_stage *s, hd_expert_wave *out, hd_err *err);
+
+/* Returns whether predictions are of use. */
+bool hd_expert_stage_predicts(const hd_expert_stage *s);
 
 /* ---- between two steps ---- */
 
@@ -63,6 +70,9 @@ typedef struct hd_expert_stage_stats {
     int64_t staged;         /* of these: were resident, or staged or on their way already */
     int64_t fetched;
     int64_t fetched_bytes;
+    int64_t predicted;     /* experts that were elsewhere when they were predicted */
+    int64_t right;         /* of them: were used in the layer for which they were */
+    int64_t ahead;         /* of those that were fetched: were fetched by a prediction */
     int64_t moved;         /* that became resident because they were used most */
     int64_t failed;        /* fetches that failed */
     int64_t wait_ns;       /* time in which a step had nothing to compute */

@@ -14,6 +14,7 @@ typedef struct model_stage_table {
     void (*follow)(hd_expert_stage *s,
                    const int64_t *rows); /* NULL, like move: nothing moves */
     void (*move)(hd_expert_stage *s);
+    bool (*predicts)(const hd_expert_stage *s); /* NULL: never */
     hd_expert_stage_stats (*read_stats)(const hd_expert_stage *s);
 } model_stage_table;
 

@@ -232,6 +232,31 @@ static const int32_t *replayed(const model_step *s, hd_moe_topk_args *a, int32_t
     return given;
 }
 
+/* The layer whose experts this one predicts, or -1. */
+static int32_t next_to_predict(const hd_model *m, int32_t layer) {
+    const int32_t next = layer + 1;
+    if (!m->env.stage || !hd_expert_stage_predicts(m->env.stage)) return -1;
+    if (next >= m->env.spec->n_layers) return -1;
+    return m->env.spec->layers[next].mlp == HD_MLP_DENSE ? -1 : next;
+}
+
+/* Predicts the experts of the next layer: its router reads the rows of this one. Hashed experts are
+ * known. */
+static void predict_next(const model_step *s, int32_t layer, hd_moe_topk_args a, hd_rows x) {
+    const hd_weights *w = s->m->env.weights;
+    const int32_t next = next_to_predict(s->m, layer);
+    s->t->next_layer = next;
+    if (next < 0) return;
+    a.expert = s->t->next_expert;
+    a.weight = s->t->next_weight;
+    a.bias = hd_weights_vector(w, next, HD_ROUTER_BIAS);
+    a.table = hd_weights_table(w, next);
+    a.log = (hd_replay_log){.data = NULL};
+    a.rule = hd_layer_route(s->m->env.spec, next);
+    if (!a.table) model_linear(s, next, HD_ROUTER, hd_f32(s->t->router), x, a.rows);
+    s->m->env.ops->moe_topk(s->stream, &a);
+}
+
 static void route(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
@@ -250,12 +275,14 @@ static void route(const model_step *s, int32_t layer) {
                              .log = route_log(s, layer, &rows.of),
                              .rows = rows.of.n,
                              .rule = hd_layer_route(c, layer)};
-    const int32_t *given = replayed(s, &args, layer);
+    hd_moe_topk_args own = args;
+    const int32_t *given = replayed(s, &own, layer);
     if (given) {
-        args.table = given;
-        args.tokens = s->replay->row;
+        own.table = given;
+        own.tokens = s->replay->row;
     }
-    s->m->env.ops->moe_topk(s->stream, &args);
+    s->m->env.ops->moe_topk(s->stream, &own);
+    predict_next(s, layer, args, rows.x);
 }
 
 /* Permutes the rows by the slots of their experts. */
@@ -470,9 +497,17 @@ static void experts_staged(const model_step *s, int32_t layer) {
     hd_expert_wave wave;
     hd_err err = {0};
     if (in.n == 0) return;
-    hd_expert_stage_begin(
-        stage, &(hd_expert_layer){
-                   .stream = s->stream, .layer = layer, .offset = in.offset, .n_places = in.n});
+    const int32_t next = s->t->next_layer;
+    const int32_t n_next =
+        next < 0 ? 0 : in.n / in.top_k * hd_layer_route(s->m->env.spec, next).top_k;
+    hd_expert_stage_begin(stage,
+                          &(hd_expert_layer){.stream = s->stream,
+                                             .layer = layer,
+                                             .offset = in.offset,
+                                             .n_places = in.n,
+                                             .next_choices = n_next ? s->t->next_expert : NULL,
+                                             .n_next = n_next,
+                                             .next = next});
     while (hd_expert_stage_next(stage, &wave, &err) == HD_OK && wave.n > 0) {
         if (wave.n_places == 0) continue;
         wave_up(s, &in, &wave);

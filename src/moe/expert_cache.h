@@ -7,6 +7,8 @@
  * while no one has pinned it: of those the key with the fewest recent uses leaves, of equal ones
  * the one that was used longest ago.
  *
+ * Keys that will be pinned soon can be fetched ahead, while nothing that is pinned is fetched.
+ *
  * One thread pins; threads of the cache fetch. Where from is a row of hd_expert_source. */
 #ifndef HD_MOE_EXPERT_CACHE_H
 #define HD_MOE_EXPERT_CACHE_H
@@ -36,7 +38,9 @@ typedef struct hd_expert_cache_stats {
     int64_t used;    /* experts that were pinned */
     int64_t staged;  /* of them: were staged already */
     int64_t fetched; /* experts that were fetched */
+    int64_t ahead;   /* of them: before they were pinned */
     int64_t failed;  /* fetches that failed */
+    int64_t busy_ns; /* time in which any was fetched */
     int64_t wait_ns; /* time that was spent in hd_expert_cache_wait() */
 } hd_expert_cache_stats;
 
@@ -61,6 +65,17 @@ hd_status hd_expert_cache_wait(hd_expert_cache *c, int32_t key, const uint8_t **
 
 /* Gives up pins; fetches that are under way end later. */
 void hd_expert_cache_unpin(hd_expert_cache *c, const int32_t *keys, int32_t n);
+
+/* Keeps those of keys[n] that are elsewhere, in their order. Returns how many. */
+int32_t hd_expert_cache_elsewhere(hd_expert_cache *c, int32_t *keys, int32_t n);
+
+/* keys[n]: which will probably be pinned next, the most probable first. Until the next call they leave
+ * after all others. The first `most` of those that are elsewhere are fetched ahead, into
+ * slots of keys that were not expected; those of the call before that were not begun are not. */
+void hd_expert_cache_expect(hd_expert_cache *c, const int32_t *keys, int32_t n, int32_t most);
+
+/* Whether every slot holds a key, or will. */
+bool hd_expert_cache_is_full(hd_expert_cache *c);
 
 hd_expert_cache_stats hd_expert_cache_read_stats(hd_expert_cache *c); /* any thread */
 

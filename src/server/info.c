@@ -56,14 +56,18 @@ static void on_health(http_call *c, void *user) {
     hd_world_figures w;
     char text[HD_MAX_WORLD_TEXT + 16] = "ok";
     const char *trouble = trouble_of(s, &w);
+    if (trouble) {
+        http_reply_header(c, "Retry-After", "1");
+        server_reply_text(c, 503, trouble);
+        return;
+    }
     hd_engine_read_stats(s->engine, &stats);
     if (stats.paused) {
         const int64_t ns = hd_now_ns() - stats.paused_ns;
         snprintf(text, sizeof text, "ok, paused for %lld s", (long long)(ns / SECOND_NS));
     }
     if (w.lost[0]) snprintf(text, sizeof text, "degraded: %s", w.lost);
-    if (trouble) http_reply_header(c, "Retry-After", "1");
-    server_reply_text(c, trouble ? 503 : 200, trouble ? trouble : text);
+    server_reply_text(c, 200, text);
 }
 
 static bool check_generated(server *s, waiting_call *w, bool late) {

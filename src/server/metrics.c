@@ -258,6 +258,15 @@ static double experts_fetched(const view *v) {
 static double expert_fetch_bytes(const view *v) {
     return (double)v->e.experts.fetched_bytes;
 }
+static double experts_predicted(const view *v) {
+    return (double)v->e.experts.predicted;
+}
+static double experts_predicted_right(const view *v) {
+    return (double)v->e.experts.right;
+}
+static double experts_fetched_ahead(const view *v) {
+    return (double)v->e.experts.ahead;
+}
 static double expert_moves_to_device(const view *v) {
     return (double)v->e.experts.moved;
 }
@@ -546,6 +555,9 @@ static const series all_series[] = {
     {"experts_fetched_total", NULL, NULL, "counter", "experts read from files or copied from other ranks", experts_fetched},
     {"expert_fetch_bytes_total", NULL, NULL, "counter", "bytes of them", expert_fetch_bytes},
     {"expert_fetches_failed_total", NULL, NULL, "counter", "experts that could not be fetched", expert_fetches_failed},
+    {"experts_predicted_total", NULL, NULL, "counter", "experts in files that were predicted for the next layer", experts_predicted},
+    {"experts_predicted_right_total", NULL, NULL, "counter", "those of them that it used", experts_predicted_right},
+    {"experts_fetched_ahead_total", NULL, NULL, "counter", "experts read by a prediction", experts_fetched_ahead},
     {"experts_moved_to_device_total", NULL, NULL, "counter", "experts that became resident because they were used most", expert_moves_to_device},
     {"expert_wait_seconds_total", NULL, NULL, "counter", "time in steps that waited for experts", expert_wait_seconds},
     {"engram_pieces_total", NULL, NULL, "counter", "rows of Engram tables, and rows of their scales, that steps asked for", engram_pieces},

@@ -117,6 +117,10 @@ const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role r
  * none, as with any role but EXPERT_GATE, EXPERT_UP and EXPERT_DOWN. It stays the same struct. */
 const hd_expert_table *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role);
 
+/* Pins the files' experts in host memory, for copies to d; they are there until w is closed, which d
+ * must be before. *bytes: pinned, also after a failure. */
+hd_status hd_weights_pin_experts(const hd_weights *w, hd_device *d, size_t *bytes, hd_err *err);
+
 /* Returns the matrix of an expert where this rank has it, in device memory after an upload; NULL:
  * the layer is dense, or another rank has it. */
 const hd_weight *hd_weights_held_expert(const hd_weights *w, int32_t layer, hd_role role,

@@ -455,17 +455,17 @@ static void experts_of_other_ranks_are_fetched(void **state) {
     hd_capacity c, alone;
     hd_err err = {0};
     if (hd_capacity_predict(&c, &a, &one, &err) != HD_OK) fail_msg("%s", err.msg);
-    assert_near(c.fetch_bytes, 43 * layer, 1e-3);
-    assert_near(c.fetch_s, 43 * (7.6e-6 + layer / 395e9), 1e-3);
+    assert_near(c.decode->fetch_bytes, 43 * layer, 1e-3);
+    assert_near(c.decode->fetch_s, 43 * (7.6e-6 + layer / 395e9), 1e-3);
     assert_near((double)c.memory.staged, 2 * layer, 1e-3);
     assert_near((double)c.memory.weights[HD_PARAM_GROUP_EXPERTS] * 3, 44 * layer, 1e-3);
-    assert_near(c.step_s, c.fetch_s, 0); /* few rows do not hide it */
+    assert_near(c.step_s, c.decode->fetch_s, 0); /* few rows do not hide it */
     assert_near(c.output_tokens_s * (16 * c.prefill_s + 100 * c.step_s), 6400, 1e-9);
     a.dwdp = 0;
     a.load.users = 16;
     if (hd_capacity_predict(&alone, &a, &one, &err) != HD_OK) fail_msg("%s", err.msg);
     assert_near(c.prefill->kernel_s, alone.prefill->kernel_s, 0);
-    assert_near(c.prefill_s * 2, fmax(c.prefill->kernel_s, c.fetch_s), 1e-9);
+    assert_near(c.prefill_s * 2, fmax(c.prefill->kernel_s, c.decode->fetch_s), 1e-9);
     hd_capacity_close(&alone);
     a.dwdp = 4;
     const hd_parallel_config two = hd_parallel_tensor(2);

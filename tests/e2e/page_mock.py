@@ -147,10 +147,10 @@ class Engine:
         self.stats = {
             "waiting": 0, "running": 0, "max_running": 16, "paused": False, "draining": False, "steps": 0, "rows": 0,
             "finished": 0, "retracted": 2, "drafted_at": [0] * 7, "accepted_at": [0] * 7, "prompt_tokens": 0,
-            "cached_tokens": 0, "output_tokens": 0, "pages": [512, 512], "pages_free": [300, 200], "pages_cached": [90, 250],
+            "cached_tokens": 0, "output_tokens": 1000, "pages": [512, 512], "pages_free": [300, 200], "pages_cached": [90, 250],
             "page_tokens": 128, "host_pages": [0, 256], "host_free": [0, 180],
             "experts_elsewhere": {"source": "file", "elsewhere": 1536, "slots": 384, "slot_bytes": 2_000_000_000, "fetch_bytes": 5_000_000_000,
-                             "used": 1000, "staged": 750, "failed": 0}, "step_ns": 0, "host_ns": 0, "last_step_ns": 0,
+                             "used": 1000, "staged": 750, "failed": 0, "predicted": 400, "right": 340}, "step_ns": 0, "host_ns": 0, "last_step_ns": 0,
             "weight_version": "step-7 <b>", "weight_bytes": 22884624, "kv_bytes": 67108864, "activation_bytes": 9437184, "max_context": 8192,
         }  # fmt: skip
 

@@ -1,9 +1,11 @@
 """Experts stay in the model's files, or in host memory: the answers are those of resident experts,
 whatever memory they are staged in; bad files and options are refused by name."""
 
+import errno
 import json
 import os
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -64,6 +66,7 @@ def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
     assert answers(server) == want
     shown = live_stats(server)["experts_elsewhere"]
     assert shown["source"] == "host" and shown["elsewhere"] == 7 * 16
+    assert "others are copied from host memory" in server.said
     assert shown["slots"] == (2 if memory == TWO else 76)
     assert 0 <= shown["staged"] < shown["used"] and shown["fetch_bytes"] > 0
 
@@ -92,11 +95,23 @@ def test_the_live_view_shows_what_is_on_disk(serve):
     assert disk["source"] == "file"
     assert disk["slots"] == 3 < disk["elsewhere"] and disk["slot_bytes"] == 3 * 61440
     assert 0 <= disk["staged"] < disk["used"] and disk["fetch_bytes"] > 0 == disk["failed"]
+    assert 0 < disk["right"] <= disk["predicted"] < disk["used"] and "others are read from disk" in server.said
     assert "experts_elsewhere" not in live_stats(serve("--threads", 1))
 
 
+def test_the_next_layer_is_predicted(serve):
+    """By its router: chance would be right less than once in three times."""
+    server = serve("--threads", 1, "--experts-disk", THREE)
+    assert server.post("/v1/completions", {**PROMPT, "max_tokens": 80, "ignore_eos": True}).status == 200
+    predicted = figure(server, "experts_predicted_total")
+    assert predicted > 500 and figure(server, "experts_predicted_right_total") > 0.75 * predicted
+
+
+PROMPT = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
+
+
 def ask(server):
-    return server.post("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0})
+    return server.post("/v1/completions", PROMPT)
 
 
 def test_a_file_that_was_cut_short_is_named(serve, model):
@@ -121,6 +136,62 @@ def test_a_file_that_changes_is_named(serve, model):
         f.write(b"\0" * 100)
     reply = ask(server)
     assert reply.status == 500 and "was changed since it was opened" in reply.text
+
+
+# While the file $BROKEN is there, the disk of the weights is broken: reads behind their first page fail.
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static int is_broken(off_t at, size_t n) {
+    const char *file = getenv("BROKEN");
+    errno = EIO;
+    return file && n >= 4096 && at > 0 && access(file, F_OK) == 0;
+}
+
+ssize_t pread(int fd, void *to, size_t n, off_t at) {
+    static ssize_t (*real)(int, void *, size_t, off_t);
+    if (!real) real = dlsym(RTLD_NEXT, "pread");
+    return is_broken(at, n) ? -1 : real(fd, to, n, at);
+}
+
+ssize_t __pread_chk(int fd, void *to, size_t n, off_t at, size_t room) {
+    static ssize_t (*real)(int, void *, size_t, off_t, size_t);
+    if (!real) real = dlsym(RTLD_NEXT, "__pread_chk");
+    return is_broken(at, n) ? -1 : real(fd, to, n, at, room);
+}
+"""
+
+
+@pytest.fixture
+def breakable(tmp_path):
+    """Flags of a server, and a file that breaks its disk as long as it is there."""
+    (tmp_path / "shim.c").write_text(SHIM)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "shim.so", tmp_path / "shim.c", "-ldl"], check=True)
+    return {"LD_PRELOAD": str(tmp_path / "shim.so"), "BROKEN": str(tmp_path / "broken")}, tmp_path / "broken"
+
+
+def test_a_disk_that_breaks_and_works_again(serve, model, breakable):
+    """EIO is the error of the requests that needed the bytes, plain and streamed, and no answer is wrong."""
+    env, broken = breakable
+    server = serve("--threads", 1, "--experts-disk", THREE, model=model, env=env)
+    want = ask(server)
+    with stream(server, "POST", "/v1/completions", {**PROMPT, "max_tokens": 400, "ignore_eos": True, "stream": True}) as reply:
+        told = events_of(reply)
+        next(told)
+        broken.touch()
+        last = [event for event in told if event != b"[DONE]"][-1]
+        assert "model.safetensors" in json.loads(last)["error"]["message"]
+    for _ in range(3):
+        reply = ask(server)
+        assert reply.status == 500 and "model.safetensors" in reply.text and os.strerror(errno.EIO) in reply.text, reply.text
+    assert figure(server, "expert_fetches_failed_total") > 0
+    broken.unlink()
+    assert ask(server).json["choices"] == want.json["choices"]
 
 
 def test_a_file_that_is_replaced_is_no_matter(serve, model):

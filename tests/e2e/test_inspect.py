@@ -44,6 +44,10 @@ def test_random_models_are_whole(hadal, tmp_path, name, shards):
     assert sum(t["bytes"] for t in total) == sum(len(t.data) for t in made.values())
     assert sum(t["bytes"] for t in total) == seen["tensor_bytes"]
     assert sum(t["parameters"] for t in total) == counted(made)
+    experts = [n for n in made if ".experts." in n]
+    elsewhere = sum(len(made[n].data) for n in experts)
+    gates = {n.split(".experts.")[0] + n.split(".experts.")[1].split(".")[0] for n in experts}
+    assert seen["elsewhere"] == {"experts": len(gates), "bytes": elsewhere, "rest_bytes": seen["tensor_bytes"] - elsewhere}
     for group in seen["weights"].values():
         for key in ("parameters", "active", "bytes"):
             parts = sum(part[key] for part in group["parts"].values())

@@ -434,7 +434,7 @@ def test_the_engine_view(mock, visit):
     assert page.text("#rest") == ""
     assert re.search(r"Output\s*\d+ tokens/s", page.text("#tiles"))
     assert re.search(r"Entries, 512 pages\s*122 in use, 90 cached, 300 free", page.text("#pools"))
-    assert re.search(r"Experts, 384 of 1536 fit into .*\s*75 % were in memory, .* read", page.text("#pools"))
+    assert re.search(r"Experts, 384 of 1536 fit into .*\s*75 % were in memory, 85 % of the others predicted, .* read, .*B a token", page.text("#pools"))
     assert re.search(r"\d+ % of [\d.]+K? prompt tokens", page.text("#prefix"))
     assert "Accept length 3.34 tokens a step" in page.text("#drafts")
     label = page.js("document.querySelector('canvas').getAttribute('aria-label')")

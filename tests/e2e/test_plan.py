@@ -102,11 +102,54 @@ def test_a_gpu_from_a_file(tmp_path):
 
 def test_experts_from_other_ranks():
     (x,) = predicted("v3", "--gpus", 4, "--layout", "dwdp=4")["layouts"]
-    assert x["dwdp"] == 4 and not x["fits"] and x["fetch_seconds"] > 0 and x["bytes"]["staged_experts"] > 0
-    assert x["decode"]["seconds"] == x["fetch_seconds"]
+    assert x["dwdp"] == 4 and not x["fits"] and x["decode"]["fetch_seconds"] > 0 and x["bytes"]["staged_experts"] > 0
+    assert x["decode"]["seconds"] == x["decode"]["fetch_seconds"]
     text = plan("v4_flash", "--gpus", 4, "--layout", "dwdp=4", "--explain")
     assert "experts of two layers" in text and "serve's options of the one with most: --dwdp 4 --max-running" in text
     assert "dense MLPs: weights / n" in plan("v3", "--gpus", 8, "--layout", "tp=8", "--explain")
+
+
+def test_from_which_prompt_on_dwdp_pays(tmp_path):
+    """The shortest prompt whose kernels hide the copies: twice the link halves it, or nearly so; a slow one hides nothing."""
+    rows = {}
+    for rate in (395, 790, 1):
+        (tmp_path / "gpu.json").write_text(json.dumps({"like": "h200", "link_gb_s": rate}))
+        args = ("--gpus", 4, "--gpu", tmp_path / "gpu.json", "--layout", "dwdp=4")
+        (x,) = predicted("v4_flash", *args)["layouts"]
+        rows[rate] = x["hidden_rows"]
+        assert (f"hide the copies from {rows[rate]} tokens" if rate > 1 else "no prompt of up to 64K") in plan("v4_flash", *args)
+    assert rows[1] == 0 and 0.45 < rows[790] / rows[395] < 0.75
+    (at,) = predicted("v4_flash", "--gpus", 4, "--layout", "dwdp=4", "--users", 4, "--prompt", rows[395], "--chunk", rows[395])["layouts"]
+    assert at["prefill"]["kernel_seconds"] == pytest.approx(at["prefill"]["fetch_seconds"], rel=0.001)
+    (less,) = predicted("v4_flash", "--gpus", 4, "--layout", "dwdp=4", "--users", 4, "--prompt", rows[395] - 1, "--chunk", rows[395])["layouts"]
+    assert less["prefill"]["kernel_seconds"] < less["prefill"]["fetch_seconds"]
+
+
+def test_experts_in_host_memory():
+    """What has no room is copied in each step, beside the kernels."""
+    args = ("--gpu", "h100", "--users", 1, "--experts", "host")
+    (x,) = predicted("v4_flash", *args, "--host-memory", 192)["layouts"]
+    assert x["fits"] and 0.4 < x["resident_experts"] < 0.55
+    others = 1 - x["resident_experts"]
+    assert x["elsewhere_bytes"] == pytest.approx(43 * others * 256 * (3 * 4096 * 2048 * 17 / 32), rel=0.01)
+    assert x["decode"]["fetch_bytes"] == x["elsewhere_bytes"]
+    assert x["decode"]["seconds"] == x["decode"]["fetch_seconds"] == pytest.approx(x["elsewhere_bytes"] / 55.4e9)
+    assert x["bytes"]["free"] == pytest.approx(0, abs=1e6)
+    text = plan("v4_flash", *args)
+    assert "GB in host memory" in text and "predicted: " in text and "--experts-host auto" in text
+    (all,) = predicted("v4_flash", "--gpu", "b200", "--users", 1, "--experts", "host")["layouts"]
+    assert all["resident_experts"] == 1 and all["decode"]["fetch_bytes"] == 0 == all["bytes"]["staged_experts"]
+
+
+def test_experts_on_disk():
+    """A step of decode reads what rows choose, and one of many rows all that has no room."""
+    args = ("--gpu", "cpu", "--precision", "exact", "--users", 1, "--experts", "disk")
+    (x,) = predicted("v4_flash", *args)["layouts"]
+    assert x["fits"] and 0.1 < x["resident_experts"] < 0.2
+    assert x["decode"]["fetch_bytes"] == pytest.approx(x["elsewhere_bytes"] * (1 - (1 - 1 / 256) ** 6))
+    assert x["prefill"]["fetch_bytes"] == pytest.approx(x["elsewhere_bytes"], rel=1e-3)
+    text = plan("v4_flash", *args)
+    assert "GB on disk" in text and "--experts-disk auto" in text
 
 
 def test_prompts_and_answers_on_gpus_of_their_own():
@@ -135,9 +178,11 @@ def test_the_shipped_model():
 
 def test_refusals(refused, tmp_path):
     flash = CONFIGS / "v4_flash.json"
-    assert "is no GPU (h100, h200, b200)" in refused("plan", flash, "--gpu", "a100")
+    assert "is no GPU (h100, h200, b200, cpu)" in refused("plan", flash, "--gpu", "a100")
     assert "neither auto nor tp=N" in refused("plan", flash, "--layout", "pp=2")
     assert "is not for 4 GPUs" in refused("plan", flash, "--gpus", 4, "--layout", "tp=2")
+    assert "100.0 GB of host memory do not hold the experts" in refused("plan", flash, "--experts", "host", "--host-memory", 100)
+    assert "a layout of one rank" in refused("plan", flash, "--gpus", 2, "--layout", "tp=2", "--experts", "host")
     assert "dwdp is alone" in refused("plan", flash, "--gpus", 4, "--layout", "dwdp=4,tp=4")
     assert "belong together" in refused("plan", flash, "--prefill", 2)
     assert "--gpus 3 is not" in refused("plan", flash, "--gpus", 3, "--prefill", 1, "--decode", 1)

@@ -11,6 +11,7 @@ import subprocess
 import pytest
 from conftest import HADAL
 from serving import TINY, Server, events_of, read_all, reset, wait_until
+from test_weight_ways import Starting
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}]}
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True}
@@ -54,6 +55,19 @@ def test_health(plain):
     assert (reply.status, reply.text) == (200, "ok")
     assert plain.get("/health_generate").status == 200
     assert plain.get("/version").json["engine"] == "hadal"
+
+
+def test_health_while_it_starts():
+    """Some servers are too fast to be met."""
+    for _ in range(50):
+        early = Starting()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            started = pool.submit(Server, "--threads", 1, port=early.port)
+            reply = early.first_reply("/health")
+            started.result().close()
+        if reply.status == 503:
+            break
+    assert reply.text == "starting" and reply.headers["Retry-After"] == "1"
 
 
 def test_model_and_server_info(plain):

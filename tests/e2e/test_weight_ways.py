@@ -248,10 +248,10 @@ class Starting(Listening):
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
 
-    def first_reply(self, path, body):
+    def first_reply(self, path, body=None):
         while True:
             with contextlib.suppress(ConnectionRefusedError):
-                return self.post(path, body)
+                return self.post(path, body) if body else self.get(path)
             time.sleep(0.001)
 
 

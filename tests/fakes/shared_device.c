@@ -11,6 +11,12 @@ static const backend_table *cpu;
 static uint8_t blocks[2][SHARED_BLOCK_BYTES];
 static int32_t n_opened, n_copies, n_waits;
 static bool is_full;
+static struct {
+    const uint8_t *at;
+    size_t bytes;
+} pins[SHARED_MAX_PINS];
+static int32_t n_pins;
+static size_t may_pin;
 
 uint8_t shared_device_byte(char handle, size_t i) {
     return (uint8_t)(i * 7 + i / 256 + (size_t)handle);
@@ -25,6 +31,17 @@ static hd_status alloc(hd_device *d, void **out, size_t bytes, bool on_host, con
 /* Its operators are a CPU's. */
 static hd_status read_host(hd_device *d, const void *host, size_t bytes, hd_err *err) {
     (void)d, (void)host, (void)bytes, (void)err;
+    return HD_OK;
+}
+
+static hd_status pin_host(hd_device *d, const void *host, size_t bytes, hd_err *err) {
+    (void)d;
+    if (bytes > may_pin || n_pins == SHARED_MAX_PINS) {
+        return HD_FAIL(err, HD_EDEVICE, "pinning: out of memory");
+    }
+    may_pin -= bytes;
+    pins[n_pins].at = host;
+    pins[n_pins++].bytes = bytes;
     return HD_OK;
 }
 
@@ -65,12 +82,15 @@ hd_device *shared_device_open(void) {
     table = *cpu;
     table.alloc = alloc;
     table.read_host = read_host;
+    table.pin_host = pin_host;
     table.open_shared = open_shared;
     table.copy = copy;
     table.close_shared = close_shared;
     table.wait_shared = wait_shared;
     d->table = &table;
     n_opened = n_copies = n_waits = 0;
+    n_pins = 0;
+    may_pin = SIZE_MAX;
     is_full = false;
     for (size_t i = 0; i < SHARED_BLOCK_BYTES; i++) {
         blocks[0][i] = shared_device_byte('A', i);
@@ -102,6 +122,20 @@ void shared_device_set_remote(hd_device *d) {
 void shared_device_fill(hd_device *d, bool full) {
     (void)d;
     is_full = full;
+}
+
+void shared_device_limit_pins(hd_device *d, size_t bytes) {
+    (void)d;
+    may_pin = bytes;
+}
+
+bool shared_device_has_pinned(const hd_device *d, const void *p, size_t bytes) {
+    const uint8_t *at = p;
+    (void)d;
+    for (int32_t i = 0; i < n_pins; i++) {
+        if (at >= pins[i].at && at + bytes <= pins[i].at + pins[i].bytes) return true;
+    }
+    return false;
 }
 
 int32_t shared_device_opened(const hd_device *d) {

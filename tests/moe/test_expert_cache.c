@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include "moe/expert_cache.h"
 
@@ -176,11 +177,149 @@ static void pins_can_be_given_up(void **state) {
     close_cache(c, &s);
 }
 
+/* Waits until the source has been asked n times in all. */
+static void wait_for_fetches(hd_expert_cache *c, int64_t n) {
+    while (hd_expert_cache_read_stats(c).fetched < n) sched_yield();
+}
+
+static void what_is_expected_is_fetched_ahead(void **state) {
+    (void)state;
+    static const int32_t keys[] = {3, 6, 1};
+    int32_t elsewhere[] = {3, 0, 6, 1};
+    source s;
+    hd_expert_cache *c = open_cache(&s, SLOTS);
+    use(c, 0);
+    assert_int_equal(hd_expert_cache_elsewhere(c, elsewhere, 4), 3);
+    assert_memory_equal(elsewhere, keys, sizeof keys);
+    hd_expert_cache_expect(c, keys, 3, 2);
+    wait_for_fetches(c, 3);
+    assert_int_equal(s.fetched[3], 1);
+    assert_int_equal(s.fetched[6], 1);
+    assert_int_equal(s.fetched[1], 0); /* two at most */
+    use(c, 3);
+    use(c, 6);
+    const hd_expert_cache_stats stats = hd_expert_cache_read_stats(c);
+    assert_int_equal(stats.ahead, 2);
+    assert_int_equal(stats.staged, 2);
+    assert_int_equal(stats.fetched, 3);
+    close_cache(c, &s);
+}
+
+static void what_is_pinned_is_fetched_first(void **state) {
+    (void)state;
+    static const int32_t pinned[] = {0, 1}, ahead[] = {2};
+    source s;
+    hd_expert_cache *c = open_cache(&s, SLOTS);
+    let_pass(&s, 0);
+    assert_int_equal(hd_expert_cache_pin(c, pinned, 2), 2);
+    hd_expert_cache_expect(c, ahead, 1, 1);
+    let_pass(&s, 1);
+    wait_for_fetches(c, 1);
+    let_pass(&s, 0);
+    assert_int_equal(hd_expert_cache_read_stats(c).ahead, 0); /* one is on its way still */
+    let_pass(&s, -1);
+    wait_for_fetches(c, 3);
+    assert_int_equal(hd_expert_cache_read_stats(c).ahead, 1);
+    expect_bytes(c, 0);
+    expect_bytes(c, 1);
+    hd_expert_cache_unpin(c, pinned, 2);
+    use(c, 2);
+    assert_int_equal(s.fetched[2], 1);
+    close_cache(c, &s);
+}
+
+/* Neither pinned keys nor expected ones leave for those that are fetched ahead. */
+static void what_is_expected_stays(void **state) {
+    (void)state;
+    static const int32_t pinned[] = {0}, expected[] = {1, 5, 6};
+    source s;
+    hd_expert_cache *c = open_cache(&s, SLOTS);
+    for (int32_t i = 0; i < 9; i++) use(c, 2);
+    use(c, 1);
+    assert_int_equal(hd_expert_cache_pin(c, pinned, 1), 1);
+    expect_bytes(c, 0);
+    hd_expert_cache_expect(c, expected, 3, 3);
+    wait_for_fetches(c, 4); /* 5 takes the place of 2, and there is none for 6 */
+    expect_bytes(c, 0);
+    use(c, 1);
+    use(c, 5);
+    hd_expert_cache_expect(c, NULL, 0, 0);
+    hd_expert_cache_unpin(c, pinned, 1);
+    const hd_expert_cache_stats stats = hd_expert_cache_read_stats(c);
+    assert_int_equal(stats.fetched, 4);
+    assert_int_equal(stats.staged, 8 + 2);
+    for (int32_t key = 3; key < KEYS; key++)
+        use(c, key); /* all leave, when nothing is expected */
+    close_cache(c, &s);
+}
+
+/* What was expected and not begun is no more, and takes no slot. */
+static void expectations_are_given_up(void **state) {
+    (void)state;
+    static const int32_t pinned[] = {0}, ahead[] = {4, 5}, others[] = {6, 7};
+    source s;
+    hd_expert_cache *c = open_cache(&s, SLOTS);
+    let_pass(&s, 0);
+    assert_int_equal(hd_expert_cache_pin(c, pinned, 1), 1);
+    hd_expert_cache_expect(c, ahead, 2, 2);
+    assert_true(hd_expert_cache_is_full(c));
+    hd_expert_cache_expect(c, others, 2, 1);
+    assert_false(hd_expert_cache_is_full(c));
+    let_pass(&s, -1);
+    wait_for_fetches(c, 2);
+    expect_bytes(c, 0);
+    hd_expert_cache_unpin(c, pinned, 1);
+    use(c, 6);
+    assert_int_equal(s.fetched[6], 1);
+    assert_int_equal(s.fetched[4] + s.fetched[5] + s.fetched[7], 0);
+    close_cache(c, &s);
+}
+
+/* A key that is pinned before a thread has begun with it is fetched once. */
+static void what_was_to_be_fetched_ahead_is_pinned(void **state) {
+    (void)state;
+    static const int32_t first[] = {0}, ahead[] = {4, 5};
+    source s;
+    hd_expert_cache *c = open_cache(&s, SLOTS);
+    let_pass(&s, 0);
+    assert_int_equal(hd_expert_cache_pin(c, first, 1), 1);
+    hd_expert_cache_expect(c, ahead, 2, 2);
+    assert_int_equal(hd_expert_cache_pin(c, ahead, 2), 2);
+    let_pass(&s, -1);
+    for (int32_t i = 0; i < 2; i++) expect_bytes(c, ahead[i]);
+    expect_bytes(c, 0);
+    assert_int_equal(s.fetched[4] + s.fetched[5], 2);
+    assert_int_equal(hd_expert_cache_read_stats(c).ahead, 0);
+    assert_int_equal(hd_expert_cache_read_stats(c).staged, 0);
+    hd_expert_cache_unpin(c, ahead, 2);
+    hd_expert_cache_unpin(c, first, 1);
+    close_cache(c, &s);
+}
+
+/* A fetch that failed ahead is tried again, and fails nobody who did not ask. */
+static void a_failure_ahead_is_tried_again(void **state) {
+    (void)state;
+    static const int32_t ahead[] = {5};
+    source s;
+    hd_expert_cache *c = open_cache(&s, SLOTS);
+    s.broken = 5;
+    hd_expert_cache_expect(c, ahead, 1, 1);
+    wait_for_fetches(c, 1);
+    s.broken = -1;
+    use(c, 5);
+    assert_int_equal(s.fetched[5], 2);
+    close_cache(c, &s);
+}
+
 static void one_slot_is_enough(void **state) {
     (void)state;
     source s;
     hd_expert_cache *c = open_cache(&s, 1);
-    for (int32_t i = 0; i < 100; i++) use(c, i * 5 % KEYS);
+    for (int32_t i = 0; i < 100; i++) {
+        const int32_t next[] = {(i + 1) * 5 % KEYS, i % KEYS};
+        use(c, i * 5 % KEYS);
+        hd_expert_cache_expect(c, next, 1 + i % 2 * (next[0] != next[1]), 2);
+    }
     close_cache(c, &s);
 }
 
@@ -192,6 +331,12 @@ int test_expert_cache(void) {
         cmocka_unit_test(the_least_used_leaves),
         cmocka_unit_test(a_failure_is_told_and_forgotten),
         cmocka_unit_test(pins_can_be_given_up),
+        cmocka_unit_test(what_is_expected_is_fetched_ahead),
+        cmocka_unit_test(what_is_pinned_is_fetched_first),
+        cmocka_unit_test(what_is_expected_stays),
+        cmocka_unit_test(expectations_are_given_up),
+        cmocka_unit_test(what_was_to_be_fetched_ahead_is_pinned),
+        cmocka_unit_test(a_failure_ahead_is_tried_again),
         cmocka_unit_test(one_slot_is_enough),
     };
     return cmocka_run_group_tests_name("expert_cache", tests, NULL, NULL);

@@ -37,8 +37,10 @@ static hd_expert_source wrap(void *ctx, hd_expert_source files) {
     return (hd_expert_source){.name = "slow files", .ctx = s, .fetch = fetch_slowly};
 }
 
-/* Opens a model with memory for some experts; slots 0: for all. */
-static void open_staged(machine *m, const char *name, int32_t slots, slow_source *source) {
+/* Opens a model with memory for some experts; slots 0: for all. ahead: as in
+ * hd_expert_disk_options. */
+static void open_staged(machine *m, const char *name, int32_t slots, int32_t ahead,
+                        slow_source *source) {
     machine all;
     const hd_expert_disk_options enough = {.bytes = (size_t)1 << 30};
     open_machine_staged(&all, name, &enough);
@@ -49,6 +51,7 @@ static void open_staged(machine *m, const char *name, int32_t slots, slow_source
     const hd_expert_disk_options o = {.bytes = s.expert_bytes *
                                                (size_t)(slots ? slots : s.n_experts),
                                       .n_fetchers = 3,
+                                      .ahead = ahead,
                                       .wrap = wrap,
                                       .wrap_ctx = source};
     open_machine_staged(m, name, &o);
@@ -67,7 +70,7 @@ static void logits_have_the_same_bits(void **state) {
         float *want = logits_of(&plain, r.text, PROMPT);
         for (size_t k = 0; k < HD_LEN(rooms); k++) {
             slow_source source;
-            open_staged(&staged, models[i], rooms[k], &source);
+            open_staged(&staged, models[i], rooms[k], 2, &source);
             float *have = logits_of(&staged, r.text, PROMPT);
             assert_memory_equal(have, want,
                                 (size_t)PROMPT * (size_t)plain.spec->vocab * sizeof *have);
@@ -113,7 +116,7 @@ static void crowds_have_the_same_texts(void **state) {
         run_all(&plain, want, CROWD);
         for (size_t k = 0; k < HD_LEN(rooms); k++) {
             slow_source source;
-            open_staged(&staged, models[i], rooms[k], &source);
+            open_staged(&staged, models[i], rooms[k], (int32_t)k - 1, &source);
             init_crowd(&staged, have);
             enter_all(&staged, have);
             for (int32_t steps = 0; steps < 9; steps++) step(&staged, have, CROWD);
@@ -137,7 +140,7 @@ static void a_failed_fetch_costs_one_step(void **state) {
     init_crowd(&plain, want);
     enter_all(&plain, want);
     run_all(&plain, want, CROWD);
-    open_staged(&staged, models[0], 3, &source);
+    open_staged(&staged, models[0], 3, -1, &source);
     init_crowd(&staged, have);
     enter_all(&staged, have);
     for (int32_t k = 0; k < 12; k++) {
@@ -157,6 +160,31 @@ static void a_failed_fetch_costs_one_step(void **state) {
     close_machine(&plain);
 }
 
+/* Layers whose experts token ids choose are known; the others are predicted, and used if that was
+ * right. */
+static void predictions_are_counted(void **state) {
+    (void)state;
+    static request crowd[CROWD];
+    machine m;
+    slow_source source;
+    open_staged(&m, models[0], 7, 2, &source);
+    init_crowd(&m, crowd);
+    enter_all(&m, crowd);
+    run_all(&m, crowd, CROWD);
+    const hd_expert_stage_stats s = hd_expert_stage_read_stats(m.stage);
+    assert_true(s.predicted > 100);
+    assert_true(s.right > s.predicted / 2 && s.right <= s.predicted);
+    assert_true(s.ahead > 0 && s.ahead < s.fetched);
+    close_machine(&m);
+    open_staged(&m, models[0], 7, -1, &source);
+    init_crowd(&m, crowd);
+    enter_all(&m, crowd);
+    run_all(&m, crowd, CROWD);
+    assert_int_equal(hd_expert_stage_read_stats(m.stage).ahead, 0);
+    assert_int_equal(hd_expert_stage_read_stats(m.stage).predicted, 0);
+    close_machine(&m);
+}
+
 static void what_holds_no_expert_is_refused(void **state) {
     (void)state;
     machine m;
@@ -174,6 +202,7 @@ int test_staged_experts(void) {
         cmocka_unit_test(logits_have_the_same_bits),
         cmocka_unit_test(crowds_have_the_same_texts),
         cmocka_unit_test(a_failed_fetch_costs_one_step),
+        cmocka_unit_test(predictions_are_counted),
         cmocka_unit_test(what_holds_no_expert_is_refused),
     };
     return cmocka_run_group_tests_name("staged_experts", tests, NULL, NULL);

@@ -32,6 +32,13 @@ int32_t inspect_count_mlp(const hd_model_spec *s, hd_mlp kind);
 const char *inspect_mlp_name(hd_mlp kind);
 const char *inspect_quant_name(hd_quant_method method);
 
+/* Routed experts, which may lie on disk or in host memory, and the bytes of all other weights. */
+typedef struct inspect_elsewhere {
+    int64_t experts, bytes, rest; /* experts: of all layers that exist; 0: none */
+} inspect_elsewhere;
+
+inspect_elsewhere inspect_count_elsewhere(const inspection *in);
+
 /* One tensor as --tensors shows it. */
 typedef struct inspect_row {
     const char *name, *dtype, *file, *role;

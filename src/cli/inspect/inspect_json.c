@@ -142,6 +142,15 @@ static json_t *weights_json(writer *w, const inspection *in) {
     return o;
 }
 
+static json_t *elsewhere_json(writer *w, const inspection *in) {
+    const inspect_elsewhere e = inspect_count_elsewhere(in);
+    json_t *o = json_object();
+    set_int(w, o, "experts", e.experts);
+    set_int(w, o, "bytes", e.bytes);
+    set_int(w, o, "rest_bytes", e.rest);
+    return o;
+}
+
 static json_t *missing_json(writer *w, const inspection *in) {
     json_t *names = json_array();
     for (int32_t i = 0; in->weights && i < in->schema->n; i++) {
@@ -198,6 +207,7 @@ hd_status inspect_print_json(const inspection *in, bool tensors, hd_err *err) {
     set_int(&w, o, "tensor_bytes", in->tensor_bytes);
     set(&w, o, "model", model_json(&w, in));
     set(&w, o, "weights", weights_json(&w, in));
+    set(&w, o, "elsewhere", elsewhere_json(&w, in));
     set(&w, o, "missing", missing_json(&w, in));
     set(&w, o, "unknown", unused_json(&w, in, HD_USE_UNKNOWN));
     set(&w, o, "ignored", unused_json(&w, in, HD_USE_IGNORED));

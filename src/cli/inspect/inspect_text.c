@@ -225,6 +225,16 @@ static void print_weights(screen *out, const inspection *in) {
     print_sum(out, "total", &mtp);
 }
 
+static void print_elsewhere(screen *out, const inspection *in) {
+    const inspect_elsewhere e = inspect_count_elsewhere(in);
+    if (!e.experts) return;
+    screen_print(out,
+                 "\nelsewhere: %s experts of %s each may lie on disk or in host memory "
+                 "(--experts-disk, --experts-host), %s together; not the other %s\n",
+                 grouped(e.experts).s, sized(e.bytes / e.experts).s, sized(e.bytes).s,
+                 sized(e.rest).s);
+}
+
 static void print_missing(screen *out, const inspection *in) {
     if (in->n_missing == 0) return;
     int32_t shown = 0;
@@ -311,6 +321,7 @@ void inspect_print_text(const inspection *in, bool tensors) {
     print_model(out, in);
     out->indent = WRAPPED;
     print_weights(out, in);
+    print_elsewhere(out, in);
     if (in->weights) {
         print_missing(out, in);
         print_unknown(out, in);

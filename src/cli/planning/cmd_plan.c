@@ -176,8 +176,10 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
 
 int cmd_plan(int argc, char **argv) {
     static const char *const precisions[] = {"exact", "fast", "official", NULL};
+    static const char *const places[] = {"device", "host", "disk", NULL};
     int64_t users = 16, prompt = 4096, output = 1024, chunk = 2048, drafts = 0;
-    double balancedness = 1, accepted = 0;
+    double balancedness = 1, accepted = 0, host_gb = 0;
+    int experts = HD_EXPERTS_HELD;
     plan_settings s = {
         .config = "", .gpu_name = "h200", .layout = "auto", .gpus = 1, .precision = 2};
     const positional where[] = {
@@ -185,7 +187,11 @@ int cmd_plan(int argc, char **argv) {
     };
     const option options[] = {
         option_int("gpus", &s.gpus, 1, MAX_GPUS, "how many; default 1"),
-        option_text("gpu", &s.gpu_name, "NAME", "h100, h200 (default), b200, or a FILE.json"),
+        option_text("gpu", &s.gpu_name, "NAME",
+                    "h100, h200 (default), b200, cpu, or a FILE.json"),
+        option_choice("experts", &experts, places,
+                      "where routed experts lie that have no room on the device"),
+        option_real("host-memory", &host_gb, 0, 1e6, "GB for them; default: enough"),
         option_int("prefill", &s.prefill, 1, MAX_GPUS, "GPUs that compute prompts only"),
         option_int("decode", &s.decode, 1, MAX_GPUS, "GPUs that compute answers only"),
         option_text("layout", &s.layout, "LIST", "tp=N,dp=N,ep=N or dwdp=N; default: auto"),
@@ -216,6 +222,8 @@ int cmd_plan(int argc, char **argv) {
                                .n_options = (int)HD_LEN(options)};
     int code;
     if (!options_parse(&line, argc, argv, &code)) return code;
+    s.args.experts = (hd_experts_at)experts;
+    s.args.host_bytes = host_gb * 1e9;
     s.args.load.users = (int32_t)users;
     s.args.load.prompt = (int32_t)prompt;
     s.args.load.output = (int32_t)output;

@@ -25,10 +25,11 @@ json_t *plan_memory_json(const hd_capacity *c) {
 }
 
 json_t *plan_step_json(const hd_step_cost *c, double seconds) {
-    return json_pack("{s:f, s:f, s:f, s:I, s:f, s:f, s:f}", "seconds", seconds,
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:f}", "seconds", seconds,
                      "kernel_seconds", c->kernel_s, "exchange_seconds", c->exchange_s,
-                     "kernels", (json_int_t)c->kernels, "bytes", c->bytes, "flops", c->flops,
-                     "bytes_sent", c->sent);
+                     "fetch_seconds", c->fetch_s, "fetch_bytes", c->fetch_bytes, "kernels",
+                     (json_int_t)c->kernels, "bytes", c->bytes, "flops", c->flops, "bytes_sent",
+                     c->sent);
 }
 
 json_t *plan_layout_json(const hd_parallel_config *l) {
@@ -40,11 +41,11 @@ json_t *plan_layout_json(const hd_parallel_config *l) {
 static json_t *capacity_json(const plan_settings *s, const hd_capacity *c, bool best) {
     const bool overlap = s->args.load.overlap;
     json_t *to = json_pack(
-        "{s:o, s:i, s:f, s:f, s:b, s:b, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f}", "layout",
-        plan_layout_json(&c->parallel), "dwdp", c->dwdp, "fetch_bytes", c->fetch_bytes,
-        "fetch_seconds", c->fetch_s, "fits", c->free >= 0, "best", best, "bytes",
-        plan_memory_json(c), "prefill",
-        plan_step_json(c->prefill, hd_capacity_step_seconds(c, c->prefill, overlap)), "decode",
+        "{s:o, s:i, s:i, s:f, s:f, s:b, s:b, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f}",
+        "layout", plan_layout_json(&c->parallel), "dwdp", c->dwdp, "hidden_rows",
+        c->hidden_rows, "resident_experts", c->resident, "elsewhere_bytes", c->elsewhere_bytes,
+        "fits", c->free >= 0, "best", best, "bytes", plan_memory_json(c), "prefill",
+        plan_step_json(c->prefill, hd_capacity_step_seconds(c->prefill, overlap)), "decode",
         plan_step_json(c->decode, c->step_s), "ttft_seconds", c->ttft_s, "prompt_seconds",
         c->prefill_s, "user_tokens_per_second", c->user_tokens_s, "output_tokens_per_second",
         c->output_tokens_s, "input_tokens_per_second", c->input_tokens_s,

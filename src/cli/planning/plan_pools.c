@@ -112,9 +112,8 @@ static void explain(const plan_settings *s, const hd_server_pool *prefill,
     char text[96];
     printf("\n%s\n", servers_text(prefill, text));
     plan_explain_memory(s, &prefill->each);
-    plan_explain_step(
-        "a step of prefill", prefill->each.prefill,
-        hd_capacity_step_seconds(&prefill->each, prefill->each.prefill, s->args.load.overlap));
+    plan_explain_step("a step of prefill", prefill->each.prefill,
+                      hd_capacity_step_seconds(prefill->each.prefill, s->args.load.overlap));
     printf("\n%s\n", servers_text(decode, text));
     plan_explain_memory(s, &decode->each);
     plan_explain_step("a step of decode", decode->each.decode, decode->each.step_s);
@@ -145,7 +144,7 @@ static json_t *pool_json(const plan_settings *s, const candidates *c) {
         const hd_capacity *e = &p->each;
         const bool prefill = c->role == HD_POOL_PREFILL;
         const hd_step_cost *step = prefill ? e->prefill : e->decode;
-        const double seconds = hd_capacity_step_seconds(e, step, s->args.load.overlap);
+        const double seconds = hd_capacity_step_seconds(step, s->args.load.overlap);
         json_array_append_new(
             list, json_pack("{s:i, s:o, s:b, s:b, s:o, s:o, s:f, s:f}", "servers", p->servers,
                             "layout", plan_layout_json(&e->parallel), "fits", e->free >= 0,

@@ -59,12 +59,40 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
     snprintf(ranks, sizeof ranks, "--tp %d --dp %d --ep %d", c->parallel.tp, c->parallel.dp,
              c->parallel.ep);
     if (c->dwdp > 1) snprintf(ranks, sizeof ranks, "--dwdp %d", c->dwdp);
+    const char *option = s->args.experts == HD_EXPERTS_ON_HOST   ? " --experts-host auto"
+                         : s->args.experts == HD_EXPERTS_ON_DISK ? " --experts-disk auto"
+                                                                 : "";
     printf("\n* no other layout that fits has more of both tokens/s\n"
-           "serve's options of the one with most: %s%s --max-running %d "
+           "serve's options of the one with most: %s%s%s --max-running %d "
            "--context %d --kv-tokens %lld --chunk %d\n",
-           ranks, s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running, c->sizes.context,
+           ranks, option, s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running,
+           c->sizes.context,
            (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens,
            c->sizes.chunk);
+}
+
+/* Experts that are elsewhere: how many, what a step fetches of them, and what that leads to. */
+static void print_elsewhere(const plan_settings *s, const hd_capacity *c) {
+    static const char *const places[] = {"on other ranks", "in host memory", "on disk"};
+    if (c->dwdp == 1 && s->args.experts == HD_EXPERTS_HELD) return;
+    printf("\nexperts: %.0f %% on the rank, %.1f GB %s; a step of decode fetches %.1f GB in "
+           "%.0f ms, of prefill %.1f GB in %.0f ms\n",
+           c->resident * 100, c->elsewhere_bytes / 1e9, places[s->args.experts],
+           c->decode->fetch_bytes / 1e9, c->decode->fetch_s * 1e3,
+           c->prefill->fetch_bytes / 1e9, c->prefill->fetch_s * 1e3);
+    if (c->free >= 0) {
+        printf("predicted: %.3g tokens/s of a user, first token after %.3g s\n",
+               c->user_tokens_s, c->ttft_s);
+    }
+    if (c->dwdp == 1) return;
+    if (c->hidden_rows) {
+        printf(
+            "kernels of a prompt hide the copies from %d tokens in a step on; for shorter ones "
+            "take ep\n",
+            c->hidden_rows);
+    } else {
+        printf("kernels of no prompt of up to 64K tokens hide the copies: take ep\n");
+    }
 }
 
 /* ---- --explain ---- */
@@ -153,12 +181,8 @@ static void explain(const plan_settings *s, const hd_capacity *c) {
     printf("\n%s\n", plan_layout_text(c, layout));
     plan_explain_memory(s, c);
     explain_dense(s, c);
-    if (c->dwdp > 1) {
-        printf("\nexperts from other ranks, behind the kernels: %.3f GB of a step in %.3f ms\n",
-               c->fetch_bytes / 1e9, c->fetch_s * 1e3);
-    }
     plan_explain_step("a step of prefill", c->prefill,
-                      hd_capacity_step_seconds(c, c->prefill, overlap));
+                      hd_capacity_step_seconds(c->prefill, overlap));
     plan_explain_step("a step of decode", c->decode, c->step_s);
     printf("\nkernel: %g us + max(bytes / %g TB/s, FLOP / %g TFLOP/s; %g if 8-bit or less)\n"
            "exchange: %g us + bytes / %g GB/s; to other nodes %g us + bytes / %g GB/s\n"
@@ -172,6 +196,7 @@ static void explain(const plan_settings *s, const hd_capacity *c) {
 void plan_print_text(const plan_settings *s, const plan_result *r) {
     plan_print_assumed(s);
     print_table(s, r);
+    print_elsewhere(s, &r->all[r->first]);
     print_verdict(s, r);
     if (s->explain) explain(s, &r->all[r->first]);
 }

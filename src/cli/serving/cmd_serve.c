@@ -132,6 +132,17 @@ static void print_addresses(screen *out, const server *s) {
     print_entry(out, "listens", text);
 }
 
+static void print_experts(screen *out, const hd_expert_figures *x) {
+    const bool file = strcmp(x->source, "file") == 0, host = strcmp(x->source, "host") == 0;
+    char text[160];
+    snprintf(text, sizeof text, "%d of %d experts fit into memory, others are %s", x->slots,
+             x->elsewhere,
+             file   ? "read from disk"
+             : host ? "copied from host memory"
+                    : "copied from other ranks");
+    print_entry(out, "experts", text);
+}
+
 static void print_engine(screen *out, hd_engine *engine) {
     hd_engine_stats e;
     char text[300], kv[32], weights[32];
@@ -144,12 +155,7 @@ static void print_engine(screen *out, hd_engine *engine) {
              hd_bytes_text(kv, sizeof kv, (double)e.kv_bytes),
              hd_bytes_text(weights, sizeof weights, (double)e.weight_bytes));
     print_entry(out, "engine", text);
-    if (e.experts.elsewhere) {
-        snprintf(text, sizeof text,
-                 "%d of %d experts fit into memory, others are read from disk", e.experts.slots,
-                 e.experts.elsewhere);
-        print_entry(out, "experts", text);
-    }
+    if (e.experts.elsewhere) print_experts(out, &e.experts);
     if (no_gpu) print_entry(out, "no GPU", no_gpu);
 }
 

@@ -48,11 +48,16 @@ const share = (part, whole) => (whole > 0 ? part / whole : undefined);
 const percent = (value) => (value === undefined ? "–" : `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`);
 
 /** Experts in the model's files or in other ranks: how many can be staged, and how often that was enough. */
-function expertRow(experts) {
+function expertRow(experts, tokens) {
   const verbs = { file: "read", host: "copied", peer: "copied" };
   return experts && {
     name: `Experts, ${figure(experts.slots)} of ${figure(experts.elsewhere)} fit into ${bytes(experts.slot_bytes)}`,
-    note: `${percent(share(experts.staged, experts.used))} were in memory, ${bytes(experts.fetch_bytes)} ${verbs[experts.source]}`,
+    note: [
+      `${percent(share(experts.staged, experts.used))} were in memory`,
+      experts.predicted > 0 && `${percent(share(experts.right, experts.predicted))} of the others predicted`,
+      `${bytes(experts.fetch_bytes)} ${verbs[experts.source]}`,
+      tokens > 0 && `${bytes(Math.round(experts.fetch_bytes / tokens))} a token`,
+    ].filter(Boolean).join(", "),
     segments: [["cached", experts.slots / experts.elsewhere]],
   };
 }
@@ -78,7 +83,7 @@ function drawPools(stats) {
       segments: [["cached", (all - free) / all]],
     };
   });
-  rows.push(...hosts, expertRow(stats.experts_elsewhere));
+  rows.push(...hosts, expertRow(stats.experts_elsewhere, stats.output_tokens));
   const size = stats.page_tokens ? ` A page holds ${stats.page_tokens} tokens.` : "";
   parts.pools.draw(rows.filter(Boolean), `In use: held by requests. Cached: kept for later ones.${size}`);
 }
