@@ -9,8 +9,7 @@ hd_status hd_engine_check_pages(hd_engine *e, hd_err *err) {
     const char *why = NULL;
     if (!stats.host_pages[HD_KV_FULL]) why = "it needs host memory for pages (--kv-host)";
     if (e->mla == HD_MLA_NAIVE) why = "its entries depend on chunks (--mla naive)";
-    if (e->parallel.tp > 1) why = "the ranks of --tp hold every page together";
-    if (e->ucx) why = "its ranks are in several processes";
+    if (e->remote) why = "its attention groups (--dp) are in several processes";
     if (!e->has_model) why = "the null backend has none";
     return why ? HD_FAIL(err, HD_EUNSUPPORTED, "pages of this server cannot move: %s", why)
                : HD_OK;
@@ -89,7 +88,11 @@ static hd_engine_pages pages_of(engine_rank *rank) {
     p.side = (hd_handover){.cache = hd_sched_cache(rank->sched),
                            .kv = hd_model_runner_kv(rank->model_runner),
                            .stream = rank->stream,
+                           .ranks = hd_model_runner_page_ranks(rank->model_runner),
                            .page_tokens = rank->totals.page_tokens};
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        hd_kv_host_page(p.side.kv, (hd_kv_group)g, 0, &p.side.page_bytes[g]);
+    }
     return p;
 }
 

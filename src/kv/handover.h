@@ -22,12 +22,22 @@ typedef struct hd_page_head {
     uint64_t digest; /* of the prompt up to the page's end, of group, page and bytes */
 } hd_page_head;
 
+/* The ranks of an attention group: each has all its pages, under the same numbers. */
+typedef struct hd_page_ranks {
+    void *ctx;
+    void (*copy)(void *ctx, const hd_page_copy *copies, int32_t n); /* as hd_kv_copy(), on all */
+    /* The others get a page of host memory that was filled here. On the stream. */
+    void (*spread)(void *ctx, hd_kv_group group, int32_t host);
+} hd_page_ranks;
+
 /* One side of a handover. Everything is borrowed. */
 typedef struct hd_handover {
     hd_cache *cache;
     hd_kv *kv;
     hd_stream *stream;
+    hd_page_ranks ranks; /* copy NULL: one rank */
     int32_t page_tokens;
+    size_t page_bytes[HD_N_KV_GROUPS]; /* hd_kv_host_page() of this kv */
     uint64_t salt;
     const int32_t *tokens; /* [n_tokens] the prompt */
     int32_t n_tokens;
@@ -45,7 +55,7 @@ hd_status hd_handover_export(const hd_handover *h, hd_kv_group group, int32_t pa
                              hd_err *err);
 
 /* Says whether a message of n bytes, of any alignment, is a page of this prompt. HD_EFORMAT: its
- * length, group, page or digest is wrong. Any thread, while nobody frees the kv. */
+ * length, group, page or digest is wrong. Any thread: reads neither cache nor kv. */
 hd_status hd_handover_check(const hd_handover *h, const void *message, size_t n, hd_err *err);
 
 /* Puts the page of a message that was checked into the cache, FULL pages from the first on.

@@ -241,9 +241,18 @@ static void measure_pages(pd *p) {
     }
     sem_destroy(&j.done);
     f->page_tokens = (uint64_t)j.pages.side.page_tokens;
+    p->side.page_tokens = j.pages.side.page_tokens;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-        f->page_bytes[g] = hd_handover_bytes(&j.pages.side, (hd_kv_group)g);
+        p->side.page_bytes[g] = j.pages.side.page_bytes[g];
+        f->page_bytes[g] = hd_handover_bytes(&p->side, (hd_kv_group)g);
     }
+}
+
+static void describe_sums(pd_facts *f, const hd_parallel_config *l) {
+    if (!l->sum_in_ranks) return; /* every layout has the bits of one rank */
+    f->sums[0] = (uint64_t)(l->head_parts ? l->head_parts : l->tp);
+    f->sums[1] = (uint64_t)l->etp;
+    f->sums[2] = (uint64_t)l->dense_tp;
 }
 
 static hd_status describe(pd *p, hd_err *err) {
@@ -259,6 +268,7 @@ static hd_status describe(pd *p, hd_err *err) {
     snprintf(f->version, sizeof f->version, "%s", HD_VERSION);
     snprintf(f->family, sizeof f->family, "%s", hd_family_name(spec->family));
     snprintf(f->number_format, sizeof f->number_format, "%s, %s", backend, activations);
+    describe_sums(f, hd_engine_parallel(p->engine));
     measure_pages(p);
     return hd_model_fingerprint(&f->weights, p->o.model_dir, err);
 }

@@ -58,7 +58,7 @@ typedef struct pd_fetch {
     bool cancelled;
     int64_t since_ns;
     pd_prompt prompt; /* the pages that lack, once somebody has looked */
-    hd_handover side;
+    hd_handover side; /* to check pages: without cache and kv */
     hd_lease_id lease; /* generation 0: none yet */
     int32_t tokens[];  /* [all] */
 } pd_fetch;
@@ -85,6 +85,7 @@ struct pd {
     pd_hello hello; /* of this server */
     uint64_t key[2];
     int32_t max_tokens, vocab, lookback;
+    hd_handover side; /* sizes only */
     uint32_t most_new[PD_N_FRAMES], most_joined[PD_N_FRAMES]; /* see hd_frame_limits */
     int listener, wake;                                       /* -1: none */
     pthread_t thread;

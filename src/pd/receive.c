@@ -64,18 +64,23 @@ static void find_lacking(pd_prompt *w, const hd_handover *side, int32_t lookback
 
 static void open_lease(pd *p, pd_note *note);
 
+/* The engine's memory may be another after ranks were lost, so it is asked for each time. */
+static hd_handover side_of(const pd_fetch *f, const hd_engine_pages *pages) {
+    hd_handover side = pages->side;
+    side.salt = f->side.salt;
+    side.tokens = f->tokens;
+    side.n_tokens = f->side.n_tokens;
+    return side;
+}
+
 static void look(hd_page_job *job, const hd_engine_pages *pages) {
     pd_fetch *f = PD_OWNER(job, pd_fetch, look);
     if (pages->side.cache) {
-        const uint64_t salt = f->side.salt;
-        f->side = pages->side;
-        f->side.salt = salt;
-        f->side.tokens = f->tokens;
-        f->side.n_tokens = f->all;
-        f->prompt.n_tokens = hd_handover_pages(&f->side) * f->side.page_tokens + 1;
-        f->side.n_tokens = f->prompt.n_tokens;
+        hd_handover side = side_of(f, pages);
+        f->prompt.n_tokens = hd_handover_pages(&side) * side.page_tokens + 1;
         f->prompt.weights = pages->weights;
-        find_lacking(&f->prompt, &f->side, f->pd->lookback);
+        side.n_tokens = f->side.n_tokens = f->prompt.n_tokens;
+        find_lacking(&f->prompt, &side, f->pd->lookback);
     }
     f->note.take = open_lease;
     pd_post(f->pd, &f->note);
@@ -197,9 +202,10 @@ static void take_placed(pd *p, pd_note *note) {
 static void place(hd_page_job *j, const hd_engine_pages *pages) {
     place_job *job = PD_OWNER(j, place_job, job);
     const pd_fetch *f = job->fetch;
-    if (!pages->side.cache || pages->weights != f->prompt.weights) {
+    const hd_handover side = side_of(f, pages);
+    if (!side.cache || pages->weights != f->prompt.weights) {
         job->failure = HD_LEASE_WEIGHTS;
-    } else if (hd_handover_place(&f->side, page_of(job->payload), NULL) != HD_OK) {
+    } else if (hd_handover_place(&side, page_of(job->payload), NULL) != HD_OK) {
         job->failure = HD_LEASE_ROOM;
     }
     pd_post(f->pd, &job->note);
@@ -263,7 +269,11 @@ static bool fetch(void *ctx, const hd_page_wish *w) {
         f->group = w->group;
         f->all = w->n_tokens;
         f->since_ns = hd_now_ns();
-        f->prompt.salt = f->side.salt = w->salt;
+        f->prompt.salt = w->salt;
+        f->side = p->side;
+        f->side.salt = w->salt;
+        f->side.tokens = f->tokens;
+        f->side.n_tokens = w->n_tokens;
         f->prompt.priority = w->priority;
         memcpy(f->tokens, w->tokens, tokens);
     }

@@ -23,6 +23,7 @@ const char *pd_facts_difference(const pd_facts *a, const pd_facts *b) {
         return "number format";
     }
     if (a->weights != b->weights) return "weights";
+    if (memcmp(a->sums, b->sums, sizeof a->sums) != 0) return "order of sums (--sum-in-ranks)";
     const bool same = a->page_tokens == b->page_tokens &&
                       memcmp(a->page_bytes, b->page_bytes, sizeof a->page_bytes) == 0;
     return same ? NULL : "page size";

@@ -31,6 +31,8 @@ typedef enum pd_frame_kind {
 typedef struct pd_facts {
     char version[PD_WORD], family[PD_WORD], number_format[PD_WORD];
     uint64_t weights; /* hd_model_fingerprint() */
+    /* with --sum-in-ranks the parts of heads, experts and dense MLPs: the order of sums. Else 0. */
+    uint64_t sums[3];
     uint64_t page_tokens, page_bytes[HD_N_KV_GROUPS];
 } pd_facts;
 

@@ -55,15 +55,18 @@ static void greetings_are_checked(void **state) {
 static void differences_have_names(void **state) {
     (void)state;
     const pd_facts a = hello().facts;
-    pd_facts b[6] = {a, a, a, a, a, a};
-    static const char *const names[] = {"version", "model family", "number format",
-                                        "weights", "page size",    "page size"};
+    pd_facts b[7] = {a, a, a, a, a, a, a};
+    static const char *const names[] = {
+        "version",   "model family", "number format",
+        "weights",   "page size",    "page size",
+        "order of sums (--sum-in-ranks)"};
     b[0].version[0] = '2';
     b[1].family[0] = 'g';
     b[2].number_format[0] = 'm';
     b[3].weights = 1;
     b[4].page_tokens = 5;
     b[5].page_bytes[HD_KV_WINDOW] = 1;
+    b[6].sums[2] = 2;
     assert_null(pd_facts_difference(&a, &a));
     for (size_t i = 0; i < HD_LEN(b); i++) {
         assert_string_equal(pd_facts_difference(&a, &b[i]), names[i]);
