@@ -186,7 +186,7 @@ $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
 $(BUILD)/src/client/%.o: CFLAGS += $(TRAP)
 # Rooms that compute are unrolled; those that wait for people and sockets are small.
 $(BUILD)/src/ops/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/moe/%.o $(BUILD)/src/train/%.o $(BUILD)/src/base/%.o: CFLAGS += -O3
-$(BUILD)/src/cli/%.o $(BUILD)/src/capacity/%.o $(BUILD)/src/hub/%.o $(BUILD)/src/pd/%.o $(BUILD)/src/server/%.o $(BUILD)/src/router/%.o $(BUILD)/src/client/%.o $(BUILD)/src/api/%.o: CFLAGS += -Os
+$(BUILD)/src/cli/%.o $(BUILD)/src/capacity/%.o $(BUILD)/src/chat/%.o $(BUILD)/src/weights/torch/%.o $(BUILD)/src/hub/%.o $(BUILD)/src/pd/%.o $(BUILD)/src/server/%.o $(BUILD)/src/router/%.o $(BUILD)/src/client/%.o $(BUILD)/src/api/%.o: CFLAGS += -Os
 endif
 
 unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api

@@ -3,10 +3,41 @@
 
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/checksum.h"
 
 int32_t hd_handover_pages(const hd_handover *h) {
     return h->n_tokens > 0 ? (h->n_tokens - 1) / h->page_tokens : 0;
+}
+
+int32_t hd_page_range_at(const hd_page_range *r, uint32_t i, hd_kv_group *group) {
+    const bool full = i < (uint32_t)r->n[HD_KV_FULL];
+    *group = full ? HD_KV_FULL : HD_KV_WINDOW;
+    return r->first[*group] + (int32_t)i - (full ? 0 : r->n[HD_KV_FULL]);
+}
+
+bool hd_page_range_fits(const hd_page_range *r, int32_t all) {
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        if (r->first[g] < 0 || r->n[g] < 0) return false;
+        if (r->first[g] > all || r->n[g] > all - r->first[g]) return false;
+    }
+    return true;
+}
+
+static int32_t first_lacking(const hd_handover *h, int32_t from, hd_kv_group group) {
+    const int32_t all = hd_handover_pages(h);
+    while (from < all && hd_cache_has(h->cache, h->salt, h->tokens, from, group)) from++;
+    return from;
+}
+
+/* A FULL page is cached only below those before it. Of WINDOW pages, those within the lookback
+ * before the end are read. */
+void hd_handover_lacking(const hd_handover *h, int32_t lookback, hd_page_range *out) {
+    const int32_t all = hd_handover_pages(h);
+    const int32_t read = hd_max_i32(0, all * h->page_tokens - lookback) / h->page_tokens;
+    out->first[HD_KV_FULL] = first_lacking(h, 0, HD_KV_FULL);
+    out->first[HD_KV_WINDOW] = lookback ? first_lacking(h, read, HD_KV_WINDOW) : all;
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) out->n[g] = all - out->first[g];
 }
 
 size_t hd_handover_bytes(const hd_handover *h, hd_kv_group group) {

@@ -25,7 +25,8 @@ typedef struct hd_page_head {
 /* The ranks of an attention group: each has all its pages, under the same numbers. */
 typedef struct hd_page_ranks {
     void *ctx;
-    void (*copy)(void *ctx, const hd_page_copy *copies, int32_t n); /* as hd_kv_copy(), on all */
+    void (*copy)(void *ctx, const hd_page_copy *copies,
+                 int32_t n); /* as hd_kv_copy(), on all */
     /* The others get a page of host memory that was filled here. On the stream. */
     void (*spread)(void *ctx, hd_kv_group group, int32_t host);
 } hd_page_ranks;
@@ -43,11 +44,30 @@ typedef struct hd_handover {
     int32_t n_tokens;
 } hd_handover;
 
+/* Pages of a prompt: in each KV group n of them, from `first` on. They move in this order: those of
+ * the FULL group, then those of the WINDOW group. */
+typedef struct hd_page_range {
+    int32_t first[HD_N_KV_GROUPS], n[HD_N_KV_GROUPS];
+} hd_page_range;
+
+static inline uint32_t hd_page_range_size(const hd_page_range *r) {
+    return (uint32_t)r->n[HD_KV_FULL] + (uint32_t)r->n[HD_KV_WINDOW];
+}
+
+/* Returns the i-th of them, and its KV group. */
+int32_t hd_page_range_at(const hd_page_range *r, uint32_t i, hd_kv_group *group);
+
+/* Whether they are among the first `all` pages of a prompt. */
+bool hd_page_range_fits(const hd_page_range *r, int32_t all);
+
 /* Returns how many whole pages of the prompt may move. */
 int32_t hd_handover_pages(const hd_handover *h);
 
 /* Returns the bytes of a message with a page of this KV group. */
 size_t hd_handover_bytes(const hd_handover *h, hd_kv_group group);
+
+/* Finds the pages that a sequence with this prompt would read and the cache has not. */
+void hd_handover_lacking(const hd_handover *h, int32_t lookback, hd_page_range *out);
 
 /* Writes the message of a page to out, hd_handover_bytes(). HD_EAGAIN: the page is not cached, or
  * host memory has no room. Other errors: of the stream. */

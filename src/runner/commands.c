@@ -278,7 +278,8 @@ static hd_status take_seed(hd_model_runner *x, hd_err *err) {
 static hd_status take_page(hd_model_runner *x, hd_err *err) {
     page_order o;
     memcpy(&o, payload(x), sizeof o);
-    if (!within(o.group, 0, HD_N_KV_GROUPS - 1) || !within(o.host, 0, x->o.n_host[o.group] - 1)) {
+    if (!within(o.group, 0, HD_N_KV_GROUPS - 1) ||
+        !within(o.host, 0, x->o.n_host[o.group] - 1)) {
         return HD_FAIL(err, HD_EPEER, "page %d in host memory of KV group %d", o.host, o.group);
     }
     broadcast_page(x, &o);

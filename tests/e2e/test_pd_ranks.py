@@ -1,9 +1,12 @@
 """Prefill and decode on servers of several ranks, in other layouts on each side: a request has the reply of
 one rank on one server."""
 
+import concurrent.futures
+
 import pytest
 from serving import Server, wait_until
 from test_pd import FLAGS, PAGE, SCHEMA, Pd, Peer, flush, ids, role_flags
+from test_ranks import group_metric
 from test_router import free_port, settled
 from worlds import World, needs_ucx
 
@@ -17,6 +20,7 @@ LAYOUTS = {
 WORLDS = {
     "tp 2, one rank": (["--tp", 2], None),
     "ep 2, tp 2": (["--ep", 2], ["--tp", 2]),
+    "dp 2 ep 2, dp 2 ep 2": (["--dp", 2, "--ep", 2], ["--dp", 2, "--ep", 2]),
 }
 BODIES = [
     {"prompt": ids(2 * PAGE + 44, 1), "max_tokens": 16, "seed": 1, "logprobs": 2},
@@ -33,13 +37,21 @@ def straight():
 
 
 def check(prefill, decode, straight):
-    """Both sides have the reply of one server, and every whole page was fetched, then is cached."""
+    """Both sides have the reply of one server, and every whole page was fetched, then is cached. Every
+    attention group of both sides takes part."""
     for body, right in zip(BODIES, straight):
         before = decode.figure("received_tokens_total")
         assert settled(decode.ask(prefill, body).json) == right
         assert decode.figure("received_tokens_total") - before == len(body["prompt"]) // PAGE * PAGE
         assert settled(decode.ask(prefill, body).json) == right
     assert decode.figure("skipped_total", reason="cached") == len(BODIES)
+    flush(prefill, decode)
+    with concurrent.futures.ThreadPoolExecutor(2 * len(BODIES)) as pool:
+        said = list(pool.map(lambda b: settled(decode.ask(prefill, b).json), BODIES + BODIES))
+    assert said == straight + straight
+    for server in (prefill, decode):
+        assert all(n > 0 for n in group_metric(server, "generation_tokens_total"))
+        assert server.figure("leases_aborted_total") == 0
     wait_until(lambda: prefill.is_quiet() and decode.is_quiet(), "no lease is left")
 
 
@@ -106,14 +118,16 @@ def test_ranks_that_are_processes(straight, layout):
 
 
 @needs_ucx
+@pytest.mark.parametrize("layout", ["--ep 2", "--dp 2 --ep 2"])
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_a_rank_that_is_lost_during_a_handover(straight, side):
+def test_a_rank_that_is_lost(straight, side, layout):
     """Its server's ranks begin anew, with empty caches in other memory."""
-    world = PdWorld("prefill", ["--ep", 2])
+    layout = layout.split()
+    world = PdWorld("prefill", layout)
     prefill = world.server
     try:
         if side == "decode":
-            other, world = world, PdWorld("decode", ["--ep", 2], peers=[prefill])
+            other, world = world, PdWorld("decode", layout, peers=[prefill])
             decode = world.server.wait_paired()
         else:
             other, decode = None, Pd("decode", peers=[prefill]).wait_paired()
