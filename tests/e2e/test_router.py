@@ -269,11 +269,8 @@ def pieces_of(events):
     return texts, ends, len(names), roles
 
 
-# FT51: a decode server dies in the middle of a stream
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_goes_on_elsewhere(route, servers, name):
-    path, body = STREAMS[name]
-    body = {k: v for k, v in body.items() if v is not None} | {"stream": True}
+def while_its_server_dies(route, servers, path, body, after=b"data: "):
+    """Returns the bytes of a stream whose server is killed when the first of these come."""
     dying = Server(*FLAGS)
     router = route("--decode", f"{of(dying)},{of(servers[0])}").wait_up(2)
     for _ in range(100):  # until the one that dies has it
@@ -281,20 +278,100 @@ def test_a_stream_goes_on_elsewhere(route, servers, name):
             data = json.dumps(body).encode()
             before = dying.loads()["num_running_reqs"]
             s.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
-            head = read_until(s, b"data: ")
+            head = read_until(s, after)
             if dying.loads()["num_running_reqs"] > before:
                 dying.process.kill()
                 rest = read_all(s)
                 break
     dying.wait()
-    events = list(events_of((head + rest).split(b"\n")))
-    assert events[-1] == b"[DONE]" and b": hadal" not in head + rest
+    assert b": hadal" not in head + rest
+    assert router.figure("hadal_router_streams_resumed_total") == 1
+    return head + rest
+
+
+# FT51: a decode server dies in the middle of a stream
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_goes_on_elsewhere(route, servers, name):
+    path, body = STREAMS[name]
+    body = {k: v for k, v in body.items() if v is not None} | {"stream": True}
+    events = list(events_of(while_its_server_dies(route, servers, path, body).split(b"\n")))
+    assert events[-1] == b"[DONE]"
     got = pieces_of(events)
     assert got[2] == 1
-    assert router.figure("hadal_router_streams_resumed_total") == 1
     if name != "no seed":
         straight = pieces_of(events_of(servers[1].post(path, body).body.split(b"\n")))
         assert (got[0], got[1], got[3]) == (straight[0], straight[1], straight[3])
+
+
+TOOL = {"name": "add", "description": "adds", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}
+FUNCTION = {"type": "function", "name": "add", "description": "adds", "parameters": TOOL["input_schema"]}
+ASK = [{"role": "user", "content": "What is 3 + 4?"}]
+OTHER_STREAMS = {
+    "messages": ("/v1/messages", {"messages": ASK, "seed": 4, "max_tokens": 200, "temperature": 1}),
+    "messages that think": ("/v1/messages", {"messages": ASK, "seed": 5, "max_tokens": 300, "thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    "messages that call": ("/v1/messages", {"messages": ASK, "seed": 6, "max_tokens": 300, "tools": [TOOL], "tool_choice": {"type": "any"}}),
+    "responses": ("/v1/responses", {"input": ASK, "seed": 4, "max_output_tokens": 200, "temperature": 1, "ignore_eos": True}),
+    "responses that think": ("/v1/responses", {"input": ASK, "seed": 5, "max_output_tokens": 300, "reasoning": {"effort": "high"}}),
+    "responses that call": ("/v1/responses", {"input": ASK, "seed": 6, "max_output_tokens": 300, "tools": [FUNCTION], "tool_choice": "required"}),
+    "generate": ("/generate", {"text": "1, 2,", "sampling_params": {"max_new_tokens": 150, "sampling_seed": 3, "ignore_eos": True}}),
+    "generate, ids and scores": ("/generate", {"input_ids": [5, 6, 7], "rid": "mine", "return_logprob": True, "sampling_params": {"max_new_tokens": 120, "n": 2, "temperature": 1, "sampling_seed": 3, "ignore_eos": True}}),
+}
+VARYING = {"usage", "created_at", "id", "item_id", "call_id", "e2e_latency", "cached_tokens", "spec_draft_tokens", "spec_accepted_tokens", "num_retractions"}
+
+
+def without(document, names):
+    if isinstance(document, dict):
+        return {k: without(v, names) for k, v in document.items() if k not in names}
+    return [without(v, names) for v in document] if isinstance(document, list) else document
+
+
+def story_of(events):
+    """What a stream tells: its events without what differs from server to server, and neighboring pieces of
+    a text as one."""
+    story, ids = [], {}
+    for at, event in enumerate(events):
+        if event == b"[DONE]":
+            continue
+        document = json.loads(event)
+        assert document.get("type") != "error" and "error" not in document, document
+        if "sequence_number" in document:
+            assert document.pop("sequence_number") == at
+        if "output_index" in document:
+            ids.setdefault(document["output_index"], set()).update({document.get("item_id"), document.get("item", {}).get("id")} - {None})
+        delta = document.get("delta")
+        text = delta if isinstance(delta, str) else next((delta[k] for k in ("text", "thinking", "partial_json") if k in delta), None) if delta else None
+        key = without({k: v for k, v in document.items() if text is None or k != "delta"}, VARYING)
+        if text is not None and story and story[-1][0] == key and story[-1][1] is not None:
+            story[-1] = (key, story[-1][1] + text)
+        else:
+            story.append((key, text))
+    assert all(len(names) == 1 for names in ids.values())
+    return story
+
+
+def last_of(events):
+    """Of events that repeat all: the last one of each choice. Each has more than the one before."""
+    last = {}
+    for event in events:
+        if event == b"[DONE]":
+            continue
+        document = json.loads(event)
+        index, ids = document.get("index", 0), document["output_ids"]
+        assert index not in last or (ids[: len(last[index]["output_ids"])] == last[index]["output_ids"] and document["meta_info"]["id"] == last[index]["meta_info"]["id"])
+        assert index not in last or last[index]["meta_info"]["finish_reason"] is None
+        last[index] = document
+    return {k: without(v, VARYING) for k, v in last.items()}
+
+
+@pytest.mark.parametrize("name", OTHER_STREAMS)
+def test_any_stream_goes_on_elsewhere(route, servers, name):
+    path, body = OTHER_STREAMS[name]
+    body = {**body, "stream": True}
+    tell = last_of if path == "/generate" else story_of
+    after = (b"partial_json" if path == "/v1/messages" else b"arguments.delta") if "call" in name else b"data: "
+    got = while_its_server_dies(route, servers, path, body, after)
+    straight = servers[1].post(path, body).body
+    assert tell(events_of(got.split(b"\n"))) == tell(events_of(straight.split(b"\n")))
 
 
 def test_a_draining_server_loses_nothing(route, servers):
