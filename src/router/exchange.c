@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/base64.h"
 #include "base/progress.h"
 #include "router/router_internal.h"
 
@@ -86,6 +87,13 @@ static bool add_headers(router_exchange *e) {
         if (more) t->headers = more;
     }
     if (whole) whole = router_transfer_add_header(t, "X-Hadal-Resume", e->place);
+    if (whole && e->prefix.n) {
+        char text[ROUTER_PREFIX_BLOCKS * sizeof(uint64_t) * 4 / 3 + 5];
+        const size_t n = (size_t)e->prefix.n * sizeof(uint64_t);
+        hd_base64_encode(text, (const uint8_t *)e->prefix.hashes, n);
+        text[hd_base64_length(n)] = '\0';
+        whole = router_transfer_add_header(t, "X-Hadal-Prefix", text);
+    }
     if (whole && e->choice.prefill >= 0) {
         const char *peer = e->router->picture.peers[e->choice.prefill].name;
         whole = router_transfer_add_header(t, "X-Hadal-Prefill", peer);
@@ -556,7 +564,7 @@ static void forward(http_call *c, router *r, bool to_all) {
                            .to_all = to_all,
                            .fields.max = 64 << 10,
                            .body.max = MOST_BYTES};
-    if (!to_all) router_prefix_of(&e->prefix, body, n, http_salt(c));
+    if (!to_all) router_prefix_of(&e->prefix, body, n, http_salt(c), r->prefix_key);
     http_retain(c);
     atomic_fetch_add(&r->n_living, 1);
     http_on_gone(c, on_left, e);

@@ -89,12 +89,16 @@ static void match(const router_picture *p, const router_prefix *prefix, int32_t 
     }
 }
 
-static void remember(router_picture *p, const router_prefix *prefix, int32_t peer) {
-    for (int32_t i = 0; i < prefix->n; i++) {
-        router_seen *s = place_of(p, prefix->hashes[i]);
-        if (s->hash != prefix->hashes[i]) *s = (router_seen){.hash = prefix->hashes[i]};
+void router_learn(router_picture *p, int32_t peer, const uint64_t *hashes, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        router_seen *s = place_of(p, hashes[i]);
+        if (s->hash != hashes[i]) *s = (router_seen){.hash = hashes[i]};
         s->peers |= 1ull << peer;
     }
+}
+
+void router_forget(router_picture *p, int32_t peer) {
+    for (int32_t i = 0; i < SEEN_PLACES; i++) p->seen[i].peers &= ~(1ull << peer);
 }
 
 static int64_t uncached(const router_prefix *prefix, int32_t blocks) {
@@ -182,6 +186,6 @@ void router_sent(router_picture *p, const router_prefix *prefix, const router_ch
     p->peers[choice->peer].requests++;
     p->prompt_tokens += all;
     p->cached_tokens += all - choice->tokens;
-    remember(p, prefix, choice->peer);
-    if (choice->prefill >= 0) remember(p, prefix, choice->prefill);
+    router_learn(p, choice->peer, prefix->hashes, prefix->n);
+    if (choice->prefill >= 0) router_learn(p, choice->prefill, prefix->hashes, prefix->n);
 }

@@ -63,6 +63,10 @@ hd_status router_picture_add(router_picture *p, router_role role, const char *fl
 router_choice router_choose(const router_picture *p, const router_prefix *prefix,
                             uint64_t tried, uint64_t turn, int64_t now_ns);
 
+/* Remembers prefixes that a server says it was sent, by any router. */
+void router_learn(router_picture *p, int32_t peer, const uint64_t *hashes, int32_t n);
+void router_forget(router_picture *p, int32_t peer); /* its cache is empty */
+
 /* Counts a request that is sent as chosen, and remembers where its prefix goes. */
 void router_sent(router_picture *p, const router_prefix *prefix, const router_choice *choice);
 

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/progress.h"
+#include "comm/channel.h"
 #include "router/router_internal.h"
 
 /* ---- the loop ---- */
@@ -67,6 +68,7 @@ static hd_status open_routes(router *r, hd_err *err) {
 
 static hd_status prepare(router *r, hd_err *err) {
     const router_options *o = &r->options;
+    hd_channel_key(r->prefix_key, o->key);
     HD_TRY(router_picture_open(&r->picture, err));
     HD_TRY(router_picture_add(&r->picture, ROUTER_DECODE, "decode", o->decode, err));
     HD_TRY(router_picture_add(&r->picture, ROUTER_PREFILL, "prefill", o->prefill, err));

@@ -118,6 +118,10 @@ static void on_metrics(http_call *c, void *user) {
         atomic_load(&r->events));
     put(&out, "hadal_router_living_requests", "gauge", "Requests that have not ended",
         atomic_load(&r->n_living));
+    put(&out, "hadal_router_learned_prefixes_total", "counter",
+        "Hashes of prompts that servers told", atomic_load(&r->learned));
+    put(&out, "hadal_router_forgotten_servers_total", "counter",
+        "Times that a server's cache was known to be empty", atomic_load(&r->forgotten));
     pthread_mutex_lock(&r->lock);
     const router_picture *p = &r->picture;
     put(&out, "hadal_router_prompt_tokens_total", "counter", "Prompt tokens sent, estimated",

@@ -164,6 +164,7 @@ static void *tick(void *user) {
 static void on_begin(void *user, http_call *c, uint64_t seed) {
     server *s = user;
     records_begin(s->records, c, seed);
+    prefix_ring_add(s->prefixes, http_header(c, PREFIX_RING_HEADER));
 }
 
 static void on_submit(void *user, http_call *c, uint64_t id) {
@@ -297,6 +298,7 @@ static bool has_quotas(const http_quota_limits *q) {
 static hd_status prepare(server *s, hd_err *err) {
     const server_options *o = &s->options;
     HD_TRY(hd_keys_open(&s->keys, &o->key_sources, err));
+    HD_TRY(prefix_ring_open(&s->prefixes, err));
     if (has_quotas(&o->http.quotas) && !hd_keys_user_set(s->keys)) {
         return HD_FAIL(err, HD_EINVAL,
                        "--key-requests and --key-tokens-per-minute need keys: give "
@@ -539,6 +541,7 @@ void server_close(server *s) {
     trace_free(s->trace);
     expert_record_free(s->expert_record);
     records_free(s->records);
+    prefix_ring_close(s->prefixes);
     line_file_close(&s->access_log);
     free(s->kv_dir);
     metrics_free(s->metrics);

@@ -374,6 +374,47 @@ def test_any_stream_goes_on_elsewhere(route, servers, name):
     assert tell(events_of(got.split(b"\n"))) == tell(events_of(straight.split(b"\n")))
 
 
+LONG = [{"prompt": f"{i}. " + "Tell me of a river and a hill. " * 40, "max_tokens": 1, "seed": 1} for i in range(8)]
+
+
+def cached(router, body):
+    return router.post("/v1/completions", body).json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_restarted_router_and_another_one_know_what_is_cached(route, servers):
+    """The servers tell what prompts they were sent, by any router."""
+    for s in servers:
+        assert s.post("/flush_cache").status == 200
+    flags = ("--decode", ",".join(of(s) for s in servers))
+    first, beside = route(*flags).wait_up(2), route(*flags).wait_up(2)
+    assert [cached(first, b) for b in LONG] == [0] * 8
+    before = [s["requests"] for s in first.servers()]
+    assert min(before) > 0  # both have some
+    told = lambda r: r.figure("hadal_router_learned_prefixes_total")
+    wait_until(lambda: told(beside) == told(first) > 0, "the other one has heard of them")
+    assert all(cached(beside, b) > 0 for b in LONG)
+    again = route(*flags).wait_up(2)
+    wait_until(lambda: told(again) == told(first), "it knows what the first one knew")
+    assert all(cached(again, b) > 0 for b in LONG)
+    assert again.figure("hadal_router_cached_tokens_total") > 0
+
+
+def test_a_flushed_server_is_known_to_be_empty(route):
+    server = Server(*FLAGS)
+    router = route("--decode", of(server)).wait_up(1)
+    guessed = lambda: router.figure("hadal_router_cached_tokens_total")
+    cached(router, LONG[0])
+    assert guessed() == 0
+    cached(router, LONG[0])
+    assert guessed() > 0
+    wait_until(lambda: router.figure("hadal_router_learned_prefixes_total") > 0, "it has heard of the prompt")
+    assert server.post("/flush_cache").status == 200
+    wait_until(lambda: router.figure("hadal_router_forgotten_servers_total") == 1, "it has heard of the flush")
+    before = guessed()
+    assert cached(router, LONG[0]) == 0 and guessed() == before
+    server.close()
+
+
 def test_a_draining_server_loses_nothing(route, servers):
     leaving = Server(*FLAGS)
     router = route("--decode", f"{of(leaving)},{of(servers[0])}").wait_up(2)

@@ -10,7 +10,8 @@
 
 static router_prefix prefix_of(const char *body, uint64_t salt) {
     router_prefix p;
-    router_prefix_of(&p, body, strlen(body), salt);
+    static const uint64_t key[2] = {1, 2};
+    router_prefix_of(&p, body, strlen(body), salt, key);
     return p;
 }
 
@@ -50,6 +51,7 @@ static void test_prefixes(void **state) {
 
 /* of the tests; too large for a stack */
 static router_picture p;
+static router_news news;
 
 static void test_lists(void **state) {
     static const char *const bad[] = {"a",       ":1",       "a:",           "a:0",
@@ -153,21 +155,70 @@ static void test_reports(void **state) {
         " \"num_total_tokens\": 3, \"max_running_requests\": 8}]}"};
     router_load load;
     (void)state;
-    assert_true(router_load_parse(&load, good, sizeof good - 1));
+    assert_true(router_load_parse(&load, &news, good, sizeof good - 1));
     assert_int_equal(load.running, 1);
     assert_int_equal(load.waiting, 2);
     assert_int_equal(load.max_running, 8);
     assert_int_equal(load.pending_tokens, 40);
     for (size_t i = 0; i < HD_LEN(bad); i++) {
-        assert_false(router_load_parse(&load, bad[i], strlen(bad[i])));
+        assert_false(router_load_parse(&load, &news, bad[i], strlen(bad[i])));
     }
+}
+
+/* ---- prefixes that servers tell ---- */
+
+static bool parse_news(const char *prefixes) {
+    char text[1000];
+    router_load load;
+    snprintf(text, sizeof text,
+             "{\"loads\": [{\"num_running_reqs\": 1, \"num_waiting_reqs\": 2, "
+             "\"num_used_tokens\": 3, \"num_total_tokens\": 3, \"max_running_requests\": 8}], "
+             "\"prefixes\": %s}",
+             prefixes);
+    return router_load_parse(&load, &news, text, strlen(text));
+}
+
+static void test_news(void **state) {
+    static const char *const none[] = {
+        "null", "{\"epoch\": 5, \"next\": 2}", "{\"epoch\": -5, \"next\": 2, \"hashes\": \"\"}",
+        "{\"epoch\": 5, \"next\": 2, \"hashes\": \"AQAAAAAAAA==\"}", /* 7 bytes */
+        "{\"epoch\": 5, \"next\": 2, \"hashes\": \"?QAAAAAAAAA=\"}"};
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(none); i++) {
+        assert_true(parse_news(none[i])); /* the load is good */
+        assert_true(news.epoch == 0 && news.n == 0);
+    }
+    assert_true(
+        parse_news("{\"epoch\": 5, \"next\": 9, \"hashes\": \"AQAAAAAAAAACAAAAAAAAAA==\"}"));
+    assert_true(news.epoch == 5 && news.next == 9 && news.n == 2);
+    assert_true(news.hashes[0] == 1 && news.hashes[1] == 2);
+}
+
+static void test_learned_prefixes(void **state) {
+    (void)state;
+    const router_prefix x = chat('x', 1);
+    assert_int_equal(router_picture_open(&p, NULL), HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", "a:1,b:2", NULL), HD_OK);
+    p.peers[0].up = p.peers[1].up = true;
+    router_learn(&p, 1, x.hashes, x.n);
+    for (uint64_t turn = 0; turn < 2; turn++) {
+        assert_int_equal(router_choose(&p, &x, 0, turn, 0).peer, 1);
+    }
+    router_learn(&p, 0, x.hashes, x.n - 1);
+    assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 1); /* it has more */
+    router_forget(&p, 1);
+    for (uint64_t turn = 0; turn < 2; turn++) {
+        assert_int_equal(router_choose(&p, &x, 0, turn, 0).peer, 0);
+    }
+    router_picture_close(&p);
 }
 
 int test_router(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_lists),
-        cmocka_unit_test(test_choice),   cmocka_unit_test(test_prefill),
-        cmocka_unit_test(test_reports),
+        cmocka_unit_test(test_prefixes),         cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_choice),           cmocka_unit_test(test_prefill),
+        cmocka_unit_test(test_reports),          cmocka_unit_test(test_news),
+        cmocka_unit_test(test_learned_prefixes),
     };
     return cmocka_run_group_tests_name("router", tests, NULL, NULL);
 }
