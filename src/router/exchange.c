@@ -386,7 +386,7 @@ static void send_somewhere(router_exchange *e) {
 static bool send_to_next(router_exchange *e) {
     const router_picture *p = &e->router->picture;
     for (int32_t i = 0; i < p->n; i++) {
-        if (!p->peers[i].up || (e->tried >> i & 1)) continue;
+        if (!p->peers[i].up || p->peers[i].gone || (e->tried >> i & 1)) continue;
         e->choice = (router_choice){.peer = i, .prefill = -1};
         e->tried |= 1ull << i;
         send_to_choice(e);

@@ -143,10 +143,27 @@ static void ask(router *r, router_reports *a) {
     a->due_ns = hd_now_ns() + INTERVAL_MS * MS_NS;
 }
 
+/* Its requests have ended. */
+static void remove_peer(router *r, router_reports *a) {
+    HD_LOG(HD_LOG_INFO, "server_left", hd_log_text("server", r->picture.peers[a->peer].name));
+    router_transfer_close(r, &a->transfer);
+    pthread_mutex_lock(&r->lock);
+    router_picture_remove(&r->picture, a->peer);
+    pthread_mutex_unlock(&r->lock);
+    a->epoch = a->next = 0;
+    a->missed = 0;
+    a->due_ns = 0;
+}
+
 int64_t router_ask_due(router *r, int64_t now_ns) {
     int64_t due = now_ns + INTERVAL_MS * MS_NS;
     for (int32_t i = 0; i < r->picture.n; i++) {
         router_reports *a = &r->reports[i];
+        if (!r->picture.peers[i].name[0]) continue;
+        if (r->picture.peers[i].gone && r->picture.peers[i].inflight == 0) {
+            remove_peer(r, a);
+            continue;
+        }
         if (!a->transfer.easy && a->due_ns <= now_ns) ask(r, a);
         if (!a->transfer.easy && a->due_ns < due) due = a->due_ns;
     }
@@ -158,7 +175,7 @@ hd_status router_reports_open(router *r, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "HADAL_API_KEY is longer than %d bytes",
                        HD_KEY_MAX_BYTES);
     }
-    for (int32_t i = 0; i < r->picture.n; i++) {
+    for (int32_t i = 0; i < ROUTER_MAX_PEERS; i++) {
         r->reports[i] = (router_reports){
             .transfer.on_done = on_report, .router = r, .peer = i, .body.max = MAX_BYTES};
     }
@@ -166,7 +183,7 @@ hd_status router_reports_open(router *r, hd_err *err) {
 }
 
 void router_reports_close(router *r) {
-    for (int32_t i = 0; i < r->picture.n; i++) {
+    for (int32_t i = 0; i < ROUTER_MAX_PEERS; i++) {
         router_transfer_close(r, &r->reports[i].transfer);
         hd_bytes_deinit(&r->reports[i].body);
     }

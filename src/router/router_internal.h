@@ -28,6 +28,13 @@ typedef struct router_reports {
     uint64_t epoch, next; /* place in the server's prefixes; epoch 0: none */
 } router_reports;
 
+/* What a name resolves to. */
+typedef struct router_names {
+    char names[ROUTER_MAX_PEERS][ROUTER_PEER_NAME];
+    int32_t n;
+    bool fails; /* it did not resolve last */
+} router_names;
+
 enum { ROUTER_NEWS = 4096 };
 
 /* Prefixes that a server was sent since the last report. */
@@ -59,6 +66,12 @@ struct router {
     pthread_mutex_t inbox_lock;
     router_exchange *arrived, *left; /* posted by HTTP threads */
 
+    int32_t resolved;   /* the source whose names the loop shall take; -1: none */
+    router_names names; /* the resolver's own while there is none */
+    pthread_cond_t taken;
+    pthread_t resolver;
+    bool resolving;
+
     router_exchange *living; /* the loop's own */
     atomic_int_fast64_t turn, retries, lost, resumed, cancelled, events, learned, forgotten;
     atomic_int n_living;
@@ -83,6 +96,12 @@ int64_t router_ask_due(router *r, int64_t now_ns);
 
 /* Reads the body of /v1/loads. Returns false if it is none, or out of range. */
 bool router_load_parse(router_load *out, router_news *news, const char *text, size_t n);
+
+/* ---- resolve.c ---- */
+
+hd_status router_resolve_start(router *r, hd_err *err);
+void router_resolve_stop(router *r); /* r->stopping is set */
+void router_take_names(router *r);
 
 /* ---- transfer.c ---- */
 

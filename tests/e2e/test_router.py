@@ -23,8 +23,8 @@ def free_port():
 
 
 class Router(Listening):
-    def __init__(self, *flags, env=None):
-        words = [HADAL, "router", "--port", "0", *flags]
+    def __init__(self, *flags, env=None, launcher=()):
+        words = [*launcher, HADAL, "router", "--port", "0", *flags]
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
         first = self.process.stdout.readline().decode()
         assert first.startswith("hadal "), self.process.stderr.read().decode()
@@ -415,6 +415,44 @@ def test_a_flushed_server_is_known_to_be_empty(route):
     server.close()
 
 
+def test_servers_of_a_name_join_and_leave(route, tmp_path):
+    """As those of a Kubernetes service without an address of its own."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody have mounts of his own (unshare -m)")
+    hosts, port = tmp_path / "hosts", free_port()
+
+    def resolve(*last):
+        """In place: the router has this file mounted."""
+        with hosts.open("w") as f:
+            f.write("127.0.0.1 localhost\n" + "".join(f"127.0.0.{n} many.example\n" for n in last))
+
+    resolve(2)
+    here = [Server(*FLAGS, "--host", f"127.0.0.{n}", port=port) for n in (2, 3)]
+    mount = ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh")
+    router = route("--decode", f"dns:many.example:{port}", launcher=mount).wait_up(1)
+    names = lambda: sorted(s["server"] for s in router.servers() if s["up"])
+    ask = lambda i: router.post("/v1/completions", {"prompt": f"{i}, ", "max_tokens": 4, "seed": i}).status
+    body = json.dumps({"prompt": "1", "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
+    with router.socket() as s:
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        read_until(s, b"data: ")
+        resolve(2, 3)
+        wait_until(lambda: names() == [f"127.0.0.{n}:{port}" for n in (2, 3)], "the second one has joined")
+        assert {ask(i) for i in range(4)} == {200}
+        assert {s["server"]: s["requests"] for s in router.servers()}[f"127.0.0.3:{port}"] > 0
+        resolve(3)
+        wait_until(lambda: [s["server"] for s in router.servers() if not s["gone"]] == [f"127.0.0.3:{port}"], "the first one leaves")
+        before = [s["requests"] for s in router.servers() if s["gone"]]
+        assert {ask(i) for i in range(4)} == {200}
+        assert before == [s["requests"] for s in router.servers() if s["gone"]]
+        assert b"[DONE]" in read_all(s)  # what runs there ends there
+    wait_until(lambda: names() == [f"127.0.0.3:{port}"], "it has left")
+    hosts.write_text("127.0.0.1 localhost\n")  # nobody knows the name: the last answer holds
+    assert {ask(i) for i in range(4)} == {200} and names() == [f"127.0.0.3:{port}"]
+    for s in here:
+        s.close()
+
+
 def test_a_draining_server_loses_nothing(route, servers):
     leaving = Server(*FLAGS)
     router = route("--decode", f"{of(leaving)},{of(servers[0])}").wait_up(2)
@@ -447,6 +485,7 @@ def test_keys(route):
         ((), "--decode"),
         (("--decode", "host"), "HOST:PORT"),
         (("--decode", "a:1,a:1"), "twice"),
+        (("--decode", "dns:host"), "HOST:PORT"),
         (("--decode", "a:1", "--prefill", "a:b"), "--prefill"),
         (("--decode", "a:1", "--host", "0.0.0.0"), "--api-key-file"),
     ],

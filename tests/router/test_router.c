@@ -213,12 +213,51 @@ static void test_learned_prefixes(void **state) {
     router_picture_close(&p);
 }
 
+/* ---- names of many servers ---- */
+
+static void test_servers_join_and_leave(void **state) {
+    (void)state;
+    static char one[][ROUTER_PEER_NAME] = {"10.0.0.1:5", "10.0.0.2:5"},
+                two[][ROUTER_PEER_NAME] = {"10.0.0.3:5", "10.0.0.2:5", "a:1"};
+    static char many[ROUTER_MAX_PEERS][ROUTER_PEER_NAME];
+    const router_prefix x = chat('x', 1);
+    hd_err err = {0};
+    assert_int_equal(router_picture_open(&p, NULL), HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", "a:1,dns:b:5", &err),
+                     HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", "dns:b", &err), HD_EINVAL);
+    assert_true(p.n == 1 && p.n_sources == 1);
+    assert_string_equal(p.sources[0].address, "b:5");
+    router_picture_resolved(&p, 0, one, 2);
+    assert_true(p.n == 3 && p.peers[1].source == 0 && !p.peers[1].gone);
+    p.peers[1].up = p.peers[2].up = true;
+    router_learn(&p, 1, x.hashes, x.n);
+    assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 1);
+    router_picture_resolved(&p, 0, two, 3); /* a:1 is in the list already */
+    assert_true(p.n == 4 && p.peers[1].gone && !p.peers[2].gone && !p.peers[0].gone);
+    assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 2);
+    router_picture_resolved(&p, 0, one, 2);
+    assert_true(!p.peers[1].gone && p.peers[3].gone);
+    assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 1); /* with all that it had */
+    router_picture_remove(&p, 1);
+    router_picture_resolved(&p, 0, one, 2); /* a server without a past in its place */
+    assert_string_equal(p.peers[1].name, one[0]);
+    p.peers[1].up = true;
+    assert_int_equal(router_choose(&p, &x, 0, 2, 0).peer, 2);
+    for (int i = 0; i < ROUTER_MAX_PEERS; i++) {
+        snprintf(many[i], sizeof many[i], "10.1.0.%d:5", i);
+    }
+    router_picture_resolved(&p, 0, many, ROUTER_MAX_PEERS);
+    assert_int_equal(p.n, ROUTER_MAX_PEERS);
+    router_picture_close(&p);
+}
+
 int test_router(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prefixes),         cmocka_unit_test(test_lists),
         cmocka_unit_test(test_choice),           cmocka_unit_test(test_prefill),
         cmocka_unit_test(test_reports),          cmocka_unit_test(test_news),
-        cmocka_unit_test(test_learned_prefixes),
+        cmocka_unit_test(test_learned_prefixes), cmocka_unit_test(test_servers_join_and_leave),
     };
     return cmocka_run_group_tests_name("router", tests, NULL, NULL);
 }
