@@ -387,12 +387,25 @@ static void poll_again(void *ctx) {
     server_submitted(ctx);
 }
 
-/* Servers on one host have different ports. */
+/* Whether servers of several hosts may have it. */
+static bool is_common(const char *host) {
+    static const char *const common[] = {"127.0.0.1", "::1", "localhost", "0.0.0.0", "::"};
+    for (size_t i = 0; i < HD_LEN(common); i++) {
+        if (strcmp(host, common[i]) == 0) return true;
+    }
+    return false;
+}
+
+/* Servers of one host have different ports or addresses. */
 static hd_status start_transfers(server *s, hd_err *err) {
     pd_options o = s->options.pd;
     char host[256] = "";
     if (o.role == PD_ROLE_NONE) return HD_OK;
-    gethostname(host, sizeof host - 1);
+    if (is_common(s->options.http.host)) {
+        gethostname(host, sizeof host - 1);
+    } else {
+        snprintf(host, sizeof host, "%s", s->options.http.host);
+    }
     snprintf(s->pd_name, sizeof s->pd_name, "%.255s:%d", host, http_port(s->http));
     o.name = s->pd_name;
     o.model_dir = s->options.engine.model_dir;
