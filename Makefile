@@ -186,7 +186,8 @@ $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
 $(BUILD)/src/client/%.o: CFLAGS += $(TRAP)
 # Rooms that compute are unrolled; those that wait for people and sockets, or run once, are small.
 $(BUILD)/src/ops/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/moe/%.o $(BUILD)/src/train/%.o $(BUILD)/src/base/%.o: CFLAGS += -O3
-$(BUILD)/src/cli/%.o $(BUILD)/src/capacity/%.o $(BUILD)/src/ops/profile/%.o $(BUILD)/src/weights/config/%.o $(BUILD)/src/http/%.o $(BUILD)/src/hub/%.o $(BUILD)/src/pd/%.o $(BUILD)/src/server/%.o $(BUILD)/src/router/%.o $(BUILD)/src/client/%.o $(BUILD)/src/api/%.o: CFLAGS += -Os
+SMALL = cli capacity chat ops/profile weights/config weights/torch http hub pd server router client api
+$(foreach room,$(SMALL),$(BUILD)/src/$(room)/%.o): CFLAGS += -Os
 endif
 
 unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api

@@ -94,6 +94,7 @@
     X(decode_graph) \
     X(stream) \
     X(server) \
+    X(prefix_ring) \
     X(router) \
     X(tokenizer_pattern)
 /* clang-format on */

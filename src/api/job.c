@@ -89,11 +89,20 @@ static void send_out(api_job *job) {
     api_text_clear(&job->out);
 }
 
+/* For what the client has: only the state of the format changes. */
+static void quietly(api_job *job, api_choice *c, void (*write)(api_job *job, api_choice *c)) {
+    const size_t n = job->out.n;
+    const int32_t sequence = job->sequence;
+    write(job, c);
+    job->out.n = n;
+    job->sequence = sequence;
+}
+
 static void begin_stream(api_job *job) {
     if (job->began) return;
     job->began = true;
     http_stream_begin(job->call);
-    if (job->format->begin) job->format->begin(job);
+    if (job->format->begin && !job->resumed) job->format->begin(job);
 }
 
 static void send_error(const api_job *job) {
@@ -170,10 +179,18 @@ static api_piece *new_piece(api_choice *c, hd_delta_kind kind, int32_t call) {
     return p;
 }
 
-static void add_piece(api_job *job, api_choice *c, hd_delta_kind kind, int32_t call,
-                      const hd_delta *whole) {
-    hd_delta part = *whole;
-    if (!api_resume_keep(c, kind, &part)) return;
+static void forget_pending(const api_job *job, api_choice *c) {
+    c->n_pending = 0;
+    if (job->format->cumulative) return;
+    c->n_pieces = 0;
+    api_text_clear(&c->text);
+    api_text_clear(&c->logprobs);
+    api_text_clear(&c->tops);
+    api_text_clear(&c->ids);
+}
+
+static void put_piece(api_job *job, api_choice *c, hd_delta_kind kind, int32_t call,
+                      const hd_delta *part) {
     api_piece *p = c->n_pieces ? &c->pieces[c->n_pieces - 1] : NULL;
     if (!p || p->kind != kind || p->call != call || kind == HD_DELTA_CALL) {
         p = new_piece(c, kind, call);
@@ -182,13 +199,24 @@ static void add_piece(api_job *job, api_choice *c, hd_delta_kind kind, int32_t c
         job->out.failed = true;
         return;
     }
-    api_put(&c->text, part.text, part.n);
+    api_put(&c->text, part->text, part->n);
     if (c->text.failed) { /* the piece must not refer to missing bytes */
         job->out.failed = true;
         return;
     }
-    p->n += part.n;
-    p->whole = part.whole;
+    p->n += part->n;
+    p->whole = part->whole;
+}
+
+static void add_piece(api_job *job, api_choice *c, hd_delta_kind kind, int32_t call,
+                      const hd_delta *whole) {
+    const api_resume_parts p = api_resume_split(c, kind, whole);
+    if (p.has_had) {
+        put_piece(job, c, kind, call, &p.had);
+        quietly(job, c, job->format->chunk);
+        forget_pending(job, c);
+    }
+    if (p.has_lacks) put_piece(job, c, kind, call, &p.lacks);
 }
 
 static void collect_part(api_job *job, api_choice *c, const hd_delta *p) {
@@ -226,6 +254,7 @@ static void collect(api_job *job, api_choice *c, const hd_event *e) {
         api_put_int(&c->ids, e->step.tokens[i]);
     }
     c->n_pending += e->step.n_tokens;
+    if (job->format->cumulative) c->collected = c->output_tokens;
     if (c->logprobs.failed || c->tops.failed || c->ids.failed || c->masks.failed) {
         job->out.failed = true;
     }
@@ -291,17 +320,8 @@ static void note_end(api_job *job, api_choice *c, const hd_event *e) {
     }
 }
 
-static void forget_pending(const api_job *job, api_choice *c) {
-    c->n_pending = 0;
-    if (job->format->cumulative) return;
-    c->n_pieces = 0;
-    api_text_clear(&c->text);
-    api_text_clear(&c->logprobs);
-    api_text_clear(&c->tops);
-    api_text_clear(&c->ids);
-}
-
 static bool chunk_is_due(const api_job *job, const api_choice *c) {
+    if (job->format->cumulative && c->output_tokens <= c->written) return false;
     if (c->finish_reason != HD_FINISH_NONE) {
         /* its last event comes with the finish reason */
         if (job->format->cumulative) return false;
@@ -324,7 +344,9 @@ static void stream(api_job *job, api_choice *c) {
         if (c->written < c->collected) c->written = c->collected;
         forget_pending(job, c);
     }
-    if (c->finish_reason != HD_FINISH_NONE && !failed && !c->finish_written) {
+    if (c->finish_reason != HD_FINISH_NONE && !failed && c->finish_written) {
+        quietly(job, c, job->format->finish);
+    } else if (c->finish_reason != HD_FINISH_NONE && !failed) {
         begin_stream(job);
         job->format->finish(job, c);
         c->finish_written = true;

@@ -39,8 +39,8 @@ typedef struct api_choice {
     int32_t place;
     int32_t n_blocks, open_block; /* see api_walk_blocks() */
 
-    /* In bytes of text, and one per beginning and end of a call: to be left out, since another
-     * server wrote it; collected; written, here or there. See resume.h. */
+    /* In bytes of text, and one per beginning and end of a call, or in tokens if chunks repeat all:
+     * to be left out, since another server wrote it; collected; written, here or there. */
     int64_t skip, collected, written;
     bool finish_written;
 
@@ -102,7 +102,8 @@ struct api_job {
     const char *model;
     int64_t created;      /* Unix seconds */
     uint64_t nonce, seed; /* seed: of the first prompt */
-    bool tells;           /* comments say how far the stream has come */
+    int32_t sequence;     /* number of the next event, where formats count them */
+    bool tells, resumed; /* comments say how far the stream has come; another server began it */
 
     api_sub *subs;
     api_choice *choices;

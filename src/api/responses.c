@@ -114,7 +114,6 @@ typedef struct response_state {
     api_text echo; /* members that follow a comma */
     /* all input as a JSON array without its end; empty: the response is not stored */
     api_text items;
-    int32_t sequence;
     uint64_t salt;
 } response_state;
 
@@ -215,9 +214,8 @@ static void put_item(api_text *out, const api_job *job, const api_choice *c, hd_
 /* ---- events ---- */
 
 static void begin_event(api_job *job, const char *type) {
-    response_state *s = job->state;
     api_data_begin(job, type);
-    api_write(&job->out, "{'type':%s,'sequence_number':%d", type, s->sequence++);
+    api_write(&job->out, "{'type':%s,'sequence_number':%d", type, job->sequence++);
 }
 
 static void end_event(api_job *job) {

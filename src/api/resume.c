@@ -1,6 +1,6 @@
-/* resume.c - see resume.h. The value is "SEED CREATED NONCE PLACE,PLACE,...": a place is the
- * number of bytes and calls of a choice that were written, -1 before its first chunk; an f behind
- * it: its finish reason was written, too. */
+/* resume.c - see resume.h. The value is "SEED CREATED NONCE EVENT PLACE,PLACE,...": a place is how much
+ * of a choice was written, -1 before its first chunk; an f behind it: its finish reason was written,
+ * too. */
 #include "api/resume.h"
 
 #include <stdio.h>
@@ -38,7 +38,8 @@ static bool take_places(api_job *job, const char *at) {
         } else {
             return false;
         }
-        c->skip = c->written = (int64_t)(place & INT64_MAX);
+        c->written = (int64_t)(place & INT64_MAX);
+        c->skip = job->format->cumulative ? 0 : c->written;
         c->finish_written = *at == 'f';
         at += c->finish_written;
         if (*at != (i + 1 < job->n_choices ? ',' : '\0')) return false;
@@ -57,12 +58,13 @@ static void forget_places(api_job *job) {
 
 void api_resume_begin(api_job *job, const char *header) {
     const api_wishes *w = &job->w;
-    uint64_t seed, created, nonce;
+    uint64_t seed, created, nonce, sequence;
     const bool by_token = w->logprobs || w->token_ids || w->prompt_ids || w->sampling_mask;
-    job->tells = header && w->stream && job->format->chunk_object && !w->echo && !by_token &&
-                 !w->background;
+    job->tells = header && w->stream && !w->background &&
+                 (job->format->cumulative || (!w->echo && !by_token));
     if (!job->tells || !take_number(&header, ' ', &seed) ||
-        !take_number(&header, ' ', &created) || !take_number(&header, ' ', &nonce)) {
+        !take_number(&header, ' ', &created) || !take_number(&header, ' ', &nonce) ||
+        !take_number(&header, ' ', &sequence) || sequence > INT32_MAX) {
         return;
     }
     if (!take_places(job, header)) {
@@ -71,28 +73,33 @@ void api_resume_begin(api_job *job, const char *header) {
     }
     job->created = (int64_t)(created & INT64_MAX);
     job->nonce = nonce;
+    job->sequence = (int32_t)sequence;
+    job->resumed = true;
 }
 
-bool api_resume_keep(api_choice *c, hd_delta_kind kind, hd_delta *part) {
+api_resume_parts api_resume_split(api_choice *c, hd_delta_kind kind, const hd_delta *whole) {
     const bool is_text = kind != HD_DELTA_CALL && kind != HD_DELTA_CALL_END;
-    const int64_t size = (int64_t)part->n + !is_text;
-    const int64_t skipped = c->skip < size ? c->skip : size;
+    const int64_t size = (int64_t)whole->n + !is_text;
+    const int64_t had = c->skip < size ? c->skip : size;
+    api_resume_parts p = {*whole, *whole, had > 0, had < size || size == 0};
     c->collected += size;
-    c->skip -= skipped;
-    if (skipped == size && size > 0) return false;
+    c->skip -= had;
     if (is_text) {
-        part->text += skipped;
-        part->n -= (size_t)skipped;
+        p.had.n = (size_t)had;
+        p.lacks.text += had;
+        p.lacks.n -= (size_t)had;
+    } else if (had < size) {
+        p.has_had = false;
     }
-    return true;
+    return p;
 }
 
 void api_resume_tell(api_job *job) {
     char text[96];
     if (!job->tells || job->out.n == 0) return;
-    snprintf(text, sizeof text, API_RESUME_COMMENT "%llu %lld %llu ",
+    snprintf(text, sizeof text, API_RESUME_COMMENT "%llu %lld %llu %d ",
              (unsigned long long)job->seed, (long long)job->created,
-             (unsigned long long)job->nonce);
+             (unsigned long long)job->nonce, job->sequence);
     api_puts(&job->out, text);
     for (int32_t i = 0; i < job->n_choices; i++) {
         const api_choice *c = &job->choices[i];

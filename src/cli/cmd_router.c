@@ -87,7 +87,8 @@ static hd_status run(const settings *set, hd_err *err) {
 int cmd_router(int argc, char **argv) {
     settings set = {.host = "127.0.0.1", .port = 30080, .connections = 10000, .drain_s = 120};
     const option options[] = {
-        option_text("decode", &set.decode, "HOST:PORT,...", "servers that answer"),
+        option_text("decode", &set.decode, "HOST:PORT,...",
+                    "servers that answer; dns:HOST:PORT: all that the name resolves to"),
         option_text("prefill", &set.prefill, "HOST:PORT,...",
                     "servers that compute long prompts for them"),
         option_text("host", &set.host, "NAME",

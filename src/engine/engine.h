@@ -71,34 +71,53 @@ const char *hd_engine_weight_version(hd_engine *e);
 
 /* ---- pages.c: pages of prompts that move between servers ---- */
 
-/* Refuses engines whose pages cannot move: without a model, without host memory for pages, or
- * with a cache that several ranks hold together. */
-hd_status hd_engine_check_pages(hd_engine *e, hd_err *err);
+/* Refuses engines whose pages cannot move: without a model or host memory for pages, or with
+ * entries that depend on chunks. page_bytes: of hd_handover; NULL is fine. */
+hd_status hd_engine_check_pages(hd_engine *e, size_t page_bytes[HD_N_KV_GROUPS], hd_err *err);
 
-/* The pages of an attention group, for a function that runs on its step thread between steps. */
-typedef struct hd_engine_pages {
-    hd_handover side; /* without salt and prompt; cache NULL: the memory is given back */
-    /* Tells the weights in use from those before: 0 until the first update, then by the updates'
-     * version names. */
-    uint64_t weights;
-} hd_engine_pages;
+typedef enum hd_page_work {
+    HD_PAGES_LOOK, /* finds what the cache lacks of a prompt */
+    HD_PAGES_PLACE /* puts a page into the cache */
+} hd_page_work;
 
-/* A function that the step thread calls once; the caller's until then. */
+/* What the step thread of an attention group does between two steps, in this process or another.
+ * The caller's again when done() is called: once, in any thread, maybe under a lock of the engine, so
+ * that it only takes notes. */
 typedef struct hd_page_job {
+    hd_page_work work;
+    uint64_t salt;
+    const int32_t *tokens; /* [n_tokens] the prompt */
+    int32_t n_tokens;
+    const void *message; /* to place: a page message of n bytes, which was checked */
+    size_t n;
+    /* Tells the weights in use from those before: 0 until the first update, then by the updates'
+     * version names. LOOK sets it; a page is placed only if it is this one. */
+    uint64_t weights;
+    void (*done)(struct hd_page_job *job);
+    hd_page_range lacking; /* set by LOOK */
+    /* HD_EAGAIN: there is no room; HD_EINVAL: the weights are others; HD_EPEER: the group's ranks
+     * are lost */
+    hd_status status;
+    /* the engine's */
     struct hd_page_job *next;
-    void (*run)(struct hd_page_job *job, const hd_engine_pages *pages);
+    uint64_t number;
+    int32_t group;
 } hd_page_job;
 
-/* Posts a job to the step thread of an attention group. Jobs run in their order,
- * also while the engine is paused. Those that have not run when it closes never do. */
+/* Jobs of a group run in their order, also while the engine is paused. Those that have not run when
+ * it closes never do. */
 void hd_engine_post_job(hd_engine *e, int32_t group, hd_page_job *job);
 
-/* As hd_engine_submit_chat(), with a function that the step thread calls behind every step that
- * computed a part of the prompt: its first n_done positions are computed, and their whole
- * pages can be exported. Not called after the request's last event. */
+/* As hd_engine_submit_chat(), of one choice, whose pages are exported in their order behind the steps
+ * that complete them. The functions take notes like hd_page_job.done(), and are not called after
+ * the request's last event. */
 typedef struct hd_page_watch {
     void *ctx;
-    void (*computed)(void *ctx, int32_t n_done, const hd_engine_pages *pages);
+    hd_page_range pages;
+    uint64_t weights; /* see hd_page_job */
+    /* Returns room for the message of the next page; NULL: no page is wanted any more. */
+    void *(*room)(void *ctx, size_t n);
+    void (*exported)(void *ctx, hd_status st); /* into that; otherwise no page comes any more */
 } hd_page_watch;
 
 hd_status hd_engine_submit_watched(hd_engine *e, uint64_t *id, const hd_request *g,

@@ -72,7 +72,8 @@ struct engine_request {
     int64_t submitted_ns;
     void (*on_event)(void *user, const hd_event *event);
     void *user;
-    hd_page_watch watch; /* constant; computed NULL: none */
+    hd_page_watch watch; /* constant; without pages: none */
+    uint32_t n_exported; /* of them; owned by the step threads of its group and of rank 0 */
     bool fetching;       /* guarded by the lock: it waits for pages */
 
     hd_ids prompt;
@@ -116,8 +117,7 @@ typedef struct engine_step_output {
     const char *weight_version;
 } engine_step_output;
 
-enum { ENGINE_MAX_NOTICES = 24 };
-enum { ENGINE_POST_TOPS = HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES };
+enum { ENGINE_MAX_NOTICES = 24, ENGINE_POST_TOPS = HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES };
 
 typedef struct engine_remote engine_remote; /* remote.c */
 
@@ -155,12 +155,13 @@ struct hd_engine {
     engine_reopening *reopening; /* NULL without ucx */
     hd_weights *whole;           /* the complete model; of one rank, this is its own */
     bool updatable;
-    int32_t threads;             /* as in the options */
-    hd_weights_backup *backup;   /* of weights that are given back; NULL: they are lost */
-    hd_weights_changes *changes; /* of rank 0 of several processes; else NULL */
-    bool replay[HD_N_REPLAYS];   /* choices of every position are kept */
-    bool whole_prompts;          /* the last layers compute every position of a prompt */
-    engine_rank *ranks;          /* [n_ranks] those of this process */
+    int32_t threads;                   /* as in the options */
+    hd_weights_backup *backup;         /* of weights that are given back; NULL: they are lost */
+    hd_weights_changes *changes;       /* of rank 0 of several processes; else NULL */
+    bool replay[HD_N_REPLAYS];         /* choices of every position are kept */
+    size_t page_bytes[HD_N_KV_GROUPS]; /* of a page that leaves or arrives */
+    bool whole_prompts;                /* the last layers compute every position of a prompt */
+    engine_rank *ranks;                /* [n_ranks] those of this process */
     int32_t n_ranks;
     bool independent; /* attention groups exchange nothing in a step: rounds of their own */
     engine_router *router; /* NULL: one attention group */

@@ -3,8 +3,8 @@
 #ifndef HD_ENGINE_GROUP_H
 #define HD_ENGINE_GROUP_H
 
-#include "hadal.h"
 #include "base/status.h"
+#include "engine/engine.h"
 #include "moe/record.h"
 #include "sched/sched.h"
 #include "weights/update.h"
@@ -13,8 +13,7 @@
 typedef struct engine_mail {
     uint64_t *submitted, *cancelled; /* ids of requests; ids of choices */
     int32_t n_submitted, n_cancelled;
-    struct hd_page_job *jobs,
-        **last_job; /* in their order; last_job: where the next one goes */
+    hd_page_job *jobs, **last_job; /* in their order; last_job: where the next one goes */
     bool flush, retract;
     uint64_t retract_pause;         /* the pause that asked for it last */
     bool rebalance;                 /* plan at the next look */
@@ -77,6 +76,9 @@ void engine_mail_close(engine_mail *m);
 /* Puts a request into its group's mailbox, or has it wait for pages. server: or NULL. */
 void engine_deliver(hd_engine *e, engine_request *r, const char *server);
 void engine_stop_fetching(hd_engine *e, engine_request *r); /* if it waits, it is cancelled */
+
+/* Ends all jobs of a list with HD_EPEER, and empties it. */
+void engine_fail_jobs(hd_page_job **first);
 
 /* ---- router.c ---- */
 

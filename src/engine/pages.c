@@ -1,17 +1,18 @@
 /* pages.c - pages of prompts that move between servers, as far as the engine knows: requests that
- * wait for pages, functions that the step thread runs between steps, and requests whose pages
- * somebody awaits. Who moves them is in src/pd. */
+ * wait for pages, jobs of the step thread between steps, and requests whose pages are exported. Who
+ * moves them is in src/pd. */
 #include "engine/rank.h"
 
-hd_status hd_engine_check_pages(hd_engine *e, hd_err *err) {
+#include <string.h>
+
+hd_status hd_engine_check_pages(hd_engine *e, size_t page_bytes[HD_N_KV_GROUPS], hd_err *err) {
     hd_engine_stats stats;
     hd_engine_read_stats(e, &stats);
     const char *why = NULL;
     if (!stats.host_pages[HD_KV_FULL]) why = "it needs host memory for pages (--kv-host)";
     if (e->mla == HD_MLA_NAIVE) why = "its entries depend on chunks (--mla naive)";
-    if (e->parallel.tp > 1) why = "the ranks of --tp hold every page together";
-    if (e->ucx) why = "its ranks are in several processes";
     if (!e->has_model) why = "the null backend has none";
+    if (page_bytes) memcpy(page_bytes, e->page_bytes, sizeof e->page_bytes);
     return why ? HD_FAIL(err, HD_EUNSUPPORTED, "pages of this server cannot move: %s", why)
                : HD_OK;
 }
@@ -70,51 +71,118 @@ void hd_engine_pages_settled(hd_engine *e, uint64_t id) {
     pthread_mutex_unlock(&e->lock);
 }
 
-/* ---- the step thread ---- */
+/* ---- jobs ---- */
 
-void hd_engine_post_job(hd_engine *e, int32_t group, hd_page_job *job) {
-    job->next = NULL;
-    pthread_mutex_lock(&e->lock);
-    engine_mail *mail = &e->groups[group].mail;
+static void append(engine_mail *mail, hd_page_job *job) {
     if (!mail->jobs) mail->last_job = &mail->jobs;
     *mail->last_job = job;
     mail->last_job = &job->next;
-    engine_tell(e);
+}
+
+void hd_engine_post_job(hd_engine *e, int32_t group, hd_page_job *job) {
+    job->next = NULL;
+    job->group = group;
+    job->lacking = (hd_page_range){0};
+    pthread_mutex_lock(&e->lock);
+    if (group < e->n_present) {
+        append(&e->groups[group].mail, job);
+        engine_tell(e);
+    } else {
+        engine_fail_jobs(&job);
+    }
     pthread_mutex_unlock(&e->lock);
 }
 
-static hd_engine_pages pages_of(engine_rank *rank) {
-    hd_engine_pages p = {.weights = rank->weights_mark};
-    if (rank->totals.hindrance || !rank->model_runner) return p;
-    p.side = (hd_handover){.cache = hd_sched_cache(rank->sched),
-                           .kv = hd_model_runner_kv(rank->model_runner),
-                           .stream = rank->stream,
-                           .page_tokens = rank->totals.page_tokens};
-    return p;
-}
-
-/* A job may free itself. */
-void engine_pages_run_jobs(engine_rank *rank, engine_mail *in) {
-    const hd_engine_pages pages = pages_of(rank);
-    while (in->jobs) {
-        hd_page_job *job = in->jobs;
-        in->jobs = job->next;
-        job->run(job, &pages);
+void engine_fail_jobs(hd_page_job **first) {
+    while (*first) {
+        hd_page_job *job = *first;
+        *first = job->next;
+        job->status = HD_EPEER;
+        job->done(job);
     }
 }
 
+static bool has_pages(const engine_rank *rank) {
+    return !rank->totals.hindrance && rank->model_runner;
+}
+
+static hd_handover side_of(engine_rank *rank, uint64_t salt, const int32_t *tokens, int32_t n) {
+    const hd_engine *e = rank->engine;
+    return (hd_handover){
+        .cache = hd_sched_cache(rank->sched),
+        .kv = hd_model_runner_kv(rank->model_runner),
+        .stream = rank->stream,
+        .ranks = hd_model_runner_page_ranks(rank->model_runner),
+        .page_tokens = rank->totals.page_tokens,
+        .page_bytes = {e->page_bytes[0], e->page_bytes[1]},
+        .salt = salt,
+        .tokens = tokens,
+        .n_tokens = n
+    };
+}
+
+static hd_status run(engine_rank *rank, hd_page_job *job) {
+    if (!has_pages(rank)) return HD_EAGAIN;
+    const hd_handover side = side_of(rank, job->salt, job->tokens, job->n_tokens);
+    if (job->work == HD_PAGES_LOOK) {
+        job->weights = rank->weights_mark;
+        hd_handover_lacking(&side, hd_kv_shape_of(rank->engine->spec).lookback, &job->lacking);
+        return HD_OK;
+    }
+    if (job->weights != rank->weights_mark) return HD_EINVAL;
+    return hd_handover_place(&side, job->message, NULL);
+}
+
+void engine_pages_run_jobs(engine_rank *rank, engine_mail *in) {
+    while (in->jobs) {
+        hd_page_job *job = in->jobs;
+        in->jobs = job->next;
+        job->status = run(rank, job);
+        job->done(job); /* it may free itself */
+    }
+}
+
+/* ---- pages of requests ---- */
+
 void engine_pages_note(engine_rank *rank, uint64_t id, int32_t n_done) {
-    const engine_request *r = engine_request_of(rank->engine, id);
-    if (!r->watch.computed) return;
+    engine_request *r = engine_request_of(rank->engine, id);
+    if (r->n_exported == hd_page_range_size(&r->watch.pages)) return;
     rank->watched[rank->n_watched++] = (engine_watched){r, n_done};
+}
+
+/* False: no page is wanted any more. */
+static bool export_page(engine_rank *rank, engine_request *r, hd_kv_group group, int32_t page) {
+    const hd_page_watch *w = &r->watch;
+    const hd_handover side = side_of(rank, r->request.salt, r->prompt.ids, r->n_prompt);
+    const size_t n = hd_handover_bytes(&side, group);
+    const bool remote = engine_rank_is_remote(rank);
+    void *to = remote ? engine_remote_room(rank, r->id, n) : w->room(w->ctx, n);
+    if (!to) return false;
+    const hd_status st = w->weights == rank->weights_mark
+                             ? hd_handover_export(&side, group, page, to, NULL)
+                             : HD_EINVAL;
+    if (remote) {
+        engine_remote_exported(rank, r->id, n, st);
+    } else {
+        w->exported(w->ctx, st);
+    }
+    return st == HD_OK;
+}
+
+static void export_pages(engine_rank *rank, engine_request *r, int32_t n_done) {
+    const uint32_t all = hd_page_range_size(&r->watch.pages);
+    while (r->n_exported < all) {
+        hd_kv_group group;
+        const int32_t page = hd_page_range_at(&r->watch.pages, r->n_exported, &group);
+        if ((page + 1) * rank->totals.page_tokens > n_done) return;
+        r->n_exported = export_page(rank, r, group, page) ? r->n_exported + 1 : all;
+    }
 }
 
 /* Before the outputs of the step are published, so that no request is gone. */
 void engine_pages_show(engine_rank *rank) {
-    const hd_engine_pages pages = pages_of(rank);
-    for (int32_t i = 0; i < rank->n_watched; i++) {
-        const engine_watched *w = &rank->watched[i];
-        w->request->watch.computed(w->request->watch.ctx, w->n_done, &pages);
+    for (int32_t i = 0; i < rank->n_watched && has_pages(rank); i++) {
+        export_pages(rank, rank->watched[i].request, rank->watched[i].n_done);
     }
     rank->n_watched = 0;
 }

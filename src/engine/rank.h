@@ -15,7 +15,7 @@ typedef struct engine_rebalance engine_rebalance; /* rebalance.c */
 
 /* A request, and the positions of it that the step has computed. */
 typedef struct engine_watched {
-    const engine_request *request;
+    engine_request *request;
     int32_t n_done;
 } engine_watched;
 
@@ -180,6 +180,13 @@ void engine_remote_end(engine_rank *rank, bool idle, int64_t look_ns);
 /* For the end of the round. */
 void engine_remote_put_output(engine_rank *rank, engine_step_output *p);
 void engine_remote_put_prompt(engine_rank *rank, uint64_t id, const hd_prompt_logprobs *p);
+/* Returns room in the report for a page of n bytes, until the next call here; NULL: no memory.
+ * Then says whether the page is there. */
+void *engine_remote_room(engine_rank *rank, uint64_t id, size_t n);
+void engine_remote_exported(engine_rank *rank, uint64_t id, size_t n, hd_status st);
+
+/* Ends the jobs of all other groups with HD_EPEER. The caller holds the lock. */
+void engine_remote_fail_jobs(hd_engine *e);
 
 /* ---- step_loop.c ---- */
 

@@ -36,8 +36,18 @@ typedef struct state_head {
     int32_t n_places, n_loads;
 } state_head;
 
+/* A job of pages that rank 0 sent. */
+typedef struct remote_job {
+    hd_page_job job;
+    engine_rank *rank;
+} remote_job;
+
 struct engine_remote {
     hd_bytes out, in;
+    void *page; /* [cap_page] the next page of the report */
+    size_t cap_page;
+    hd_page_job *jobs, **last_job; /* of rank 0: those that were sent, in their order */
+    uint64_t n_jobs;
     end_word *words;         /* [n_groups] */
     engine_step_output post; /* with the memory of its alternatives */
     int64_t sent_loads_ns;   /* when the loads that were sent last were read */
@@ -47,6 +57,7 @@ struct engine_remote {
 hd_status engine_remote_open(engine_remote **out, const hd_engine *e, hd_err *err) {
     engine_remote *m = calloc(1, sizeof *m);
     *out = m;
+    if (m) m->last_job = &m->jobs;
     if (m) m->words = calloc((size_t)e->n_groups, sizeof *m->words);
     if (m) m->post.top = calloc(ENGINE_POST_TOPS, sizeof *m->post.top);
     if (m && m->words && m->post.top) return HD_OK;
@@ -63,6 +74,7 @@ void engine_remote_close(engine_remote *m) {
     if (!m) return;
     hd_bytes_deinit(&m->out);
     hd_bytes_deinit(&m->in);
+    free(m->page);
     free(m->words);
     free(m->post.top);
     free(m);
@@ -124,10 +136,18 @@ static void end_choices(hd_engine *e, engine_request *r, const char *why) {
     }
 }
 
+void engine_remote_fail_jobs(hd_engine *e) {
+    engine_remote *m = e->remote;
+    engine_fail_jobs(&m->jobs);
+    m->last_job = &m->jobs;
+    for (int32_t g = 1; g < e->n_groups; g++) engine_fail_jobs(&e->groups[g].mail.jobs);
+}
+
 /* The front ends the requests of all other groups: beginning anew has been of no use. */
 static void end_all(engine_rank *rank, const char *why) {
     hd_engine *e = rank->engine;
     pthread_mutex_lock(&e->lock);
+    engine_remote_fail_jobs(e);
     for (int32_t g = 1; g < e->n_groups; g++) {
         engine_group *group = &e->groups[g];
         group->mail.n_submitted = group->mail.n_cancelled = 0;
@@ -159,6 +179,25 @@ static bool recover(engine_rank *rank, const hd_err *err) {
 
 /* ---- the beginning of a round ---- */
 
+/* A failure is kept until the end of the round. */
+static void keep(engine_remote *m, hd_status st, const hd_err *err) {
+    if (st != HD_OK && m->put_err.status == HD_OK) m->put_err = *err;
+}
+
+/* They are the job's until its group has told how they ended. */
+static hd_status put_jobs(engine_remote *m, engine_mail *mail, hd_bytes *to, hd_err *err) {
+    while (mail->jobs) {
+        hd_page_job *job = mail->jobs;
+        mail->jobs = job->next;
+        job->next = NULL;
+        job->number = ++m->n_jobs;
+        *m->last_job = job;
+        m->last_job = &job->next;
+        HD_TRY(engine_put_job(to, job, err));
+    }
+    return HD_OK;
+}
+
 /* A retraction by a pause that is newer than the order waits for the next. */
 static hd_status put_mail(engine_rank *rank, int32_t group, hd_bytes *to, hd_err *err) {
     hd_engine *e = rank->engine;
@@ -172,6 +211,7 @@ static hd_status put_mail(engine_rank *rank, int32_t group, hd_bytes *to, hd_err
     const bool retract = mail->retract && mail->retract_pause <= rank->order.pauses;
     if (retract) HD_TRY(engine_put_record(to, ENGINE_RECORD_RETRACT, group, 0, err));
     if (mail->flush) HD_TRY(engine_put_record(to, ENGINE_RECORD_FLUSH, group, 0, err));
+    HD_TRY(put_jobs(e->remote, mail, to, err));
     mail->n_submitted = mail->n_cancelled = 0;
     mail->retract = mail->retract && !retract;
     mail->flush = false;
@@ -191,6 +231,37 @@ static hd_status send_order(engine_rank *rank, hd_err *err) {
     order_head head = {rank->order, out->n};
     HD_TRY(broadcast(rank, &head, sizeof head, err));
     return out->n ? broadcast(rank, out->data, out->n, err) : HD_OK;
+}
+
+static void drop_job(remote_job *j) {
+    free((void *)(uintptr_t)j->job.tokens);
+    free((void *)(uintptr_t)j->job.message);
+    free(j);
+}
+
+/* On the step thread. */
+static void on_job_done(hd_page_job *job) {
+    remote_job *j = (remote_job *)job;
+    engine_remote *m = j->rank->engine->remote;
+    hd_err err = {0};
+    keep(m, engine_put_job_done(&m->out, job, &err), &err);
+    drop_job(j);
+}
+
+static hd_status take_job(engine_rank *rank, const engine_record *record, engine_reader *from,
+                          hd_err *err) {
+    remote_job *j = calloc(1, sizeof *j);
+    if (!j) return HD_FAIL(err, HD_ENOMEM, "no memory for a job of pages");
+    j->rank = rank;
+    j->job.done = on_job_done;
+    const hd_status st = engine_take_job(rank->engine, from, &j->job, err);
+    if (st == HD_OK) {
+        j->job.number = record->id;
+        hd_engine_post_job(rank->engine, rank->group, &j->job);
+    } else {
+        drop_job(j);
+    }
+    return st;
 }
 
 /* A record for this group goes to its mailbox, from which the step thread takes it. */
@@ -215,6 +286,8 @@ static hd_status take_record(engine_rank *rank, const engine_record *record,
     case ENGINE_RECORD_FLUSH:
         mail->flush = true;
         return HD_OK;
+    case ENGINE_RECORD_JOB:
+        return take_job(rank, record, from, err);
     default:
         break;
     }
@@ -259,11 +332,6 @@ void engine_remote_begin(engine_rank *rank) {
 
 /* ---- a leader's report ---- */
 
-/* A failure is kept until the end of the round. */
-static void keep(engine_remote *m, hd_status st, const hd_err *err) {
-    if (st != HD_OK && m->put_err.status == HD_OK) m->put_err = *err;
-}
-
 void engine_remote_put_output(engine_rank *rank, engine_step_output *p) {
     hd_engine *e = rank->engine;
     hd_err err = {0};
@@ -279,6 +347,24 @@ void engine_remote_put_prompt(engine_rank *rank, uint64_t id, const hd_prompt_lo
     engine_remote *m = rank->engine->remote;
     hd_err err = {0};
     keep(m, engine_put_prompt(&m->out, rank->group, id, p, &err), &err);
+}
+
+void *engine_remote_room(engine_rank *rank, uint64_t id, size_t n) {
+    engine_remote *m = rank->engine->remote;
+    if (n > m->cap_page) {
+        free(m->page);
+        m->page = malloc(n);
+        m->cap_page = m->page ? n : 0;
+    }
+    if (!m->page) engine_remote_exported(rank, id, 0, HD_ENOMEM);
+    return m->page;
+}
+
+void engine_remote_exported(engine_rank *rank, uint64_t id, size_t n, hd_status st) {
+    engine_remote *m = rank->engine->remote;
+    hd_err err = {0};
+    if (st != HD_OK) n = 0;
+    keep(m, engine_put_page(&m->out, rank->group, id, st, m->page, n, &err), &err);
 }
 
 static hd_status put_state(engine_rank *rank, hd_err *err) {
@@ -340,6 +426,22 @@ static hd_status take_state(hd_engine *e, engine_group *group, engine_reader *fr
     return engine_take_bytes(from, group->loads, (size_t)s.n_loads * sizeof *group->loads, err);
 }
 
+static hd_status take_job_done(hd_engine *e, const engine_record *record, engine_reader *from,
+                               hd_err *err) {
+    engine_remote *m = e->remote;
+    hd_page_job **at = &m->jobs;
+    while (*at && ((*at)->number != record->id || (*at)->group != record->group)) {
+        at = &(*at)->next;
+    }
+    hd_page_job *job = *at;
+    if (!job) return wrong_report(record->group, err);
+    HD_TRY(engine_take_job_done(from, job, err));
+    *at = job->next;
+    if (!*at) m->last_job = at;
+    job->done(job);
+    return HD_OK;
+}
+
 static hd_status take_report(hd_engine *e, int32_t group, engine_reader from, hd_err *err) {
     engine_step_output *p = &e->remote->post;
     while (from.n >= sizeof(engine_record)) {
@@ -350,10 +452,16 @@ static hd_status take_report(hd_engine *e, int32_t group, engine_reader from, hd
             HD_TRY(take_state(e, &e->groups[group], &from, err));
             continue;
         }
+        if (record.kind == ENGINE_RECORD_JOB_DONE) {
+            HD_TRY(take_job_done(e, &record, &from, err));
+            continue;
+        }
         engine_request *r = request_of(e, &record);
         if (!r) return wrong_report(group, err);
         if (record.kind == ENGINE_RECORD_PROMPT) {
             HD_TRY(engine_take_prompt(&from, r, err));
+        } else if (record.kind == ENGINE_RECORD_PAGE) {
+            HD_TRY(engine_take_page(e, &from, r, record.n, err));
         } else if (record.kind == ENGINE_RECORD_OUTPUT) {
             HD_TRY(engine_take_output(&from, record.id, p, err));
             if (!has_room(r, p)) return wrong_report(group, err);

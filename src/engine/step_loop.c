@@ -153,6 +153,7 @@ static void on_event(void *ctx, const hd_sched_event *s) {
     p->weight_version = rank->weight_version;
     count(&rank->totals, &s->step);
     if (rank->n_step_outputs < rank->cap_step_outputs) return;
+    engine_pages_show(rank); /* before a last event */
     pthread_mutex_lock(&e->lock);
     hand_over(rank);
     pthread_mutex_unlock(&e->lock);

@@ -24,6 +24,9 @@ typedef struct wire_request {
     int64_t queue_left_ns; /* 0: no limit */
     int32_t n_choices, n_prompt, max_new, priority, draft_tokens, prompt_logprobs_from, n_stop;
     int32_t constrained;
+    hd_page_range pages; /* that are exported, of them n_exported already, by these weights */
+    uint32_t n_exported;
+    uint64_t page_weights;
     hd_sampling params; /* of the first choice */
     wire_constraint constraint;
 } wire_request;
@@ -111,6 +114,9 @@ static hd_status put_request(hd_bytes *to, const engine_request *r, hd_err *err)
                             .prompt_logprobs_from = r->prompt_logprobs_from,
                             .n_stop = q->n_stop,
                             .constrained = r->constrained,
+                            .pages = r->watch.pages,
+                            .n_exported = r->n_exported,
+                            .page_weights = r->watch.weights,
                             .params = r->choices[0].sampling.params,
                             .constraint = constraint_of(r, key->n)};
     HD_TRY(hd_bytes_append(to, &w, sizeof w, err));
@@ -124,12 +130,17 @@ static hd_status put_request(hd_bytes *to, const engine_request *r, hd_err *err)
     return HD_OK;
 }
 
+/* Tells the record at `at` how many bytes follow it. */
+static void end_record(const hd_bytes *to, size_t at) {
+    const uint64_t n = to->n - at - sizeof(engine_record);
+    memcpy(to->data + at + offsetof(engine_record, n), &n, sizeof n);
+}
+
 hd_status engine_put_request(hd_bytes *to, const engine_request *r, hd_err *err) {
     const size_t at = to->n;
     HD_TRY(engine_put_record(to, ENGINE_RECORD_SUBMIT, r->group, r->id, err));
     HD_TRY(put_request(to, r, err));
-    const uint64_t n = to->n - at - sizeof(engine_record);
-    memcpy(to->data + at + offsetof(engine_record, n), &n, sizeof n);
+    end_record(to, at);
     return HD_OK;
 }
 
@@ -138,6 +149,10 @@ static bool are_tokens(const hd_engine *e, const int32_t *ids, int64_t n) {
         if (ids[i] < 0 || ids[i] >= e->spec->vocab) return false;
     }
     return true;
+}
+
+static bool pages_fit(const hd_engine *e, const hd_page_range *pages, int32_t n_tokens) {
+    return hd_page_range_fits(pages, n_tokens / hd_kv_shape_of(e->spec).page_tokens);
 }
 
 static bool counts_fit(const hd_engine *e, const wire_request *w) {
@@ -152,7 +167,9 @@ static bool counts_fit(const hd_engine *e, const wire_request *w) {
            within(w->queue_left_ns, 0, INT64_MAX / 2) &&
            within(w->params.n_top, 0, HD_MAX_ALTERNATIVES) && within(c->n_ban, 0, w->n_stop) &&
            within(c->n_forced, 0, e->max_context) && c->n_key <= MAX_KEY &&
-           (!w->constrained || e->vocab) && (w->constrained || (!c->n_forced && !c->n_key));
+           pages_fit(e, &w->pages, w->n_prompt) &&
+           w->n_exported <= hd_page_range_size(&w->pages) && (!w->constrained || e->vocab) &&
+           (w->constrained || (!c->n_forced && !c->n_key));
 }
 
 static hd_status take_lists(hd_engine *e, engine_reader *from, engine_request *r,
@@ -259,6 +276,8 @@ static hd_status take_request(hd_engine *e, engine_reader *from, engine_request 
     HD_TRY(take_choices(e, from, r, &w, err));
     r->n_prompt = w.n_prompt;
     r->prompt_logprobs_from = w.prompt_logprobs_from;
+    r->watch = (hd_page_watch){.pages = w.pages, .weights = w.page_weights};
+    r->n_exported = w.n_exported;
     r->request = (hd_sched_request){.prompt = r->prompt.ids,
                                     .n_prompt = w.n_prompt,
                                     .max_new = w.max_new,
@@ -289,6 +308,113 @@ void engine_forget_request(hd_engine *e, engine_request *r) {
     engine_deinit_request(e, r);
     free(r->choices);
     *r = (engine_request){0};
+}
+
+/* ---- pages ---- */
+
+/* Followed by the tokens and the message. */
+typedef struct wire_job {
+    int32_t work, n_tokens;
+    uint64_t salt, weights, n;
+} wire_job;
+
+typedef struct wire_job_done {
+    int32_t status;
+    hd_page_range lacking;
+    uint64_t weights;
+} wire_job_done;
+
+hd_status engine_put_job(hd_bytes *to, const hd_page_job *job, hd_err *err) {
+    const size_t at = to->n;
+    const wire_job w = {(int32_t)job->work, job->n_tokens, job->salt, job->weights, job->n};
+    HD_TRY(engine_put_record(to, ENGINE_RECORD_JOB, job->group, job->number, err));
+    HD_TRY(hd_bytes_append(to, &w, sizeof w, err));
+    HD_TRY(hd_bytes_append(to, job->tokens, (size_t)w.n_tokens * sizeof *job->tokens, err));
+    HD_TRY(hd_bytes_append(to, job->message, (size_t)w.n, err));
+    end_record(to, at);
+    return HD_OK;
+}
+
+/* Its lengths; that it is a page of the prompt, who received it has checked. */
+static bool is_page(const hd_engine *e, const void *message, uint64_t n, int32_t n_tokens) {
+    hd_page_head head;
+    if (n < sizeof head) return false;
+    memcpy(&head, message, sizeof head);
+    return head.group < HD_N_KV_GROUPS && head.bytes == e->page_bytes[head.group] &&
+           n == sizeof head + head.bytes &&
+           head.page < (uint32_t)(n_tokens / hd_kv_shape_of(e->spec).page_tokens);
+}
+
+hd_status engine_take_job(const hd_engine *e, engine_reader *from, hd_page_job *job,
+                          hd_err *err) {
+    wire_job w;
+    void *tokens, *message;
+    HD_TRY(engine_take_bytes(from, &w, sizeof w, err));
+    if (!within(w.work, HD_PAGES_LOOK, HD_PAGES_PLACE) || w.n > from->n ||
+        !within(w.n_tokens, 1, e->max_context)) {
+        return refuse("a job", err);
+    }
+    hd_status st = take_array(from, &tokens, w.n_tokens, sizeof *job->tokens, err);
+    job->tokens = tokens;
+    HD_TRY(st);
+    st = take_array(from, &message, (int64_t)w.n, 1, err);
+    job->message = message;
+    HD_TRY(st);
+    job->work = (hd_page_work)w.work;
+    job->n_tokens = w.n_tokens;
+    job->salt = w.salt;
+    job->weights = w.weights;
+    job->n = (size_t)w.n;
+    const bool places = job->work == HD_PAGES_PLACE;
+    return !places || is_page(e, message, w.n, w.n_tokens) ? HD_OK : refuse("a page", err);
+}
+
+hd_status engine_put_job_done(hd_bytes *to, const hd_page_job *job, hd_err *err) {
+    const wire_job_done w = {(int32_t)job->status, job->lacking, job->weights};
+    HD_TRY(engine_put_record(to, ENGINE_RECORD_JOB_DONE, job->group, job->number, err));
+    return hd_bytes_append(to, &w, sizeof w, err);
+}
+
+hd_status engine_take_job_done(engine_reader *from, hd_page_job *job, hd_err *err) {
+    wire_job_done w;
+    HD_TRY(engine_take_bytes(from, &w, sizeof w, err));
+    if (!hd_page_range_fits(&w.lacking, job->n_tokens)) return refuse("pages", err);
+    job->status = (hd_status)w.status;
+    job->lacking = w.lacking;
+    job->weights = w.weights;
+    return HD_OK;
+}
+
+hd_status engine_put_page(hd_bytes *to, int32_t group, uint64_t id, hd_status st,
+                          const void *page, size_t n, hd_err *err) {
+    const size_t at = to->n;
+    const int32_t status = (int32_t)st;
+    HD_TRY(engine_put_record(to, ENGINE_RECORD_PAGE, group, id, err));
+    HD_TRY(hd_bytes_append(to, page, n, err));
+    end_record(to, at);
+    return hd_bytes_append(to, &status, sizeof status, err);
+}
+
+hd_status engine_take_page(const hd_engine *e, engine_reader *from, engine_request *r,
+                           uint64_t n, hd_err *err) {
+    const hd_page_watch *w = &r->watch;
+    const uint32_t all = hd_page_range_size(&w->pages);
+    hd_kv_group group;
+    int32_t status;
+    if (n > from->n || r->n_exported >= all) return refuse("a page", err);
+    (void)hd_page_range_at(&w->pages, r->n_exported, &group);
+    const engine_reader bytes = *from;
+    from->at += n;
+    from->n -= (size_t)n;
+    HD_TRY(engine_take_bytes(from, &status, sizeof status, err));
+    if (status == HD_OK ? n != sizeof(hd_page_head) + e->page_bytes[group] : n != 0) {
+        return refuse("a page", err);
+    }
+    void *to = w->room(w->ctx, sizeof(hd_page_head) + e->page_bytes[group]);
+    if (to && n) memcpy(to, bytes.at, (size_t)n);
+    r->n_exported++;
+    if (to) w->exported(w->ctx, (hd_status)status);
+    return HD_OK;
 }
 
 /* ---- step outputs ---- */

@@ -20,16 +20,19 @@ typedef enum engine_record_kind {
     ENGINE_RECORD_CANCEL,
     ENGINE_RECORD_RETRACT,
     ENGINE_RECORD_FLUSH,
+    ENGINE_RECORD_JOB, /* of pages; the id is its number */
     /* from a leader to the front */
     ENGINE_RECORD_OUTPUT,
     ENGINE_RECORD_PROMPT, /* prompt log-probabilities */
+    ENGINE_RECORD_PAGE,   /* of a request whose pages are exported: the next one */
+    ENGINE_RECORD_JOB_DONE,
     ENGINE_RECORD_STATE
 } engine_record_kind;
 
 /* Begins every record. id: of a request or a choice. */
 typedef struct engine_record {
     int32_t kind, group;
-    uint64_t id, n; /* n: bytes of the request that follows; 0 in records of other kinds */
+    uint64_t id, n; /* n: bytes of the request, job or page that follows; else 0 */
 } engine_record;
 
 /* Appends a record's head. */
@@ -46,6 +49,24 @@ hd_status engine_put_request(hd_bytes *to, const engine_request *r, hd_err *err)
 /* Fills e->requests[] at the request's place, which must be free, by the bytes behind its record.
  * On failure the place is free again. */
 hd_status engine_take_request(hd_engine *e, engine_reader *from, uint64_t id, hd_err *err);
+
+/* The record of a job. */
+hd_status engine_put_job(hd_bytes *to, const hd_page_job *job, hd_err *err);
+
+/* Fills the job by the bytes behind its record; free its tokens and its message, also on failure. */
+hd_status engine_take_job(const hd_engine *e, engine_reader *from, hd_page_job *job,
+                          hd_err *err);
+
+hd_status engine_put_job_done(hd_bytes *to, const hd_page_job *job, hd_err *err);
+hd_status engine_take_job_done(engine_reader *from, hd_page_job *job, hd_err *err);
+
+/* The record of a page of a request; n 0: none comes any more, as st says. */
+hd_status engine_put_page(hd_bytes *to, int32_t group, uint64_t id, hd_status st,
+                          const void *page, size_t n, hd_err *err);
+
+/* Gives the next page of n bytes to who waits for the request's pages. */
+hd_status engine_take_page(const hd_engine *e, engine_reader *from, engine_request *r,
+                           uint64_t n, hd_err *err);
 
 /* Frees such a request. */
 void engine_forget_request(hd_engine *e, engine_request *r);

@@ -52,6 +52,7 @@ static void forget_requests(engine_rank *rank) {
     }
     mail->n_submitted = mail->n_cancelled = 0;
     mail->flush = mail->retract = false;
+    engine_fail_jobs(&mail->jobs);
     hd_sched_close(rank->sched);
     rank->sched = NULL;
     if (e->remote) engine_remote_forget(e->remote);
@@ -228,6 +229,7 @@ static bool has_work(const engine_request *r) {
 
 static void send_again(hd_engine *e, engine_request *r) {
     engine_route_again(e, r);
+    if (r->fetching) return; /* it is not sent yet */
     engine_mail *mail = &e->groups[r->group].mail;
     mail->submitted[mail->n_submitted++] = r->id;
     for (int32_t k = 0; k < r->n_choices; k++) {
@@ -253,6 +255,7 @@ static hd_status distribute(engine_rank *first, hd_err *err) {
     if (!moved) return HD_FAIL(err, HD_ENOMEM, "no memory for requests of lost ranks");
     pthread_mutex_lock(&e->lock);
     for (int32_t g = 1; g < e->n_groups; g++) clear_group(first, &e->groups[g]);
+    if (e->remote) engine_remote_fail_jobs(e);
     for (int32_t i = 0; i < e->n_requests; i++) {
         engine_request *r = &e->requests[i];
         if (r->id && r->n_left && r->group && has_work(r)) moved[n++] = r;

@@ -3,20 +3,45 @@
 
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/checksum.h"
 
 int32_t hd_handover_pages(const hd_handover *h) {
     return h->n_tokens > 0 ? (h->n_tokens - 1) / h->page_tokens : 0;
 }
 
-static size_t page_bytes(const hd_handover *h, hd_kv_group group) {
-    size_t bytes;
-    hd_kv_host_page(h->kv, group, 0, &bytes);
-    return bytes;
+int32_t hd_page_range_at(const hd_page_range *r, uint32_t i, hd_kv_group *group) {
+    const bool full = i < (uint32_t)r->n[HD_KV_FULL];
+    *group = full ? HD_KV_FULL : HD_KV_WINDOW;
+    return r->first[*group] + (int32_t)i - (full ? 0 : r->n[HD_KV_FULL]);
+}
+
+bool hd_page_range_fits(const hd_page_range *r, int32_t all) {
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        if (r->first[g] < 0 || r->n[g] < 0) return false;
+        if (r->first[g] > all || r->n[g] > all - r->first[g]) return false;
+    }
+    return true;
+}
+
+static int32_t first_lacking(const hd_handover *h, int32_t from, hd_kv_group group) {
+    const int32_t all = hd_handover_pages(h);
+    while (from < all && hd_cache_has(h->cache, h->salt, h->tokens, from, group)) from++;
+    return from;
+}
+
+/* A FULL page is cached only below those before it. Of WINDOW pages, those within the lookback
+ * before the end are read. */
+void hd_handover_lacking(const hd_handover *h, int32_t lookback, hd_page_range *out) {
+    const int32_t all = hd_handover_pages(h);
+    const int32_t read = hd_max_i32(0, all * h->page_tokens - lookback) / h->page_tokens;
+    out->first[HD_KV_FULL] = first_lacking(h, 0, HD_KV_FULL);
+    out->first[HD_KV_WINDOW] = lookback ? first_lacking(h, read, HD_KV_WINDOW) : all;
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) out->n[g] = all - out->first[g];
 }
 
 size_t hd_handover_bytes(const hd_handover *h, hd_kv_group group) {
-    return sizeof(hd_page_head) + page_bytes(h, group);
+    return sizeof(hd_page_head) + h->page_bytes[group];
 }
 
 /* A page with the digest belongs to this prompt at this place: entries depend on every token
@@ -32,7 +57,11 @@ static uint64_t digest_of(const hd_handover *h, const hd_page_head *head, const 
 static hd_status run_copies(const hd_handover *h, hd_err *err) {
     int32_t n;
     const hd_page_copy *copies = hd_cache_copies(h->cache, &n);
-    hd_kv_copy(h->kv, h->stream, copies, n);
+    if (h->ranks.copy) {
+        h->ranks.copy(h->ranks.ctx, copies, n);
+    } else {
+        hd_kv_copy(h->kv, h->stream, copies, n);
+    }
     hd_cache_copied(h->cache);
     return hd_stream_sync(h->stream, err);
 }
@@ -64,7 +93,7 @@ static hd_status check_head(const hd_handover *h, const hd_page_head *head, size
         return HD_FAIL(err, HD_EFORMAT, "page message: page %u; the prompt has %d whole pages",
                        head->page, hd_handover_pages(h));
     }
-    const size_t want = page_bytes(h, (hd_kv_group)head->group);
+    const size_t want = h->page_bytes[head->group];
     if (head->bytes != want || n - sizeof *head != want) {
         return HD_FAIL(err, HD_EFORMAT,
                        "page message: %llu bytes announced, %zu sent; a page has %zu",
@@ -103,7 +132,9 @@ hd_status hd_handover_place(const hd_handover *h, const void *message, hd_err *e
     size_t bytes;
     memcpy(hd_kv_host_page(h->kv, group, host, &bytes), (const uint8_t *)message + sizeof head,
            (size_t)head.bytes);
-    return HD_OK;
+    if (!h->ranks.copy) return HD_OK;
+    h->ranks.spread(h->ranks.ctx, group, host);
+    return hd_stream_sync(h->stream, err);
 }
 
 hd_status hd_handover_import(const hd_handover *h, const void *message, size_t n, hd_err *err) {

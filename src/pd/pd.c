@@ -5,7 +5,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -219,31 +218,11 @@ hd_status pd_bind(int *listener, const pd_options *o, hd_err *err) {
     return hd_address_bind(listener, "--transfer-listen:", at, err);
 }
 
-typedef struct size_job {
-    hd_page_job job;
-    hd_engine_pages pages;
-    sem_t done;
-} size_job;
-
-static void read_sizes(hd_page_job *job, const hd_engine_pages *pages) {
-    size_job *j = PD_OWNER(job, size_job, job);
-    j->pages = *pages;
-    sem_post(&j->done);
-}
-
-/* Sizes of pages, with all that lies in them. */
-static void measure_pages(pd *p) {
-    size_job j = {.job.run = read_sizes};
-    pd_facts *f = &p->hello.facts;
-    sem_init(&j.done, 0, 0);
-    hd_engine_post_job(p->engine, 0, &j.job);
-    while (sem_wait(&j.done) != 0) {
-    }
-    sem_destroy(&j.done);
-    f->page_tokens = (uint64_t)j.pages.side.page_tokens;
-    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-        f->page_bytes[g] = hd_handover_bytes(&j.pages.side, (hd_kv_group)g);
-    }
+static void describe_sums(pd_facts *f, const hd_parallel_config *l) {
+    if (!l->sum_in_ranks) return; /* every layout has the bits of one rank */
+    f->sums[0] = (uint64_t)(l->head_parts ? l->head_parts : l->tp);
+    f->sums[1] = (uint64_t)l->etp;
+    f->sums[2] = (uint64_t)l->dense_tp;
 }
 
 static hd_status describe(pd *p, hd_err *err) {
@@ -259,7 +238,11 @@ static hd_status describe(pd *p, hd_err *err) {
     snprintf(f->version, sizeof f->version, "%s", HD_VERSION);
     snprintf(f->family, sizeof f->family, "%s", hd_family_name(spec->family));
     snprintf(f->number_format, sizeof f->number_format, "%s, %s", backend, activations);
-    measure_pages(p);
+    describe_sums(f, hd_engine_parallel(p->engine));
+    f->page_tokens = (uint64_t)p->side.page_tokens;
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        f->page_bytes[g] = hd_handover_bytes(&p->side, (hd_kv_group)g);
+    }
     return hd_model_fingerprint(&f->weights, p->o.model_dir, err);
 }
 
@@ -294,11 +277,11 @@ static hd_status open_leases(pd *p, hd_err *err) {
 
 static hd_status open_all(pd *p, hd_err *err) {
     hd_engine_stats stats;
-    HD_TRY(hd_engine_check_pages(p->engine, err));
+    HD_TRY(hd_engine_check_pages(p->engine, p->side.page_bytes, err));
     hd_engine_read_stats(p->engine, &stats);
     p->max_tokens = stats.max_context;
     p->vocab = hd_engine_spec(p->engine)->vocab;
-    p->lookback = hd_kv_shape_of(hd_engine_spec(p->engine)).lookback;
+    p->side.page_tokens = hd_kv_shape_of(hd_engine_spec(p->engine)).page_tokens;
     HD_TRY(describe(p, err));
     limit_frames(p);
     HD_TRY(open_leases(p, err));

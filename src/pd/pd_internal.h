@@ -54,13 +54,13 @@ typedef struct pd_fetch {
     pd *pd;
     struct pd_fetch *next; /* of all */
     uint64_t request;
-    int32_t peer, group, all; /* all: tokens of the whole prompt */
+    int32_t peer, group;
     bool cancelled;
     int64_t since_ns;
-    pd_prompt prompt; /* the pages that lack, once somebody has looked */
-    hd_handover side;
+    pd_prompt prompt;  /* the pages that lack, once somebody has looked */
+    hd_handover side;  /* to check pages: without cache and kv */
     hd_lease_id lease; /* generation 0: none yet */
-    int32_t tokens[];  /* [all] */
+    int32_t tokens[];  /* of the prompt */
 } pd_fetch;
 
 /* A prompt whose pages are sent. */
@@ -73,7 +73,8 @@ typedef struct pd_send {
     bool released, finished; /* the lease; the request */
     atomic_bool stop;        /* nobody wants more pages */
     pd_prompt prompt;
-    /* owned by the step thread until the request has ended */
+    /* owned by the engine until the request has ended */
+    struct pd_piece *piece; /* the next page; NULL: none is being exported */
     uint32_t n_exported;
     hd_lease_reason failure; /* HD_LEASE_DONE: none */
     int32_t tokens[];        /* [prompt.n_tokens] */
@@ -84,7 +85,8 @@ struct pd {
     hd_engine *engine;
     pd_hello hello; /* of this server */
     uint64_t key[2];
-    int32_t max_tokens, vocab, lookback;
+    int32_t max_tokens, vocab;
+    hd_handover side;                                         /* sizes only */
     uint32_t most_new[PD_N_FRAMES], most_joined[PD_N_FRAMES]; /* see hd_frame_limits */
     int listener, wake;                                       /* -1: none */
     pthread_t thread;

@@ -28,7 +28,7 @@ void pd_fetch_over(pd *p, pd_fetch *f, bool owned) {
     p->fetch_of[f->lease.slot] = NULL;
     pd_count(p, &p->stats.wait_ns, hd_now_ns() - f->since_ns);
     if (owned) {
-        const int64_t pages = f->prompt.n[HD_KV_FULL];
+        const int64_t pages = f->prompt.pages.n[HD_KV_FULL];
         pd_count(p, &p->stats.tokens_in, pages * f->side.page_tokens);
     }
     end(p, f);
@@ -39,44 +39,13 @@ static void skip(pd *p, pd_fetch *f, pd_skip why) {
     end(p, f);
 }
 
-/* ---- what lacks: on the step thread ---- */
-
-/* A FULL page is cached only below those before it. Of WINDOW pages, those within the lookback
- * before the end are read. */
-static void find_lacking(pd_prompt *w, const hd_handover *side, int32_t lookback) {
-    const int32_t all = hd_handover_pages(side);
-    int32_t full = 0, window = 0;
-    while (full < all &&
-           hd_cache_has(side->cache, side->salt, side->tokens, full, HD_KV_FULL)) {
-        full++;
-    }
-    w->first[HD_KV_FULL] = full;
-    w->n[HD_KV_FULL] = all - full;
-    window = hd_max_i32(0, all * side->page_tokens - lookback) / side->page_tokens;
-    if (!lookback) window = all;
-    while (window < all &&
-           hd_cache_has(side->cache, side->salt, side->tokens, window, HD_KV_WINDOW)) {
-        window++;
-    }
-    w->first[HD_KV_WINDOW] = window;
-    w->n[HD_KV_WINDOW] = all - window;
-}
-
 static void open_lease(pd *p, pd_note *note);
 
-static void look(hd_page_job *job, const hd_engine_pages *pages) {
+/* In the engine's lock, maybe. */
+static void looked(hd_page_job *job) {
     pd_fetch *f = PD_OWNER(job, pd_fetch, look);
-    if (pages->side.cache) {
-        const uint64_t salt = f->side.salt;
-        f->side = pages->side;
-        f->side.salt = salt;
-        f->side.tokens = f->tokens;
-        f->side.n_tokens = f->all;
-        f->prompt.n_tokens = hd_handover_pages(&f->side) * f->side.page_tokens + 1;
-        f->side.n_tokens = f->prompt.n_tokens;
-        f->prompt.weights = pages->weights;
-        find_lacking(&f->prompt, &f->side, f->pd->lookback);
-    }
+    f->prompt.pages = job->lacking;
+    f->prompt.weights = job->weights;
     f->note.take = open_lease;
     pd_post(f->pd, &f->note);
 }
@@ -85,7 +54,7 @@ static void look(hd_page_job *job, const hd_engine_pages *pages) {
 
 static void open_lease(pd *p, pd_note *note) {
     pd_fetch *f = PD_OWNER(note, pd_fetch, note);
-    const uint32_t n = pd_prompt_pages(&f->prompt);
+    const uint32_t n = hd_page_range_size(&f->prompt.pages);
     if (f->cancelled) {
         end(p, f);
         return;
@@ -129,9 +98,7 @@ typedef struct place_job {
     pd_note note;
     pd_fetch *fetch;
     uint32_t page;
-    size_t n;
     uint8_t *payload;
-    hd_lease_reason failure; /* HD_LEASE_DONE: none */
 } place_job;
 
 static const uint8_t *page_of(const uint8_t *payload) {
@@ -144,8 +111,8 @@ static uint64_t digest_of(const pd_fetch *f, const hd_lease_message *m, const ui
     hd_page_head head;
     hd_kv_group group;
     memcpy(&head, page_of(payload), sizeof head);
-    if (!f || m->page >= pd_prompt_pages(&f->prompt)) return ~m->digest;
-    const int32_t page = pd_prompt_page(&f->prompt, m->page, &group);
+    if (!f || m->page >= hd_page_range_size(&f->prompt.pages)) return ~m->digest;
+    const int32_t page = hd_page_range_at(&f->prompt.pages, m->page, &group);
     const bool is_it = head.group == (uint32_t)group && head.page == (uint32_t)page;
     const bool whole =
         is_it && hd_handover_check(&f->side, page_of(payload), n - sizeof *m, NULL) == HD_OK;
@@ -186,41 +153,48 @@ static void written(pd *p, const pd_fetch *f, uint32_t page, hd_lease_reason fai
 }
 
 static void take_placed(pd *p, pd_note *note) {
-    place_job *job = PD_OWNER(note, place_job, note);
-    p->placing -= job->n;
-    if (job->failure == HD_LEASE_DONE) pd_count(p, &p->stats.pages_in, 1);
-    written(p, job->fetch, job->page, job->failure);
-    free(job->payload);
-    free(job);
+    place_job *j = PD_OWNER(note, place_job, note);
+    hd_lease_reason failure = HD_LEASE_DONE;
+    p->placing -= j->job.n;
+    if (j->job.status == HD_OK) {
+        pd_count(p, &p->stats.pages_in, 1);
+    } else {
+        failure = j->job.status == HD_EINVAL ? HD_LEASE_WEIGHTS : HD_LEASE_ROOM;
+    }
+    written(p, j->fetch, j->page, failure);
+    free(j->payload);
+    free(j);
 }
 
-static void place(hd_page_job *j, const hd_engine_pages *pages) {
-    place_job *job = PD_OWNER(j, place_job, job);
-    const pd_fetch *f = job->fetch;
-    if (!pages->side.cache || pages->weights != f->prompt.weights) {
-        job->failure = HD_LEASE_WEIGHTS;
-    } else if (hd_handover_place(&f->side, page_of(job->payload), NULL) != HD_OK) {
-        job->failure = HD_LEASE_ROOM;
-    }
-    pd_post(f->pd, &job->note);
+static void placed(hd_page_job *job) {
+    place_job *j = PD_OWNER(job, place_job, job);
+    pd_post(j->fetch->pd, &j->note);
 }
 
 void pd_write(pd *p, const hd_lease_action *a) {
     pd_fetch *f = p->fetch_of[a->id.slot];
-    place_job *job = malloc(sizeof *job);
-    if (!job) {
+    place_job *j = malloc(sizeof *j);
+    if (!j) {
         written(p, f, a->page, HD_LEASE_ROOM);
         return;
     }
-    *job = (place_job){.job.run = place,
-                       .note.take = take_placed,
-                       .fetch = f,
-                       .page = a->page,
-                       .n = p->n_payload,
-                       .payload = p->payload};
+    *j = (place_job){
+        .job = {.work = HD_PAGES_PLACE,
+                .salt = f->side.salt,
+                .tokens = f->tokens,
+                .n_tokens = f->side.n_tokens,
+                .message = page_of(p->payload),
+                .n = p->n_payload - sizeof(hd_lease_message),
+                .weights = f->prompt.weights,
+                .done = placed},
+        .note.take = take_placed,
+        .fetch = f,
+        .page = a->page,
+        .payload = p->payload
+    };
     p->payload = NULL;
-    p->placing += job->n;
-    hd_engine_post_job(p->engine, f->group, &job->job);
+    p->placing += j->job.n;
+    hd_engine_post_job(p->engine, f->group, &j->job);
 }
 
 /* ---- the engine asks ---- */
@@ -229,7 +203,13 @@ static void begin(pd *p, pd_note *note) {
     pd_fetch *f = PD_OWNER(note, pd_fetch, note);
     f->next = p->fetches;
     p->fetches = f;
-    f->look.run = look;
+    f->prompt.n_tokens = f->side.n_tokens =
+        hd_handover_pages(&f->side) * f->side.page_tokens + 1;
+    f->look = (hd_page_job){.work = HD_PAGES_LOOK,
+                            .salt = f->side.salt,
+                            .tokens = f->tokens,
+                            .n_tokens = f->side.n_tokens,
+                            .done = looked};
     hd_engine_post_job(p->engine, f->group, &f->look);
 }
 
@@ -261,9 +241,12 @@ static bool fetch(void *ctx, const hd_page_wish *w) {
         f->request = w->id;
         f->peer = peer;
         f->group = w->group;
-        f->all = w->n_tokens;
         f->since_ns = hd_now_ns();
-        f->prompt.salt = f->side.salt = w->salt;
+        f->prompt.salt = w->salt;
+        f->side = p->side;
+        f->side.salt = w->salt;
+        f->side.tokens = f->tokens;
+        f->side.n_tokens = w->n_tokens;
         f->prompt.priority = w->priority;
         memcpy(f->tokens, w->tokens, tokens);
     }

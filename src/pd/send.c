@@ -38,7 +38,7 @@ static void raise_abort(pd *p, hd_lease_id lease, hd_lease_reason reason) {
 /* The request has had its last event: either all pages have left, or they never will. */
 static void take_ended(pd *p, pd_note *note) {
     pd_send *s = PD_OWNER(note, pd_send, ended);
-    if (!s->released && s->n_exported < pd_prompt_pages(&s->prompt)) {
+    if (!s->released && s->n_exported < hd_page_range_size(&s->prompt.pages)) {
         raise_abort(p, s->lease, s->failure == HD_LEASE_DONE ? HD_LEASE_CANCEL : s->failure);
     }
     s->finished = true;
@@ -51,7 +51,8 @@ static void on_event(void *user, const hd_event *e) {
     if (e->last) pd_post(s->pd, &s->ended);
 }
 
-static void show_pages(void *ctx, int32_t n_done, const hd_engine_pages *pages);
+static void *room(void *ctx, size_t n);
+static void exported(void *ctx, hd_status st);
 
 static hd_status start(pd *p, pd_send *s) {
     const hd_request g = {.size = sizeof g,
@@ -63,7 +64,11 @@ static hd_status start(pd *p, pd_send *s) {
                           .salt = s->prompt.salt,
                           .on_event = on_event,
                           .user = s};
-    const hd_page_watch watch = {s, show_pages};
+    const hd_page_watch watch = {.ctx = s,
+                                 .pages = s->prompt.pages,
+                                 .weights = s->prompt.weights,
+                                 .room = room,
+                                 .exported = exported};
     const hd_status st = hd_engine_submit_watched(p->engine, &s->request, &g, &watch, NULL);
     if (st == HD_OK) p->o.submitted(p->o.ctx);
     return st;
@@ -97,19 +102,19 @@ void pd_prefill(pd *p, const hd_lease_action *a) {
     }
 }
 
-/* ---- pages: on the step thread ---- */
+/* ---- pages: on the step thread, or in the engine's lock ---- */
 
 /* A page on its way to the connection. */
-typedef struct piece {
+typedef struct pd_piece {
     pd_note note;
     pd_send *send;
     pd_out *out;
     uint32_t page;
-} piece;
+} pd_piece;
 
 /* Of a lease that has ended meanwhile nothing is sent; what the send was may be gone. */
 static void take_piece(pd *p, pd_note *note) {
-    piece *x = PD_OWNER(note, piece, note);
+    pd_piece *x = PD_OWNER(note, pd_piece, note);
     const pd_send *s = x->send;
     if (!s->released && p->peers[s->peer].link.queued > MAX_QUEUED) {
         raise_abort(p, s->lease, HD_LEASE_BUSY);
@@ -126,42 +131,34 @@ static void take_piece(pd *p, pd_note *note) {
     free(x);
 }
 
-static bool export_page(pd_send *s, const hd_engine_pages *pages, hd_kv_group group,
-                        int32_t page) {
-    hd_handover side = pages->side;
-    side.salt = s->prompt.salt;
-    side.tokens = s->tokens;
-    side.n_tokens = s->prompt.n_tokens;
-    piece *x = malloc(sizeof *x);
-    pd_out *o = pd_out_new(sizeof(hd_lease_message) + hd_handover_bytes(&side, group));
-    if (!x || !o ||
-        hd_handover_export(&side, group, page,
-                           (uint8_t *)pd_out_payload(o) + sizeof(hd_lease_message),
-                           NULL) != HD_OK) {
+static void *room(void *ctx, size_t n) {
+    pd_send *s = ctx;
+    if (atomic_load(&s->stop)) return NULL;
+    pd_piece *x = malloc(sizeof *x);
+    pd_out *o = x ? pd_out_new(sizeof(hd_lease_message) + n) : NULL;
+    if (!o) {
+        s->failure = HD_LEASE_ROOM;
         free(x);
-        free(o);
-        return false;
+        return NULL;
     }
-    *x = (piece){.note.take = take_piece, .send = s, .out = o, .page = s->n_exported};
-    pd_post(s->pd, &x->note);
-    return true;
+    *x = (pd_piece){.note.take = take_piece, .send = s, .out = o, .page = s->n_exported};
+    s->piece = x;
+    return (uint8_t *)pd_out_payload(o) + sizeof(hd_lease_message);
 }
 
-/* After a failure nothing more is sent, and the end of the request says so. */
-static void show_pages(void *ctx, int32_t n_done, const hd_engine_pages *pages) {
+/* After a failure the end of the request says so. */
+static void exported(void *ctx, hd_status st) {
     pd_send *s = ctx;
-    if (atomic_load(&s->stop) || s->failure != HD_LEASE_DONE) return;
-    if (pages->weights != s->prompt.weights) s->failure = HD_LEASE_WEIGHTS;
-    while (s->failure == HD_LEASE_DONE && s->n_exported < pd_prompt_pages(&s->prompt)) {
-        hd_kv_group group;
-        const int32_t page = pd_prompt_page(&s->prompt, s->n_exported, &group);
-        if ((page + 1) * pages->side.page_tokens > n_done) return;
-        if (export_page(s, pages, group, page)) {
-            s->n_exported++;
-        } else {
-            s->failure = HD_LEASE_ROOM;
-        }
+    pd_piece *x = s->piece;
+    s->piece = NULL;
+    if (st == HD_OK) {
+        s->n_exported++;
+        pd_post(s->pd, &x->note);
+        return;
     }
+    s->failure = st == HD_EINVAL ? HD_LEASE_WEIGHTS : HD_LEASE_ROOM;
+    free(x->out);
+    free(x);
 }
 
 /* ---- pages: on the thread of the leases ---- */

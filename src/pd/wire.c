@@ -23,6 +23,7 @@ const char *pd_facts_difference(const pd_facts *a, const pd_facts *b) {
         return "number format";
     }
     if (a->weights != b->weights) return "weights";
+    if (memcmp(a->sums, b->sums, sizeof a->sums) != 0) return "order of sums (--sum-in-ranks)";
     const bool same = a->page_tokens == b->page_tokens &&
                       memcmp(a->page_bytes, b->page_bytes, sizeof a->page_bytes) == 0;
     return same ? NULL : "page size";
@@ -43,13 +44,6 @@ hd_status pd_hello_read(pd_hello *out, const void *payload, size_t before, size_
         return HD_FAIL(err, HD_EFORMAT, "a greeting without a name, or of no epoch");
     }
     return HD_OK;
-}
-
-int32_t pd_prompt_page(const pd_prompt *p, uint32_t i, hd_kv_group *group) {
-    const bool full = i < (uint32_t)p->n[HD_KV_FULL];
-    *group = full ? HD_KV_FULL : HD_KV_WINDOW;
-    const int32_t at = (int32_t)i - (full ? 0 : p->n[HD_KV_FULL]);
-    return p->first[*group] + at;
 }
 
 hd_status pd_lease_read(hd_lease_message *out, pd_frame_kind frame, const void *payload,
@@ -73,12 +67,8 @@ hd_status pd_lease_read(hd_lease_message *out, pd_frame_kind frame, const void *
 
 static bool are_pages(const pd_prompt *p, int32_t page_tokens) {
     const int32_t all = (p->n_tokens - 1) / page_tokens;
-    if (p->n_tokens < 1 || (p->n_tokens - 1) % page_tokens != 0) return false;
-    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-        if (p->first[g] < 0 || p->n[g] < 0) return false;
-        if (p->first[g] > all || p->n[g] > all - p->first[g]) return false;
-    }
-    return true;
+    return p->n_tokens >= 1 && (p->n_tokens - 1) % page_tokens == 0 &&
+           hd_page_range_fits(&p->pages, all);
 }
 
 hd_status pd_prompt_read(pd_prompt *out, const int32_t **tokens, const void *payload, size_t n,
@@ -87,7 +77,7 @@ hd_status pd_prompt_read(pd_prompt *out, const int32_t **tokens, const void *pay
     const size_t before = sizeof m + sizeof *out;
     HD_TRY(pd_lease_read(&m, PD_FRAME_RESERVE, payload, n, err));
     memcpy(out, (const char *)payload + sizeof m, sizeof *out);
-    if (!are_pages(out, page_tokens) || m.n_pages != pd_prompt_pages(out) ||
+    if (!are_pages(out, page_tokens) || m.n_pages != hd_page_range_size(&out->pages) ||
         m.n_tokens != (uint32_t)out->n_tokens) {
         return HD_FAIL(err, HD_EFORMAT, "a prompt of %d tokens and %u pages", out->n_tokens,
                        m.n_pages);

@@ -31,6 +31,8 @@ typedef enum pd_frame_kind {
 typedef struct pd_facts {
     char version[PD_WORD], family[PD_WORD], number_format[PD_WORD];
     uint64_t weights; /* hd_model_fingerprint() */
+    /* with --sum-in-ranks the parts of heads, experts and dense MLPs: the order of sums. Else 0. */
+    uint64_t sums[3];
     uint64_t page_tokens, page_bytes[HD_N_KV_GROUPS];
 } pd_facts;
 
@@ -48,21 +50,13 @@ typedef struct pd_hello {
 hd_status pd_hello_read(pd_hello *out, const void *payload, size_t before, size_t n,
                         hd_err *err);
 
-/* The pages of a lease are those FULL pages of the prompt, then those WINDOW pages. */
 typedef struct pd_prompt {
     uint64_t salt;
-    uint64_t weights; /* hd_engine_pages.weights of the receiver */
+    uint64_t weights; /* hd_page_job.weights of the receiver */
     int32_t n_tokens; /* that follow: all of the pages and one more */
     int32_t priority;
-    int32_t first[HD_N_KV_GROUPS], n[HD_N_KV_GROUPS]; /* pages */
+    hd_page_range pages; /* of the lease */
 } pd_prompt;
-
-/* Returns the page that is the i-th of a lease, and its KV group. */
-int32_t pd_prompt_page(const pd_prompt *p, uint32_t i, hd_kv_group *group);
-
-static inline uint32_t pd_prompt_pages(const pd_prompt *p) {
-    return (uint32_t)p->n[HD_KV_FULL] + (uint32_t)p->n[HD_KV_WINDOW];
-}
 
 /* Reads the message at the beginning of a payload of n bytes in a frame of this kind. HD_EFORMAT:
  * its length, or it is of a kind that has no place there. */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/base64.h"
 #include "base/progress.h"
 #include "router/router_internal.h"
 
@@ -86,6 +87,13 @@ static bool add_headers(router_exchange *e) {
         if (more) t->headers = more;
     }
     if (whole) whole = router_transfer_add_header(t, "X-Hadal-Resume", e->place);
+    if (whole && e->prefix.n) {
+        char text[ROUTER_PREFIX_BLOCKS * sizeof(uint64_t) * 4 / 3 + 5];
+        const size_t n = (size_t)e->prefix.n * sizeof(uint64_t);
+        hd_base64_encode(text, (const uint8_t *)e->prefix.hashes, n);
+        text[hd_base64_length(n)] = '\0';
+        whole = router_transfer_add_header(t, "X-Hadal-Prefix", text);
+    }
     if (whole && e->choice.prefill >= 0) {
         const char *peer = e->router->picture.peers[e->choice.prefill].name;
         whole = router_transfer_add_header(t, "X-Hadal-Prefill", peer);
@@ -378,7 +386,7 @@ static void send_somewhere(router_exchange *e) {
 static bool send_to_next(router_exchange *e) {
     const router_picture *p = &e->router->picture;
     for (int32_t i = 0; i < p->n; i++) {
-        if (!p->peers[i].up || (e->tried >> i & 1)) continue;
+        if (!p->peers[i].up || p->peers[i].gone || (e->tried >> i & 1)) continue;
         e->choice = (router_choice){.peer = i, .prefill = -1};
         e->tried |= 1ull << i;
         send_to_choice(e);
@@ -556,7 +564,7 @@ static void forward(http_call *c, router *r, bool to_all) {
                            .to_all = to_all,
                            .fields.max = 64 << 10,
                            .body.max = MOST_BYTES};
-    if (!to_all) router_prefix_of(&e->prefix, body, n, http_salt(c));
+    if (!to_all) router_prefix_of(&e->prefix, body, n, http_salt(c), r->prefix_key);
     http_retain(c);
     atomic_fetch_add(&r->n_living, 1);
     http_on_gone(c, on_left, e);

@@ -49,18 +49,77 @@ static bool is_address(const char *text, size_t n) {
     return port > 0 && port <= 65535;
 }
 
+static hd_status add_source(router_picture *p, router_role role, const char *address, size_t n,
+                            hd_err *err) {
+    if (p->n_sources == ROUTER_MAX_SOURCES) {
+        return HD_FAIL(err, HD_EINVAL, "more than %d names of many servers",
+                       ROUTER_MAX_SOURCES);
+    }
+    router_source *s = &p->sources[p->n_sources++];
+    s->role = role;
+    snprintf(s->address, sizeof s->address, "%.*s", (int)n, address);
+    return HD_OK;
+}
+
+static bool is_there(const router_peer *s, char (*names)[ROUTER_PEER_NAME], int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        if (strcmp(names[i], s->name) == 0) return true;
+    }
+    return false;
+}
+
+static bool has_peer(const router_picture *p, const char *name) {
+    for (int32_t i = 0; i < p->n; i++) {
+        if (strcmp(p->peers[i].name, name) == 0) return true;
+    }
+    return false;
+}
+
+static void join(router_picture *p, int32_t source, const char *name) {
+    int32_t at = 0;
+    while (at < p->n && p->peers[at].name[0]) at++;
+    if (at == ROUTER_MAX_PEERS) return;
+    if (at == p->n) p->n++;
+    p->peers[at] = (router_peer){.role = p->sources[source].role, .source = source};
+    snprintf(p->peers[at].name, sizeof p->peers[at].name, "%s", name);
+}
+
+void router_picture_resolved(router_picture *p, int32_t source, char (*names)[ROUTER_PEER_NAME],
+                             int32_t n) {
+    for (int32_t i = 0; i < p->n; i++) {
+        router_peer *s = &p->peers[i];
+        if (s->source == source && s->name[0]) s->gone = !is_there(s, names, n);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (!has_peer(p, names[i])) join(p, source, names[i]);
+    }
+}
+
+void router_picture_remove(router_picture *p, int32_t peer) {
+    router_forget(p, peer);
+    p->peers[peer] = (router_peer){.source = -1};
+}
+
 hd_status router_picture_add(router_picture *p, router_role role, const char *flag,
                              const char *list, hd_err *err) {
     while (list && *list) {
-        const size_t n = strcspn(list, ",");
+        size_t n = strcspn(list, ",");
+        const bool many = strncmp(list, "dns:", 4) == 0;
+        if (many) list += 4;
+        if (many) n -= 4;
         if (!is_address(list, n)) {
             return HD_FAIL(err, HD_EINVAL, "--%s: '%.*s' is no HOST:PORT", flag, (int)n, list);
+        }
+        if (many) {
+            HD_TRY(add_source(p, role, list, n, err));
+            list += n + (list[n] == ',');
+            continue;
         }
         if (p->n == ROUTER_MAX_PEERS) {
             return HD_FAIL(err, HD_EINVAL, "more than %d servers", ROUTER_MAX_PEERS);
         }
         router_peer *peer = &p->peers[p->n];
-        *peer = (router_peer){.role = role};
+        *peer = (router_peer){.role = role, .source = -1};
         snprintf(peer->name, sizeof peer->name, "%.*s", (int)n, list);
         for (int32_t i = 0; i < p->n; i++) {
             if (strcmp(p->peers[i].name, peer->name) != 0) continue;
@@ -89,12 +148,16 @@ static void match(const router_picture *p, const router_prefix *prefix, int32_t 
     }
 }
 
-static void remember(router_picture *p, const router_prefix *prefix, int32_t peer) {
-    for (int32_t i = 0; i < prefix->n; i++) {
-        router_seen *s = place_of(p, prefix->hashes[i]);
-        if (s->hash != prefix->hashes[i]) *s = (router_seen){.hash = prefix->hashes[i]};
+void router_learn(router_picture *p, int32_t peer, const uint64_t *hashes, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        router_seen *s = place_of(p, hashes[i]);
+        if (s->hash != hashes[i]) *s = (router_seen){.hash = hashes[i]};
         s->peers |= 1ull << peer;
     }
+}
+
+void router_forget(router_picture *p, int32_t peer) {
+    for (int32_t i = 0; i < SEEN_PLACES; i++) p->seen[i].peers &= ~(1ull << peer);
 }
 
 static int64_t uncached(const router_prefix *prefix, int32_t blocks) {
@@ -119,7 +182,8 @@ static int64_t work_before(const router_peer *s, int64_t tokens) {
 static bool takes(const router_picture *p, int32_t i, router_role role, uint64_t tried,
                   int64_t now_ns) {
     const router_peer *s = &p->peers[i];
-    return s->role == role && s->up && s->rest_until_ns <= now_ns && !(tried >> i & 1);
+    return s->role == role && s->up && !s->gone && s->rest_until_ns <= now_ns &&
+           !(tried >> i & 1);
 }
 
 /* Returns the most requests that a server may have to be chosen: the mean and a quarter. */
@@ -182,6 +246,6 @@ void router_sent(router_picture *p, const router_prefix *prefix, const router_ch
     p->peers[choice->peer].requests++;
     p->prompt_tokens += all;
     p->cached_tokens += all - choice->tokens;
-    remember(p, prefix, choice->peer);
-    if (choice->prefill >= 0) remember(p, prefix, choice->prefill);
+    router_learn(p, choice->peer, prefix->hashes, prefix->n);
+    if (choice->prefill >= 0) router_learn(p, choice->prefill, prefix->hashes, prefix->n);
 }

@@ -56,7 +56,8 @@ static void add_value(hasher *h, const json_t *value) {
     }
 }
 
-void router_prefix_of(router_prefix *out, const char *body, size_t n, uint64_t salt) {
+void router_prefix_of(router_prefix *out, const char *body, size_t n, uint64_t salt,
+                      const uint64_t key[2]) {
     static const char *const members[] = {"instructions", "system", "tools", "messages",
                                           "input",        "prompt", "text",  "input_ids"};
     hasher h = {.out = out, .block_left = block_bytes(0)};
@@ -64,7 +65,7 @@ void router_prefix_of(router_prefix *out, const char *body, size_t n, uint64_t s
     out->n = 0;
     out->bytes = 0;
     if (n == 0 || hd_json_parse(&object, body, n, "the body", &(hd_err){0}) != HD_OK) return;
-    hd_siphash_init_secret(&h.hash);
+    hd_siphash_init(&h.hash, key);
     hd_siphash_add(&h.hash, &salt, sizeof salt);
     for (size_t i = 0; i < HD_LEN(members); i++) {
         const json_t *value = json_object_get(object, members[i]);

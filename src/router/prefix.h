@@ -19,8 +19,9 @@ typedef struct router_prefix {
 
 /* Reads the members of a JSON body that make the prompt, in the order in which templates use them.
  * salt: keeps the prompts of keys apart. A body without a prompt, or that is no JSON, has no
- * blocks. Hashes are secret to the process. */
-void router_prefix_of(router_prefix *out, const char *body, size_t n, uint64_t salt);
+ * blocks. key: all routers in front of a server have the same one. */
+void router_prefix_of(router_prefix *out, const char *body, size_t n, uint64_t salt,
+                      const uint64_t key[2]);
 
 /* Returns how many bytes the first n blocks have. */
 int64_t router_prefix_end(int32_t n);

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/progress.h"
+#include "comm/channel.h"
 #include "router/router_internal.h"
 
 /* ---- the loop ---- */
@@ -28,6 +29,7 @@ static void *run(void *user) {
     while (!atomic_load(&r->stopping)) {
         const int64_t now = hd_now_ns();
         router_take_inbox(r);
+        router_take_names(r);
         const int64_t retry = router_send_due(r, now), report = router_ask_due(r, now);
         const int64_t due = retry >= 0 && retry < report ? retry : report;
         if (client_multi_step(&r->multi, due, &err) != HD_OK) {
@@ -67,10 +69,12 @@ static hd_status open_routes(router *r, hd_err *err) {
 
 static hd_status prepare(router *r, hd_err *err) {
     const router_options *o = &r->options;
+    hd_channel_key(r->prefix_key, o->key);
     HD_TRY(router_picture_open(&r->picture, err));
     HD_TRY(router_picture_add(&r->picture, ROUTER_DECODE, "decode", o->decode, err));
     HD_TRY(router_picture_add(&r->picture, ROUTER_PREFILL, "prefill", o->prefill, err));
-    if (r->picture.n == 0) return HD_FAIL(err, HD_EINVAL, "--decode names no server");
+    if (r->picture.n + r->picture.n_sources == 0)
+        return HD_FAIL(err, HD_EINVAL, "--decode names no server");
     HD_TRY(hd_keys_open(&r->keys, &o->key_sources, err));
     r->options.http.keys = r->keys;
     HD_TRY(http_open(&r->http, &r->options.http, err));
@@ -87,6 +91,7 @@ static hd_status prepare(router *r, hd_err *err) {
         return HD_FAIL(err, HD_EIO, "cannot start the router's thread");
     }
     r->looping = true;
+    HD_TRY(router_resolve_start(r, err));
     HD_TRY(http_start(r->http, err));
     http_set_gate(r->http, HTTP_OPEN);
     return HD_OK;
@@ -100,6 +105,7 @@ hd_status router_open(router **out, const router_options *options, hd_err *err) 
     r->multi = (client_multi){.epoll = -1, .timer = -1, .wake = -1};
     pthread_mutex_init(&r->lock, NULL);
     pthread_mutex_init(&r->inbox_lock, NULL);
+    pthread_cond_init(&r->taken, NULL);
     const hd_status st = prepare(r, err);
     if (st != HD_OK) {
         router_close(r);
@@ -141,6 +147,7 @@ void router_close(router *r) {
     while (r->looping && atomic_load(&r->n_living) > 0) pause_ms(1);
     if (r->looping) {
         atomic_store(&r->stopping, true);
+        router_resolve_stop(r);
         client_multi_wake(&r->multi);
         pthread_join(r->loop, NULL);
     }
@@ -152,6 +159,7 @@ void router_close(router *r) {
     free(r->routes);
     pthread_mutex_destroy(&r->lock);
     pthread_mutex_destroy(&r->inbox_lock);
+    pthread_cond_destroy(&r->taken);
     free(r);
 }
 

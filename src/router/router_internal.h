@@ -25,7 +25,24 @@ typedef struct router_reports {
     int32_t peer, missed; /* missed: reports in a row that did not come */
     int64_t due_ns;
     hd_bytes body;
+    uint64_t epoch, next; /* place in the server's prefixes; epoch 0: none */
 } router_reports;
+
+/* What a name resolves to. */
+typedef struct router_names {
+    char names[ROUTER_MAX_PEERS][ROUTER_PEER_NAME];
+    int32_t n;
+    bool fails; /* it did not resolve last */
+} router_names;
+
+enum { ROUTER_NEWS = 4096 };
+
+/* Prefixes that a server was sent since the last report. */
+typedef struct router_news {
+    uint64_t epoch, next; /* epoch 0: it tells none */
+    int32_t n;
+    uint64_t hashes[ROUTER_NEWS + 1]; /* [n]; base64 may need room for one more */
+} router_news;
 
 typedef struct router_exchange router_exchange; /* exchange.c */
 
@@ -43,12 +60,20 @@ struct router {
     pthread_mutex_t lock; /* guards picture; only the loop changes it */
     router_picture picture;
     router_reports reports[ROUTER_MAX_PEERS];
+    router_news news;       /* the loop's own: of the report that was read last */
+    uint64_t prefix_key[2]; /* constant */
 
     pthread_mutex_t inbox_lock;
     router_exchange *arrived, *left; /* posted by HTTP threads */
 
+    int32_t resolved;   /* the source whose names the loop shall take; -1: none */
+    router_names names; /* the resolver's own while there is none */
+    pthread_cond_t taken;
+    pthread_t resolver;
+    bool resolving;
+
     router_exchange *living; /* the loop's own */
-    atomic_int_fast64_t turn, retries, lost, resumed, cancelled, events;
+    atomic_int_fast64_t turn, retries, lost, resumed, cancelled, events, learned, forgotten;
     atomic_int n_living;
 };
 
@@ -70,7 +95,13 @@ void router_reports_close(router *r);
 int64_t router_ask_due(router *r, int64_t now_ns);
 
 /* Reads the body of /v1/loads. Returns false if it is none, or out of range. */
-bool router_load_parse(router_load *out, const char *text, size_t n);
+bool router_load_parse(router_load *out, router_news *news, const char *text, size_t n);
+
+/* ---- resolve.c ---- */
+
+hd_status router_resolve_start(router *r, hd_err *err);
+void router_resolve_stop(router *r); /* r->stopping is set */
+void router_take_names(router *r);
 
 /* ---- transfer.c ---- */
 

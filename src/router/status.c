@@ -45,13 +45,14 @@ static void on_servers(http_call *c, void *user) {
     pthread_mutex_lock(&r->lock);
     for (int32_t i = 0; i < r->picture.n; i++) {
         const router_peer *s = &r->picture.peers[i];
+        if (!s->name[0]) continue;
         json_array_append_new(
             list,
-            json_pack("{s:s, s:s, s:b, s:i, s:i, s:i, s:I, s:i, s:I, s:I}", "server", s->name,
-                      "role", role_name(s->role), "up", s->up, "running", s->load.running,
-                      "waiting", s->load.waiting, "max_running", s->load.max_running,
-                      "pending_tokens", (json_int_t)s->load.pending_tokens, "inflight",
-                      s->inflight, "requests", (json_int_t)s->requests, "failures",
+            json_pack("{s:s, s:s, s:b, s:b, s:i, s:i, s:i, s:I, s:i, s:I, s:I}", "server",
+                      s->name, "role", role_name(s->role), "up", s->up, "gone", s->gone,
+                      "running", s->load.running, "waiting", s->load.waiting, "max_running",
+                      s->load.max_running, "pending_tokens", (json_int_t)s->load.pending_tokens,
+                      "inflight", s->inflight, "requests", (json_int_t)s->requests, "failures",
                       (json_int_t)s->failures));
     }
     pthread_mutex_unlock(&r->lock);
@@ -76,6 +77,7 @@ static void put_servers(hd_bytes *out, const router_picture *p, const char *name
     hd_bytes_append(out, line, (size_t)n, NULL);
     for (int32_t i = 0; i < p->n; i++) {
         const router_peer *s = &p->peers[i];
+        if (!s->name[0]) continue;
         n = snprintf(line, sizeof line, "%s{server=\"%s\",role=\"%s\"} %lld\n", name, s->name,
                      role_name(s->role), (long long)figure(s));
         hd_bytes_append(out, line, (size_t)n, NULL);
@@ -118,6 +120,10 @@ static void on_metrics(http_call *c, void *user) {
         atomic_load(&r->events));
     put(&out, "hadal_router_living_requests", "gauge", "Requests that have not ended",
         atomic_load(&r->n_living));
+    put(&out, "hadal_router_learned_prefixes_total", "counter",
+        "Hashes of prompts that servers told", atomic_load(&r->learned));
+    put(&out, "hadal_router_forgotten_servers_total", "counter",
+        "Times that a server's cache was known to be empty", atomic_load(&r->forgotten));
     pthread_mutex_lock(&r->lock);
     const router_picture *p = &r->picture;
     put(&out, "hadal_router_prompt_tokens_total", "counter", "Prompt tokens sent, estimated",

@@ -1,9 +1,10 @@
 /* commands.c - forward passes of several ranks: the leader broadcasts what to run, and the
  * followers run the same.
  *
- * A command is a fixed header, the rows of every attention group, then page copies or a batch's
- * host block. It has every page number that a pass reads or writes, so the followers' KV pools
- * mirror the leader's, and scheduler, prefix cache and sampler are the leader's alone. */
+ * A command is a fixed header, the rows of every attention group, then page copies, the place of a
+ * page that follows as a broadcast of its own, or a batch's host block. It has every page number
+ * that a pass reads or writes, so the followers' KV pools mirror the leader's, and scheduler, prefix
+ * cache and sampler are the leader's alone. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ enum {
     COMMAND_RENEW,
     COMMAND_LAUNCH,
     COMMAND_SEED,
+    COMMAND_PAGE,
     COMMAND_END
 };
 
@@ -36,6 +38,11 @@ typedef struct seed_order {
     uint64_t seed;
     int32_t slot;
 } seed_order;
+
+/* Where a page lies in the host memory of every rank. */
+typedef struct page_order {
+    int32_t group, host;
+} page_order;
 
 /* Bytes of group_rows and group_logits, which follow the header. */
 static size_t groups_bytes(const hd_model_runner *x) {
@@ -165,6 +172,29 @@ void runner_copy_pages(hd_model_runner *x, const hd_page_copy *copies, int32_t n
     hd_kv_copy(x->kv, x->env.stream, copies, n);
 }
 
+static void broadcast_page(hd_model_runner *x, const page_order *o) {
+    hd_broadcast_args a = {.group = HD_GROUP_TP};
+    a.data = hd_kv_host_page(x->kv, (hd_kv_group)o->group, o->host, &a.bytes);
+    hd_comm_broadcast(x->env.comm, x->env.stream, &a);
+}
+
+static void copy_pages(void *ctx, const hd_page_copy *copies, int32_t n) {
+    runner_copy_pages(ctx, copies, n);
+}
+
+static void spread_page(void *ctx, hd_kv_group group, int32_t host) {
+    hd_model_runner *x = ctx;
+    const page_order o = {(int32_t)group, host};
+    memcpy(payload(x), &o, sizeof o);
+    command(x, &(command_header){.kind = COMMAND_PAGE});
+    broadcast_page(x, &o);
+}
+
+hd_page_ranks hd_model_runner_page_ranks(hd_model_runner *x) {
+    if (!has_followers(x)) return (hd_page_ranks){0};
+    return (hd_page_ranks){.ctx = x, .copy = copy_pages, .spread = spread_page};
+}
+
 void runner_command_launch(hd_model_runner *x, const runner_graph_shape *shape,
                            const void *inputs, size_t bytes) {
     if (!has_followers(x)) return;
@@ -246,6 +276,17 @@ static hd_status take_seed(hd_model_runner *x, hd_err *err) {
     return HD_OK;
 }
 
+static hd_status take_page(hd_model_runner *x, hd_err *err) {
+    page_order o;
+    memcpy(&o, payload(x), sizeof o);
+    if (!within(o.group, 0, HD_N_KV_GROUPS - 1) ||
+        !within(o.host, 0, x->o.n_host[o.group] - 1)) {
+        return HD_FAIL(err, HD_EPEER, "page %d in host memory of KV group %d", o.host, o.group);
+    }
+    broadcast_page(x, &o);
+    return HD_OK;
+}
+
 /* Runs a command. Its lengths are checked, its contents are the leader's. */
 static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err *err) {
     if (h->kind == COMMAND_COPY && within(h->n_copies, 0, MAX_COPIES)) {
@@ -260,6 +301,7 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
     }
     if (h->kind == COMMAND_LAUNCH && x->fixed.on) return follow_launch(x, h, err);
     if (h->kind == COMMAND_SEED && x->fixed.on) return take_seed(x, err);
+    if (h->kind == COMMAND_PAGE) return take_page(x, err);
     if (h->kind == COMMAND_REST) return await_all(x, err);
     if (h->kind == COMMAND_RENEW && x->o.renew) return x->o.renew(x->o.renew_ctx, err);
     if (h->kind == COMMAND_MOVE) {

@@ -7,7 +7,7 @@
 #define HD_RUNNER_MODEL_RUNNER_H
 
 #include "runner/runner.h"
-#include "kv/cache.h"
+#include "kv/handover.h"
 #include "model/model.h"
 #include "ops/ops.h"
 #include "grammar/grammar.h"
@@ -116,6 +116,9 @@ void hd_model_runner_forget_steps(hd_model_runner *x);
 
 /* Returns its KV pages: between two runs they may be copied on the runner's stream. */
 hd_kv *hd_model_runner_kv(hd_model_runner *x);
+
+/* Of the leader: the pages of all ranks of its attention group. Copy NULL: it has no followers. */
+hd_page_ranks hd_model_runner_page_ranks(hd_model_runner *x);
 
 /* Gives the memory of all KV pages back, see hd_kv_discard(). Between two runs, after
  * hd_model_runner_forget_steps(). */

@@ -51,6 +51,7 @@ static bool check_flush(server *s, waiting_call *w, bool late) {
     if (!may && !late) return false;
     if (may) {
         hd_engine_flush(s->engine);
+        prefix_ring_forget(s->prefixes);
         server_reply_text(w->call, 200, "Cache flushed.\n");
     } else {
         const int32_t waiting = e.living > e.running ? e.living - e.running : 0;

@@ -6,7 +6,7 @@ static const char *const flush_query[] = {"timeout", NULL};
 static const char *const requests_query[] = {"request_id", NULL};
 static const char *const name_query[] = {"name", NULL};
 static const char *const action_query[] = {"action", NULL};
-static const char *const loads_query[] = {"include", "dp_rank", "format", NULL};
+static const char *const loads_query[] = {"include", "dp_rank", "format", "prefixes", NULL};
 
 #define TEXT "text/plain"
 

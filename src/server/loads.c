@@ -195,11 +195,14 @@ void server_on_loads(http_call *c, void *user) {
     } else if (text) {
         reply_text(c, load_object(s, bits));
     } else {
+        const char *place = http_query(c, "prefixes");
+        json_t *prefixes = place ? prefix_ring_report(s->prefixes, place) : NULL;
         server_reply_json(c, 200,
-                          json_pack("{s:I, s:s, s:s, s:i, s:[o]}", "timestamp",
+                          json_pack("{s:I, s:s, s:s, s:i, s:[o], s:o*}", "timestamp",
                                     (json_int_t)time(NULL), "version", HD_VERSION,
                                     "accelerator", accelerator ? accelerator : "cpu",
-                                    "num_accelerators", 1, "loads", load_object(s, bits)));
+                                    "num_accelerators", 1, "loads", load_object(s, bits),
+                                    "prefixes", prefixes));
     }
 }
 

@@ -51,6 +51,7 @@ static void release(server *s, weight_call *c, json_t *body) {
     } else if (hd_engine_release_memory(s->engine, memory, &err) != HD_OK) {
         weight_updates_failed(c, &err);
     } else {
+        prefix_ring_forget(s->prefixes);
         hd_engine_read_stats(s->engine, &e);
         weight_updates_reply(c, 200, "Released: %zu bytes are given back.", e.released_bytes);
     }

@@ -164,6 +164,7 @@ static void *tick(void *user) {
 static void on_begin(void *user, http_call *c, uint64_t seed) {
     server *s = user;
     records_begin(s->records, c, seed);
+    prefix_ring_add(s->prefixes, http_header(c, PREFIX_RING_HEADER));
 }
 
 static void on_submit(void *user, http_call *c, uint64_t id) {
@@ -297,6 +298,7 @@ static bool has_quotas(const http_quota_limits *q) {
 static hd_status prepare(server *s, hd_err *err) {
     const server_options *o = &s->options;
     HD_TRY(hd_keys_open(&s->keys, &o->key_sources, err));
+    HD_TRY(prefix_ring_open(&s->prefixes, err));
     if (has_quotas(&o->http.quotas) && !hd_keys_user_set(s->keys)) {
         return HD_FAIL(err, HD_EINVAL,
                        "--key-requests and --key-tokens-per-minute need keys: give "
@@ -385,12 +387,25 @@ static void poll_again(void *ctx) {
     server_submitted(ctx);
 }
 
-/* Servers on one host have different ports. */
+/* Whether servers of several hosts may have it. */
+static bool is_common(const char *host) {
+    static const char *const common[] = {"127.0.0.1", "::1", "localhost", "0.0.0.0", "::"};
+    for (size_t i = 0; i < HD_LEN(common); i++) {
+        if (strcmp(host, common[i]) == 0) return true;
+    }
+    return false;
+}
+
+/* Servers of one host have different ports or addresses. */
 static hd_status start_transfers(server *s, hd_err *err) {
     pd_options o = s->options.pd;
     char host[256] = "";
     if (o.role == PD_ROLE_NONE) return HD_OK;
-    gethostname(host, sizeof host - 1);
+    if (is_common(s->options.http.host)) {
+        gethostname(host, sizeof host - 1);
+    } else {
+        snprintf(host, sizeof host, "%s", s->options.http.host);
+    }
     snprintf(s->pd_name, sizeof s->pd_name, "%.255s:%d", host, http_port(s->http));
     o.name = s->pd_name;
     o.model_dir = s->options.engine.model_dir;
@@ -539,6 +554,7 @@ void server_close(server *s) {
     trace_free(s->trace);
     expert_record_free(s->expert_record);
     records_free(s->records);
+    prefix_ring_close(s->prefixes);
     line_file_close(&s->access_log);
     free(s->kv_dir);
     metrics_free(s->metrics);

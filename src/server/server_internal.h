@@ -13,6 +13,7 @@
 #include "server/live.h"
 #include "server/rank_view.h"
 #include "server/metrics.h"
+#include "server/prefix_ring.h"
 #include "server/record.h"
 #include "server/server.h"
 #include "server/trace.h"
@@ -46,6 +47,7 @@ struct server {
     rank_view *ranks;
     line_file access_log;
     request_records *records;
+    prefix_ring *prefixes;
     trace *trace;
     weight_updates *weights;
     expert_record *expert_record;

@@ -215,6 +215,7 @@ static void apply(server *s, weight_call *c, hd_weights_update *u, const wishes 
     if (how->keep_pause && !e.paused) hd_engine_pause(s->engine, HD_PAUSE_RETRACT);
     const int32_t n = hd_weights_update_count(u);
     const hd_status st = hd_engine_update_weights(s->engine, u, how->version, &err);
+    prefix_ring_forget(s->prefixes); /* nothing computed before is matched */
     hd_weights_update_close(u);
     if (st != HD_OK) {
         weight_updates_failed(c, &err);

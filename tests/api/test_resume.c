@@ -35,14 +35,14 @@ static void expect_told(api_job *job, const char *text) {
 static void places_are_read_and_told(void **state) {
     (void)state;
     uint64_t seed = 1;
-    api_job job = job_of("7 8 9 12,-1");
-    expect_told(&job, ": hadal 4 8 9 12,-1\n\n"); /* the seed is the request's */
+    api_job job = job_of("7 8 9 3 12,-1");
+    expect_told(&job, ": hadal 4 8 9 3 12,-1\n\n"); /* the seed is the request's */
     assert_true(choices[0].opened && choices[0].skip == 12 && !choices[1].opened);
-    job = job_of("7 8 9 0f,3f");
-    expect_told(&job, ": hadal 4 8 9 0f,3f\n\n");
-    assert_true(api_resume_seed("7 8 9 0f,3f", &seed) && seed == 7);
+    job = job_of("7 8 9 0 0f,3f");
+    expect_told(&job, ": hadal 4 8 9 0 0f,3f\n\n");
+    assert_true(api_resume_seed("7 8 9 0 0f,3f", &seed) && seed == 7);
     job = job_of("");
-    expect_told(&job, ": hadal 4 5 6 -1,-1\n\n");
+    expect_told(&job, ": hadal 4 5 6 0 -1,-1\n\n");
     job = job_of(NULL);
     expect_told(&job, "");
     job = job_of("");
@@ -53,21 +53,63 @@ static void places_are_read_and_told(void **state) {
 
 static void malformed_places_are_none(void **state) {
     (void)state;
-    static const char *const bad[] = {
-        " ",           "x",          "7",           "7 8",
-        "7 8 9",       "7 8 9 ",     "7 8 9 1",     "7 8 9 1,",
-        "7 8 9 1,2,",  "7 8 9 1,2 ", "7 8 9 1,2,3", "7 8 9 -2,1",
-        "7 8 9 1f2,1", "-7 8 9 1,1", "7 8 9 1,f",   "7 8 9 --1,1",
-        "7  8 9 1,1",  "7 8 9 1;1",  "+7 8 9 1,1",  "7 8 9 111111111111111111111,1"};
+    static const char *const bad[] = {" ",
+                                      "x",
+                                      "7",
+                                      "7 8",
+                                      "7 8 9",
+                                      "7 8 9 3",
+                                      "7 8 9 3 ",
+                                      "7 8 9 3 1",
+                                      "7 8 9 3 1,",
+                                      "7 8 9 3 1,2,",
+                                      "7 8 9 3 1,2 ",
+                                      "7 8 9 3 1,2,3",
+                                      "7 8 9 3 -2,1",
+                                      "7 8 9 3 1f2,1",
+                                      "-7 8 9 3 1,1",
+                                      "7 8 9 3 1,f",
+                                      "7 8 9 3 --1,1",
+                                      "7  8 9 3 1,1",
+                                      "7 8 9 3 1;1",
+                                      "+7 8 9 3 1,1",
+                                      "7 8 9 2147483648 1,1",
+                                      "7 8 9 3 111111111111111111111,1"};
     for (size_t i = 0; i < HD_LEN(bad); i++) {
         api_job job = job_of(bad[i]);
-        expect_told(&job, ": hadal 4 5 6 -1,-1\n\n");
+        expect_told(&job, ": hadal 4 5 6 0 -1,-1\n\n");
         assert_int_equal(choices[0].skip + choices[1].skip, 0);
     }
     uint64_t seed = 1;
     assert_false(api_resume_seed(NULL, &seed) || api_resume_seed("", &seed) ||
                  api_resume_seed("7", &seed));
     assert_int_equal(seed, 1);
+}
+
+/* The tokens of events that repeat all are no bytes to be left out. */
+static void cumulative_events_have_tokens(void **state) {
+    (void)state;
+    format.cumulative = true;
+    api_job job = {.format = &format, .choices = choices, .n_choices = N};
+    job.w.stream = job.w.token_ids = job.w.logprobs = true;
+    memset(choices, 0, sizeof choices);
+    api_resume_begin(&job, "7 8 9 0 12,3f");
+    format.cumulative = false;
+    assert_true(job.tells && job.resumed);
+    assert_true(choices[0].skip == 0 && choices[0].written == 12 && choices[1].finish_written);
+    api_resume_begin(&job, "7 8 9 0 12,3f");
+    assert_false(job.tells); /* ids would lack */
+}
+
+static void put_part(api_text *out, const hd_delta *part) {
+    api_put(out, part->text, part->n);
+    api_puts(out, ".");
+}
+
+static void expect_text(api_text *text, const char *expected) {
+    assert_int_equal(text->n, strlen(expected));
+    if (text->n) assert_memory_equal(text->data, expected, text->n);
+    api_text_deinit(text);
 }
 
 /* Texts are cut anywhere; the beginning and the end of a call are left out whole. */
@@ -87,32 +129,31 @@ static void what_was_written_is_left_out(void **state) {
     };
     static const struct {
         int64_t skip;
-        const char *left;
+        const char *left, *had;
     } cases[] = {
-        {0,  "abc.de.f.{}..g."},
-        {1,  "bc.de.f.{}..g." },
-        {3,  "de.f.{}..g."    },
-        {5,  "f.{}..g."       },
-        {7,  "{}..g."         },
-        {8,  "}..g."          },
-        {9,  ".g."            },
-        {10, "g."             },
-        {11, ""               },
-        {99, ""               }
+        {0,  "abc.de.f.{}..g.", ""               },
+        {1,  "bc.de.f.{}..g.",  "a."             },
+        {3,  "de.f.{}..g.",     "abc."           },
+        {5,  "f.{}..g.",        "abc.de."        },
+        {7,  "{}..g.",          "abc.de.f."      },
+        {8,  "}..g.",           "abc.de.f.{."    },
+        {9,  ".g.",             "abc.de.f.{}."   },
+        {10, "g.",              "abc.de.f.{}.."  },
+        {11, "",                "abc.de.f.{}..g."},
+        {99, "",                "abc.de.f.{}..g."}
     };
     for (size_t k = 0; k < HD_LEN(cases); k++) {
         api_choice c = {.skip = cases[k].skip};
-        api_text left = {0};
+        api_text left = {0}, gone = {0};
         for (size_t i = 0; i < HD_LEN(rows); i++) {
-            hd_delta part = {.text = rows[i].text, .n = strlen(rows[i].text)};
-            if (!api_resume_keep(&c, rows[i].kind, &part)) continue;
-            api_put(&left, part.text, part.n);
-            api_puts(&left, ".");
+            const hd_delta whole = {.text = rows[i].text, .n = strlen(rows[i].text)};
+            const api_resume_parts p = api_resume_split(&c, rows[i].kind, &whole);
+            if (p.has_had) put_part(&gone, &p.had);
+            if (p.has_lacks) put_part(&left, &p.lacks);
         }
         assert_int_equal(c.collected, 11);
-        assert_int_equal(left.n, strlen(cases[k].left));
-        if (left.n) assert_memory_equal(left.data, cases[k].left, left.n);
-        api_text_deinit(&left);
+        expect_text(&left, cases[k].left);
+        expect_text(&gone, cases[k].had);
     }
 }
 
@@ -120,6 +161,7 @@ int test_resume(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(places_are_read_and_told),
         cmocka_unit_test(malformed_places_are_none),
+        cmocka_unit_test(cumulative_events_have_tokens),
         cmocka_unit_test(what_was_written_is_left_out),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);

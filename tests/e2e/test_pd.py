@@ -19,17 +19,10 @@ def ids(n, start=0):
     return [(i * 37 + start * 11) % 1000 + 5 for i in range(n)]
 
 
-class Pd(Server):
+class Peer(Server):
     """A server with a role, and its figures."""
 
-    def __init__(self, role, *flags, listen=None, peers=(), **options):
-        words = ["--role", role]
-        if role != "decode":
-            self.listen = listen or f"127.0.0.1:{free_port()}"
-            words += ["--transfer-listen", self.listen]
-        if peers:
-            words += ["--prefill-peers", ",".join(p if isinstance(p, str) else f"{of(p)}={p.listen}" for p in peers)]
-        super().__init__(*FLAGS, *words, *flags, **options)
+    listen = None
 
     def figure(self, name, **labels):
         """The sum of a figure's series that have these labels."""
@@ -50,6 +43,24 @@ class Pd(Server):
     def ask(self, prefill, body, path="/v1/completions"):
         headers = {"X-Hadal-Prefill": prefill if isinstance(prefill, str) else of(prefill)}
         return self.post(path, body, headers=headers)
+
+
+def role_flags(role, listen=None, peers=()):
+    words = ["--role", role]
+    if listen:
+        words += ["--transfer-listen", listen]
+    if peers:
+        words += ["--prefill-peers", ",".join(p if isinstance(p, str) else f"{of(p)}={p.listen}" for p in peers)]
+    return words
+
+
+class Pd(Peer):
+    """A small one."""
+
+    def __init__(self, role, *flags, listen=None, peers=(), **options):
+        if role != "decode":
+            self.listen = listen or f"127.0.0.1:{free_port()}"
+        super().__init__(*FLAGS, *role_flags(role, self.listen, peers), *flags, **options)
 
 
 def read_some(s, n):

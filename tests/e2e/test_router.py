@@ -23,8 +23,8 @@ def free_port():
 
 
 class Router(Listening):
-    def __init__(self, *flags, env=None):
-        words = [HADAL, "router", "--port", "0", *flags]
+    def __init__(self, *flags, env=None, launcher=()):
+        words = [*launcher, HADAL, "router", "--port", "0", *flags]
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
         first = self.process.stdout.readline().decode()
         assert first.startswith("hadal "), self.process.stderr.read().decode()
@@ -269,11 +269,8 @@ def pieces_of(events):
     return texts, ends, len(names), roles
 
 
-# FT51: a decode server dies in the middle of a stream
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_goes_on_elsewhere(route, servers, name):
-    path, body = STREAMS[name]
-    body = {k: v for k, v in body.items() if v is not None} | {"stream": True}
+def while_its_server_dies(route, servers, path, body, after=b"data: "):
+    """Returns the bytes of a stream whose server is killed when the first of these come."""
     dying = Server(*FLAGS)
     router = route("--decode", f"{of(dying)},{of(servers[0])}").wait_up(2)
     for _ in range(100):  # until the one that dies has it
@@ -281,20 +278,179 @@ def test_a_stream_goes_on_elsewhere(route, servers, name):
             data = json.dumps(body).encode()
             before = dying.loads()["num_running_reqs"]
             s.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
-            head = read_until(s, b"data: ")
+            head = read_until(s, after)
             if dying.loads()["num_running_reqs"] > before:
                 dying.process.kill()
                 rest = read_all(s)
                 break
     dying.wait()
-    events = list(events_of((head + rest).split(b"\n")))
-    assert events[-1] == b"[DONE]" and b": hadal" not in head + rest
+    assert b": hadal" not in head + rest
+    assert router.figure("hadal_router_streams_resumed_total") == 1
+    return head + rest
+
+
+# FT51: a decode server dies in the middle of a stream
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_goes_on_elsewhere(route, servers, name):
+    path, body = STREAMS[name]
+    body = {k: v for k, v in body.items() if v is not None} | {"stream": True}
+    events = list(events_of(while_its_server_dies(route, servers, path, body).split(b"\n")))
+    assert events[-1] == b"[DONE]"
     got = pieces_of(events)
     assert got[2] == 1
-    assert router.figure("hadal_router_streams_resumed_total") == 1
     if name != "no seed":
         straight = pieces_of(events_of(servers[1].post(path, body).body.split(b"\n")))
         assert (got[0], got[1], got[3]) == (straight[0], straight[1], straight[3])
+
+
+TOOL = {"name": "add", "description": "adds", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}
+FUNCTION = {"type": "function", "name": "add", "description": "adds", "parameters": TOOL["input_schema"]}
+ASK = [{"role": "user", "content": "What is 3 + 4?"}]
+OTHER_STREAMS = {
+    "messages": ("/v1/messages", {"messages": ASK, "seed": 4, "max_tokens": 200, "temperature": 1}),
+    "messages that think": ("/v1/messages", {"messages": ASK, "seed": 5, "max_tokens": 300, "thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    "messages that call": ("/v1/messages", {"messages": ASK, "seed": 6, "max_tokens": 300, "tools": [TOOL], "tool_choice": {"type": "any"}}),
+    "responses": ("/v1/responses", {"input": ASK, "seed": 4, "max_output_tokens": 200, "temperature": 1, "ignore_eos": True}),
+    "responses that think": ("/v1/responses", {"input": ASK, "seed": 5, "max_output_tokens": 300, "reasoning": {"effort": "high"}}),
+    "responses that call": ("/v1/responses", {"input": ASK, "seed": 6, "max_output_tokens": 300, "tools": [FUNCTION], "tool_choice": "required"}),
+    "generate": ("/generate", {"text": "1, 2,", "sampling_params": {"max_new_tokens": 150, "sampling_seed": 3, "ignore_eos": True}}),
+    "generate, ids and scores": ("/generate", {"input_ids": [5, 6, 7], "rid": "mine", "return_logprob": True, "sampling_params": {"max_new_tokens": 120, "n": 2, "temperature": 1, "sampling_seed": 3, "ignore_eos": True}}),
+}
+VARYING = {"usage", "created_at", "id", "item_id", "call_id", "e2e_latency", "cached_tokens", "spec_draft_tokens", "spec_accepted_tokens", "num_retractions"}
+
+
+def without(document, names):
+    if isinstance(document, dict):
+        return {k: without(v, names) for k, v in document.items() if k not in names}
+    return [without(v, names) for v in document] if isinstance(document, list) else document
+
+
+def story_of(events):
+    """What a stream tells: its events without what differs from server to server, and neighboring pieces of
+    a text as one."""
+    story, ids = [], {}
+    for at, event in enumerate(events):
+        if event == b"[DONE]":
+            continue
+        document = json.loads(event)
+        assert document.get("type") != "error" and "error" not in document, document
+        if "sequence_number" in document:
+            assert document.pop("sequence_number") == at
+        if "output_index" in document:
+            ids.setdefault(document["output_index"], set()).update({document.get("item_id"), document.get("item", {}).get("id")} - {None})
+        delta = document.get("delta")
+        text = delta if isinstance(delta, str) else next((delta[k] for k in ("text", "thinking", "partial_json") if k in delta), None) if delta else None
+        key = without({k: v for k, v in document.items() if text is None or k != "delta"}, VARYING)
+        if text is not None and story and story[-1][0] == key and story[-1][1] is not None:
+            story[-1] = (key, story[-1][1] + text)
+        else:
+            story.append((key, text))
+    assert all(len(names) == 1 for names in ids.values())
+    return story
+
+
+def last_of(events):
+    """Of events that repeat all: the last one of each choice. Each has more than the one before."""
+    last = {}
+    for event in events:
+        if event == b"[DONE]":
+            continue
+        document = json.loads(event)
+        index, ids = document.get("index", 0), document["output_ids"]
+        assert index not in last or (ids[: len(last[index]["output_ids"])] == last[index]["output_ids"] and document["meta_info"]["id"] == last[index]["meta_info"]["id"])
+        assert index not in last or last[index]["meta_info"]["finish_reason"] is None
+        last[index] = document
+    return {k: without(v, VARYING) for k, v in last.items()}
+
+
+@pytest.mark.parametrize("name", OTHER_STREAMS)
+def test_any_stream_goes_on_elsewhere(route, servers, name):
+    path, body = OTHER_STREAMS[name]
+    body = {**body, "stream": True}
+    tell = last_of if path == "/generate" else story_of
+    after = (b"partial_json" if path == "/v1/messages" else b"arguments.delta") if "call" in name else b"data: "
+    got = while_its_server_dies(route, servers, path, body, after)
+    straight = servers[1].post(path, body).body
+    assert tell(events_of(got.split(b"\n"))) == tell(events_of(straight.split(b"\n")))
+
+
+LONG = [{"prompt": f"{i}. " + "Tell me of a river and a hill. " * 40, "max_tokens": 1, "seed": 1} for i in range(8)]
+
+
+def cached(router, body):
+    return router.post("/v1/completions", body).json["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_restarted_router_and_another_one_know_what_is_cached(route, servers):
+    """The servers tell what prompts they were sent, by any router."""
+    for s in servers:
+        assert s.post("/flush_cache").status == 200
+    flags = ("--decode", ",".join(of(s) for s in servers))
+    first, beside = route(*flags).wait_up(2), route(*flags).wait_up(2)
+    assert [cached(first, b) for b in LONG] == [0] * 8
+    before = [s["requests"] for s in first.servers()]
+    assert min(before) > 0  # both have some
+    told = lambda r: r.figure("hadal_router_learned_prefixes_total")
+    wait_until(lambda: told(beside) == told(first) > 0, "the other one has heard of them")
+    assert all(cached(beside, b) > 0 for b in LONG)
+    again = route(*flags).wait_up(2)
+    wait_until(lambda: told(again) == told(first), "it knows what the first one knew")
+    assert all(cached(again, b) > 0 for b in LONG)
+    assert again.figure("hadal_router_cached_tokens_total") > 0
+
+
+def test_a_flushed_server_is_known_to_be_empty(route):
+    server = Server(*FLAGS)
+    router = route("--decode", of(server)).wait_up(1)
+    guessed = lambda: router.figure("hadal_router_cached_tokens_total")
+    cached(router, LONG[0])
+    assert guessed() == 0
+    cached(router, LONG[0])
+    assert guessed() > 0
+    wait_until(lambda: router.figure("hadal_router_learned_prefixes_total") > 0, "it has heard of the prompt")
+    assert server.post("/flush_cache").status == 200
+    wait_until(lambda: router.figure("hadal_router_forgotten_servers_total") == 1, "it has heard of the flush")
+    before = guessed()
+    assert cached(router, LONG[0]) == 0 and guessed() == before
+    server.close()
+
+
+def test_servers_of_a_name_join_and_leave(route, tmp_path):
+    """As those of a Kubernetes service without an address of its own."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody have mounts of his own (unshare -m)")
+    hosts, port = tmp_path / "hosts", free_port()
+
+    def resolve(*last):
+        """In place: the router has this file mounted."""
+        with hosts.open("w") as f:
+            f.write("127.0.0.1 localhost\n" + "".join(f"127.0.0.{n} many.example\n" for n in last))
+
+    resolve(2)
+    here = [Server(*FLAGS, "--host", f"127.0.0.{n}", port=port) for n in (2, 3)]
+    mount = ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh")
+    router = route("--decode", f"dns:many.example:{port}", launcher=mount).wait_up(1)
+    names = lambda: sorted(s["server"] for s in router.servers() if s["up"])
+    ask = lambda i: router.post("/v1/completions", {"prompt": f"{i}, ", "max_tokens": 4, "seed": i}).status
+    body = json.dumps({"prompt": "1", "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
+    with router.socket() as s:
+        s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        read_until(s, b"data: ")
+        resolve(2, 3)
+        wait_until(lambda: names() == [f"127.0.0.{n}:{port}" for n in (2, 3)], "the second one has joined")
+        assert {ask(i) for i in range(4)} == {200}
+        assert {s["server"]: s["requests"] for s in router.servers()}[f"127.0.0.3:{port}"] > 0
+        resolve(3)
+        wait_until(lambda: [s["server"] for s in router.servers() if not s["gone"]] == [f"127.0.0.3:{port}"], "the first one leaves")
+        before = [s["requests"] for s in router.servers() if s["gone"]]
+        assert {ask(i) for i in range(4)} == {200}
+        assert before == [s["requests"] for s in router.servers() if s["gone"]]
+        assert b"[DONE]" in read_all(s)  # what runs there ends there
+    wait_until(lambda: names() == [f"127.0.0.3:{port}"], "it has left")
+    hosts.write_text("127.0.0.1 localhost\n")  # nobody knows the name: the last answer holds
+    assert {ask(i) for i in range(4)} == {200} and names() == [f"127.0.0.3:{port}"]
+    for s in here:
+        s.close()
 
 
 def test_a_draining_server_loses_nothing(route, servers):
@@ -329,6 +485,7 @@ def test_keys(route):
         ((), "--decode"),
         (("--decode", "host"), "HOST:PORT"),
         (("--decode", "a:1,a:1"), "twice"),
+        (("--decode", "dns:host"), "HOST:PORT"),
         (("--decode", "a:1", "--prefill", "a:b"), "--prefill"),
         (("--decode", "a:1", "--host", "0.0.0.0"), "--api-key-file"),
     ],

@@ -35,8 +35,8 @@ def free_address(host="127.0.0.1"):
 class World:
     """Rank 0 with the other ranks, which are the processes `ranks[1:]`."""
 
-    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None, before=lambda world: None):
-        """faults: of ranks, as drive_ranks takes them. before: called before rank 0 is started."""
+    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None, before=lambda world: None, serve=Server):
+        """faults: of ranks, as drive_ranks takes them. before: called before rank 0 is started. serve: makes rank 0."""
         self.meet = meet or free_address()
         self.env = {**CLEAN, **(env or {})}
         self.flags = [*SMALL, *flags, "--world", n, "--meet", self.meet]
@@ -46,7 +46,7 @@ class World:
             self.start(rank, (faults or {}).get(rank))
         before(self)
         fault = (faults or {}).get(0)
-        self.server = Server(*self.flags, "--rank", 0, program=FAULTY if fault else HADAL, env={**self.env, "FAULT": fault} if fault else self.env)
+        self.server = serve(*self.flags, "--rank", 0, program=FAULTY if fault else HADAL, env={**self.env, "FAULT": fault} if fault else self.env)
         self.ranks[0] = self.server.process
 
     def start(self, rank, fault=None):

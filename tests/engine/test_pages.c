@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/checked.h"
 #include "engine/engine.h"
 #include "fakes/engine_rig.h"
 
@@ -124,78 +123,124 @@ static void a_cancelled_request_waits_no_longer(void **state) {
 
 /* ---- pages ---- */
 
+enum { N_PAGES = WHOLE * HD_N_KV_GROUPS };
+
 typedef struct moved {
-    hd_page_job job;
-    sem_t done;
-    int32_t n_shown; /* calls of the watch */
-    int32_t n_done;  /* the last one's */
-    void *messages[WHOLE][HD_N_KV_GROUPS];
-    size_t bytes[HD_N_KV_GROUPS];
-    uint64_t weights;
+    uint32_t n, most; /* pages that were exported; then no more are wanted */
+    hd_status st;     /* of the last one */
+    void *messages[N_PAGES];
+    size_t bytes[N_PAGES];
 } moved;
 
-static hd_handover side_of(const hd_engine_pages *pages) {
-    hd_handover h = pages->side;
-    h.tokens = tokens;
-    h.n_tokens = N_TOKENS;
-    return h;
-}
-
-static void on_computed(void *ctx, int32_t n_done, const hd_engine_pages *pages) {
+static void *on_room(void *ctx, size_t n) {
     moved *m = ctx;
-    const hd_handover h = side_of(pages);
-    assert_int_equal(h.page_tokens, PAGE);
-    assert_int_equal(hd_handover_pages(&h), WHOLE);
-    assert_true(n_done > m->n_done);
-    m->n_shown++;
-    for (int32_t p = m->n_done / PAGE; p < hd_min_i32(n_done / PAGE, WHOLE); p++) {
-        for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-            m->bytes[g] = hd_handover_bytes(&h, (hd_kv_group)g);
-            m->messages[p][g] = malloc(m->bytes[g]);
-            assert_int_equal(hd_handover_export(&h, (hd_kv_group)g, p, m->messages[p][g], NULL),
-                             HD_OK);
-        }
-    }
-    m->n_done = n_done;
-    m->weights = pages->weights;
+    if (m->n == m->most) return NULL;
+    m->bytes[m->n] = n;
+    m->messages[m->n] = malloc(n);
+    return m->messages[m->n];
 }
 
-static void put(hd_page_job *job, const hd_engine_pages *pages) {
-    moved *m = (moved *)job;
-    const hd_handover h = side_of(pages);
-    for (int32_t p = 0; p < WHOLE; p++) {
-        for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-            assert_int_equal(hd_handover_import(&h, m->messages[p][g], m->bytes[g], NULL),
-                             HD_OK);
-            free(m->messages[p][g]);
-        }
+static void on_exported(void *ctx, hd_status st) {
+    moved *m = ctx;
+    m->st = st;
+    if (st != HD_OK) free(m->messages[m->n]);
+    m->n += st == HD_OK;
+}
+
+typedef struct waited_job {
+    hd_page_job job;
+    sem_t done;
+} waited_job;
+
+static void on_done(hd_page_job *job) {
+    sem_post(&((waited_job *)job)->done);
+}
+
+static hd_page_job run_job(hd_engine *e, hd_page_job job) {
+    waited_job j = {.job = job};
+    j.job.tokens = tokens;
+    j.job.n_tokens = WHOLE * PAGE + 1;
+    j.job.done = on_done;
+    sem_init(&j.done, 0, 0);
+    hd_engine_post_job(e, 0, &j.job);
+    while (sem_wait(&j.done) != 0) {
     }
-    assert_true(pages->weights == m->weights);
-    sem_post(&m->done);
+    sem_destroy(&j.done);
+    return j.job;
+}
+
+/* All pages in both groups. */
+static const hd_page_range both = {
+    .n = {WHOLE, WHOLE}
+};
+
+static void export_all(hd_engine *e, moved *m, uint64_t weights) {
+    hd_request g = request_of(NULL);
+    const hd_page_watch watch = {m, both, weights, on_room, on_exported};
+    uint64_t id;
+    g.n = 1;
+    g.max_tokens = 1;
+    assert_int_equal(hd_engine_submit_watched(e, &id, &g, &watch, NULL), HD_OK);
+    assert_int_equal(run(e), HD_FINISH_LENGTH);
+}
+
+static void drop(moved *m) {
+    for (uint32_t i = 0; i < m->n; i++) free(m->messages[i]);
+}
+
+static void exports_end_early(void **state) {
+    (void)state;
+    hd_engine *e = open_engine(0.05);
+    moved some = {.most = 1}, none = {.most = N_PAGES};
+    export_all(e, &some, 0);
+    assert_true(some.n == 1 && some.st == HD_OK); /* nobody wants more */
+    export_all(e, &none, 1);
+    assert_true(none.n == 0 && none.st == HD_EINVAL); /* the weights are others */
+    hd_page_job place = {
+        .work = HD_PAGES_PLACE, .message = some.messages[0], .n = some.bytes[0], .weights = 1};
+    assert_int_equal(run_job(e, place).status, HD_EINVAL);
+    place.weights = 0;
+    assert_int_equal(run_job(e, place).status, HD_OK);
+    drop(&some);
+    hd_engine_close(e);
+}
+
+/* The last events of all running requests leave the step early. */
+static void pages_come_before_the_last_event(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = "models/tiny-v4",
+                                                        .max_running = 1,
+                                                        .max_context = 512,
+                                                        .kv_host_gb = 0.05});
+    moved m = {.most = N_PAGES};
+    export_all(e, &m, 0);
+    assert_int_equal(m.n, N_PAGES);
+    drop(&m);
+    hd_engine_close(e);
 }
 
 static void pages_are_shown_behind_steps_and_serve_another_engine(void **state) {
     (void)state;
     hd_engine *one = open_engine(0.05), *other = open_engine(0.05), *without = open_engine(0);
-    moved m = {.job.run = put};
-    const hd_page_watch watch = {&m, on_computed};
+    moved m = {.most = N_PAGES};
     const hd_request g = request_of(NULL);
     hd_engine_stats stats;
-    uint64_t id;
-    assert_int_equal(hd_engine_check_pages(one, NULL), HD_OK);
-    assert_int_equal(hd_engine_check_pages(without, NULL), HD_EUNSUPPORTED);
-    hd_request first = g;
-    first.n = 1;
-    first.max_tokens = 1;
-    assert_int_equal(hd_engine_submit_watched(one, &id, &first, &watch, NULL), HD_OK);
-    assert_int_equal(run(one), HD_FINISH_LENGTH);
-    assert_int_equal(m.n_shown, 3); /* chunks of 100 tokens */
-    assert_int_equal(m.n_done, N_TOKENS);
-    sem_init(&m.done, 0, 0);
-    hd_engine_post_job(other, 0, &m.job);
-    while (sem_wait(&m.done) != 0) {
+    assert_int_equal(hd_engine_check_pages(one, NULL, NULL), HD_OK);
+    assert_int_equal(hd_engine_check_pages(without, NULL, NULL), HD_EUNSUPPORTED);
+    export_all(one, &m, 0);
+    assert_int_equal(m.n, N_PAGES);
+    const hd_page_job look = {.work = HD_PAGES_LOOK};
+    hd_page_job looked = run_job(other, look);
+    assert_true(looked.status == HD_OK && looked.weights == 0);
+    assert_int_equal(hd_page_range_size(&looked.lacking), WHOLE + 1); /* one WINDOW page */
+    for (uint32_t i = 0; i < m.n; i++) {
+        const hd_page_job place = {
+            .work = HD_PAGES_PLACE, .message = m.messages[i], .n = m.bytes[i]};
+        assert_int_equal(run_job(other, place).status, HD_OK);
     }
-    sem_destroy(&m.done);
+    drop(&m);
+    looked = run_job(other, look);
+    assert_int_equal(hd_page_range_size(&looked.lacking), 0);
     rig_answer mine[2], theirs[2];
     rig_run(other, &g, mine);
     hd_engine_read_stats(other, &stats);
@@ -216,6 +261,8 @@ int test_pages(void) {
         cmocka_unit_test(requests_wait_until_pages_are_settled),
         cmocka_unit_test(a_cancelled_request_waits_no_longer),
         cmocka_unit_test(pages_are_shown_behind_steps_and_serve_another_engine),
+        cmocka_unit_test(exports_end_early),
+        cmocka_unit_test(pages_come_before_the_last_event),
     };
     return cmocka_run_group_tests_name("pages", tests, NULL, NULL);
 }

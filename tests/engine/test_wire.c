@@ -287,6 +287,136 @@ static void prompt_log_probabilities_arrive_whole(void **state) {
     drop(r);
 }
 
+/* ---- pages ---- */
+
+enum { PAGE = 128, N_TOKENS = PAGE + 1 };
+
+typedef struct waits {
+    char page[64];
+    int32_t n_room, n_exported;
+    hd_status st;
+    bool wants;
+} waits;
+
+static void *on_room(void *ctx, size_t n) {
+    waits *w = ctx;
+    assert_true(n <= sizeof w->page);
+    w->n_room++;
+    return w->wants ? w->page : NULL;
+}
+
+static void on_exported(void *ctx, hd_status st) {
+    waits *w = ctx;
+    w->n_exported++;
+    w->st = st;
+}
+
+static hd_status take_page(engine_request *r, const hd_bytes *b, size_t n) {
+    engine_record record;
+    engine_reader from = {b->data, n};
+    HD_TRY(engine_take_bytes(&from, &record, sizeof record, NULL));
+    return engine_take_page(engine, &from, r, record.n, NULL);
+}
+
+static void pages_arrive_whole(void **state) {
+    (void)state;
+    waits w = {.wants = true};
+    hd_bytes page = {0}, failure = {0}, wrong = {0};
+    const size_t n = sizeof(hd_page_head) + 8;
+    engine->page_bytes[HD_KV_FULL] = 8;
+    engine_request r = {
+        .watch = {.ctx = &w, .pages = {.n = {2, 0}}, .room = on_room, .exported = on_exported}
+    };
+    assert_int_equal(
+        engine_put_page(&page, 1, 7, HD_OK, "a page of twenty-four bytes", n, NULL), HD_OK);
+    assert_int_equal(engine_put_page(&wrong, 1, 7, HD_OK, "a page", 6, NULL), HD_OK);
+    assert_int_equal(engine_put_page(&failure, 1, 7, HD_EAGAIN, NULL, 0, NULL), HD_OK);
+    for (size_t i = 0; i < page.n; i++) assert_int_equal(take_page(&r, &page, i), HD_EPEER);
+    assert_int_equal(take_page(&r, &wrong, wrong.n), HD_EPEER);
+    assert_int_equal(w.n_room, 0);
+    assert_int_equal(take_page(&r, &page, page.n), HD_OK);
+    assert_true(w.n_exported == 1 && w.st == HD_OK && r.n_exported == 1);
+    assert_memory_equal(w.page, "a page of twenty-four bytes", n);
+    assert_int_equal(take_page(&r, &failure, failure.n), HD_OK);
+    assert_true(w.n_exported == 2 && w.st == HD_EAGAIN);
+    assert_int_equal(take_page(&r, &page, page.n), HD_EPEER); /* there are two */
+    r.n_exported = 1;
+    w.wants = false;
+    assert_int_equal(take_page(&r, &page, page.n), HD_OK);
+    assert_true(w.n_exported == 2 && r.n_exported == 2);
+    hd_bytes_deinit(&page);
+    hd_bytes_deinit(&wrong);
+    hd_bytes_deinit(&failure);
+}
+
+static hd_status take_job(hd_page_job *job, const hd_bytes *b, size_t n) {
+    engine_record record;
+    engine_reader from = {b->data, n};
+    *job = (hd_page_job){0};
+    HD_TRY(engine_take_bytes(&from, &record, sizeof record, NULL));
+    return engine_take_job(engine, &from, job, NULL);
+}
+
+static void drop_job(const hd_page_job *job) {
+    free((void *)(uintptr_t)job->tokens);
+    free((void *)(uintptr_t)job->message);
+}
+
+static void jobs_arrive_whole(void **state) {
+    (void)state;
+    static int32_t tokens[N_TOKENS];
+    char message[sizeof(hd_page_head) + 8] = {0};
+    hd_page_head head = {.group = HD_KV_FULL, .bytes = 8};
+    hd_page_job job, got;
+    engine->page_bytes[HD_KV_FULL] = 8;
+    for (uint32_t page = 0; page < 2; page++) {
+        hd_bytes b = {0};
+        head.page = page;
+        memcpy(message, &head, sizeof head);
+        job = (hd_page_job){.work = HD_PAGES_PLACE,
+                            .salt = 5,
+                            .tokens = tokens,
+                            .n_tokens = N_TOKENS,
+                            .message = message,
+                            .n = sizeof message,
+                            .weights = 6};
+        assert_int_equal(engine_put_job(&b, &job, NULL), HD_OK);
+        for (size_t i = 0; i <= b.n; i++) {
+            const bool right = page == 0 && i == b.n; /* the prompt has one whole page */
+            assert_int_equal(take_job(&got, &b, i), right ? HD_OK : HD_EPEER);
+            if (right) assert_memory_equal(got.message, message, sizeof message);
+            if (right) assert_true(got.salt == 5 && got.weights == 6);
+            drop_job(&got);
+        }
+        hd_bytes_deinit(&b);
+    }
+}
+
+static void the_end_of_a_job_arrives_whole(void **state) {
+    (void)state;
+    hd_bytes b = {0};
+    engine_record record;
+    hd_page_job job = {.n_tokens = 3, .status = HD_EAGAIN, .weights = 9}, got = job;
+    got.status = HD_OK;
+    job.lacking = (hd_page_range){
+        .first = {1, 2},
+          .n = {2, 1}
+    };
+    assert_int_equal(engine_put_job_done(&b, &job, NULL), HD_OK);
+    engine_reader from = {b.data, b.n};
+    assert_int_equal(engine_take_bytes(&from, &record, sizeof record, NULL), HD_OK);
+    const engine_reader body = from;
+    assert_int_equal(engine_take_job_done(&from, &got, NULL), HD_OK);
+    assert_true(got.status == HD_EAGAIN && got.weights == 9);
+    assert_memory_equal(&got.lacking, &job.lacking, sizeof job.lacking);
+    got.n_tokens = 2; /* it has no third page */
+    from = body;
+    assert_int_equal(engine_take_job_done(&from, &got, NULL), HD_EPEER);
+    from = (engine_reader){body.at, body.n - 1};
+    assert_int_equal(engine_take_job_done(&from, &got, NULL), HD_EPEER);
+    hd_bytes_deinit(&b);
+}
+
 int test_wire(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_arrives_whole),
@@ -295,6 +425,9 @@ int test_wire(void) {
         cmocka_unit_test(numbers_out_of_range_are_refused),
         cmocka_unit_test(an_output_arrives_whole),
         cmocka_unit_test(prompt_log_probabilities_arrive_whole),
+        cmocka_unit_test(pages_arrive_whole),
+        cmocka_unit_test(jobs_arrive_whole),
+        cmocka_unit_test(the_end_of_a_job_arrives_whole),
     };
     return cmocka_run_group_tests_name("wire", tests, open_engine, close_engine);
 }

@@ -14,8 +14,8 @@ static void check_prompt(const uint8_t *data, size_t n) {
     hd_kv_group group;
     if (pd_prompt_read(&p, &tokens, data, n, 4, 100, NULL) != HD_OK) return;
     if (tokens[0] < 0 || tokens[p.n_tokens - 1] >= 100) abort();
-    for (uint32_t i = 0; i < pd_prompt_pages(&p); i++) {
-        const int32_t page = pd_prompt_page(&p, i, &group);
+    for (uint32_t i = 0; i < hd_page_range_size(&p.pages); i++) {
+        const int32_t page = hd_page_range_at(&p.pages, i, &group);
         if (page < 0 || (page + 1) * 4 >= p.n_tokens) abort();
     }
 }

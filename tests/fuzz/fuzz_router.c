@@ -9,15 +9,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     router_load load;
+    static router_news news;
+    static const uint64_t key[2];
     router_prefix prefix;
     static router_picture picture;
     char *text = malloc(n + 1);
     if (!text) abort();
     memcpy(text, data, n);
     text[n] = '\0';
-    if (router_load_parse(&load, text, n) && (load.running < 0 || load.pending_tokens < 0))
+    if (router_load_parse(&load, &news, text, n) &&
+        (load.running < 0 || load.pending_tokens < 0 || news.n > ROUTER_NEWS))
         abort();
-    router_prefix_of(&prefix, text, n, 1);
+    router_prefix_of(&prefix, text, n, 1, key);
     if (router_prefix_end(prefix.n) > prefix.bytes) abort();
     picture.n = 0;
     router_picture_add(&picture, ROUTER_DECODE, "decode", text, &(hd_err){0});

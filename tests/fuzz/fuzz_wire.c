@@ -1,5 +1,5 @@
 /* fuzz_wire.c - any bytes as records between processes: as a request for a leader, a step output
- * or prompt log-probabilities for the front, and the key of a grammar. What is accepted must be
+ * or prompt log-probabilities for the front, pages and jobs, and the key of a grammar. What is accepted must be
  * within the engine's limits. */
 #include <stdint.h>
 #include <stdlib.h>
@@ -62,10 +62,46 @@ static void take_key(engine_reader from) {
     }
 }
 
+static void *room_of(void *ctx, size_t n) {
+    (void)n;
+    return ctx;
+}
+
+static void on_exported(void *ctx, hd_status st) {
+    (void)ctx;
+    (void)st;
+}
+
+static void take_page(engine_reader from) {
+    char page[sizeof(hd_page_head) + 8];
+    engine->page_bytes[HD_KV_FULL] = 8;
+    engine_request r = {
+        .watch = {
+                  .ctx = page, .pages = {.n = {1, 0}}, .room = room_of, .exported = on_exported}
+    };
+    if (engine_take_page(engine, &from, &r, from.n / 2, NULL) == HD_OK && r.n_exported != 1)
+        abort();
+}
+
+static void take_job(engine_reader from) {
+    hd_page_job job = {0};
+    if (engine_take_job(engine, &from, &job, NULL) == HD_OK &&
+        (job.n_tokens < 1 || job.n_tokens > 64)) {
+        abort();
+    }
+    free((void *)(uintptr_t)job.tokens);
+    free((void *)(uintptr_t)job.message);
+}
+
+static void take_job_done(engine_reader from) {
+    hd_page_job job = {.n_tokens = 8};
+    if (engine_take_job_done(&from, &job, NULL) == HD_OK && job.lacking.n[0] > 8) abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
-    static void (*const take[])(engine_reader from) = {take_request, take_output, take_prompt,
-                                                       take_key};
+    static void (*const take[])(engine_reader from) = {
+        take_request, take_output, take_prompt, take_key, take_page, take_job, take_job_done};
     if (!engine) open_engine();
-    if (n) take[data[0] % 4]((engine_reader){(const char *)data + 1, n - 1});
+    if (n) take[data[0] % 7]((engine_reader){(const char *)data + 1, n - 1});
     return 0;
 }

@@ -34,6 +34,9 @@ static void open_side(side *s, int32_t n_host) {
     };
     assert_int_equal(
         hd_kv_open(&s->h.kv, spec, spec->n_layers + spec->n_mtp, s->device, &kv, NULL), HD_OK);
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        hd_kv_host_page(s->h.kv, (hd_kv_group)g, 0, &s->h.page_bytes[g]);
+    }
     const hd_cache_options cache = {
         .page_tokens = shape.page_tokens,
         .lookback = shape.lookback,

@@ -55,15 +55,21 @@ static void greetings_are_checked(void **state) {
 static void differences_have_names(void **state) {
     (void)state;
     const pd_facts a = hello().facts;
-    pd_facts b[6] = {a, a, a, a, a, a};
-    static const char *const names[] = {"version", "model family", "number format",
-                                        "weights", "page size",    "page size"};
+    pd_facts b[7] = {a, a, a, a, a, a, a};
+    static const char *const names[] = {"version",
+                                        "model family",
+                                        "number format",
+                                        "weights",
+                                        "page size",
+                                        "page size",
+                                        "order of sums (--sum-in-ranks)"};
     b[0].version[0] = '2';
     b[1].family[0] = 'g';
     b[2].number_format[0] = 'm';
     b[3].weights = 1;
     b[4].page_tokens = 5;
     b[5].page_bytes[HD_KV_WINDOW] = 1;
+    b[6].sums[2] = 2;
     assert_null(pd_facts_difference(&a, &a));
     for (size_t i = 0; i < HD_LEN(b); i++) {
         assert_string_equal(pd_facts_difference(&a, &b[i]), names[i]);
@@ -104,7 +110,7 @@ enum { WHOLE = offsetof(reserve, tokens) + sizeof((reserve){0}.tokens) };
 static reserve right(void) {
     return (reserve){
         .m = {.kind = HD_LEASE_MSG_RESERVE, .n_tokens = 3 * PAGE + 1, .n_pages = 3},
-        .prompt = {.n_tokens = 3 * PAGE + 1,     .first = {1, 2},          .n = {2, 1} }
+        .prompt = {.n_tokens = 3 * PAGE + 1,                            .pages = {.first = {1, 2}, .n = {2, 1}}                            }
     };
 }
 
@@ -126,10 +132,10 @@ static void prompts_are_checked(void **state) {
     bad[1].prompt.n_tokens = -1;
     bad[2].m.n_pages = 4;
     bad[3].m.n_tokens = 1;
-    bad[4].prompt.first[HD_KV_FULL] = -1;
-    bad[5].prompt.n[HD_KV_FULL] = -1;
-    bad[6].prompt.n[HD_KV_FULL] = 3;
-    bad[7].prompt.first[HD_KV_WINDOW] = INT32_MAX;
+    bad[4].prompt.pages.first[HD_KV_FULL] = -1;
+    bad[5].prompt.pages.n[HD_KV_FULL] = -1;
+    bad[6].prompt.pages.n[HD_KV_FULL] = 3;
+    bad[7].prompt.pages.first[HD_KV_WINDOW] = INT32_MAX;
     bad[8].tokens[0] = VOCAB;
     bad[9].tokens[3 * PAGE] = -1;
     for (size_t i = 0; i < HD_LEN(bad); i++) {
@@ -138,7 +144,7 @@ static void prompts_are_checked(void **state) {
     hd_kv_group group;
     static const int32_t pages[] = {1, 2, 2};
     for (uint32_t i = 0; i < 3; i++) {
-        assert_int_equal(pd_prompt_page(&r.prompt, i, &group), pages[i]);
+        assert_int_equal(hd_page_range_at(&r.prompt.pages, i, &group), pages[i]);
         assert_int_equal(group, i < 2 ? HD_KV_FULL : HD_KV_WINDOW);
     }
 }

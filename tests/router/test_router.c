@@ -10,7 +10,8 @@
 
 static router_prefix prefix_of(const char *body, uint64_t salt) {
     router_prefix p;
-    router_prefix_of(&p, body, strlen(body), salt);
+    static const uint64_t key[2] = {1, 2};
+    router_prefix_of(&p, body, strlen(body), salt, key);
     return p;
 }
 
@@ -50,6 +51,7 @@ static void test_prefixes(void **state) {
 
 /* of the tests; too large for a stack */
 static router_picture p;
+static router_news news;
 
 static void test_lists(void **state) {
     static const char *const bad[] = {"a",       ":1",       "a:",           "a:0",
@@ -153,21 +155,109 @@ static void test_reports(void **state) {
         " \"num_total_tokens\": 3, \"max_running_requests\": 8}]}"};
     router_load load;
     (void)state;
-    assert_true(router_load_parse(&load, good, sizeof good - 1));
+    assert_true(router_load_parse(&load, &news, good, sizeof good - 1));
     assert_int_equal(load.running, 1);
     assert_int_equal(load.waiting, 2);
     assert_int_equal(load.max_running, 8);
     assert_int_equal(load.pending_tokens, 40);
     for (size_t i = 0; i < HD_LEN(bad); i++) {
-        assert_false(router_load_parse(&load, bad[i], strlen(bad[i])));
+        assert_false(router_load_parse(&load, &news, bad[i], strlen(bad[i])));
     }
+}
+
+/* ---- prefixes that servers tell ---- */
+
+static bool parse_news(const char *prefixes) {
+    char text[1000];
+    router_load load;
+    snprintf(text, sizeof text,
+             "{\"loads\": [{\"num_running_reqs\": 1, \"num_waiting_reqs\": 2, "
+             "\"num_used_tokens\": 3, \"num_total_tokens\": 3, \"max_running_requests\": 8}], "
+             "\"prefixes\": %s}",
+             prefixes);
+    return router_load_parse(&load, &news, text, strlen(text));
+}
+
+static void test_news(void **state) {
+    static const char *const none[] = {
+        "null", "{\"epoch\": 5, \"next\": 2}", "{\"epoch\": -5, \"next\": 2, \"hashes\": \"\"}",
+        "{\"epoch\": 5, \"next\": 2, \"hashes\": \"AQAAAAAAAA==\"}", /* 7 bytes */
+        "{\"epoch\": 5, \"next\": 2, \"hashes\": \"?QAAAAAAAAA=\"}"};
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(none); i++) {
+        assert_true(parse_news(none[i])); /* the load is good */
+        assert_true(news.epoch == 0 && news.n == 0);
+    }
+    assert_true(
+        parse_news("{\"epoch\": 5, \"next\": 9, \"hashes\": \"AQAAAAAAAAACAAAAAAAAAA==\"}"));
+    assert_true(news.epoch == 5 && news.next == 9 && news.n == 2);
+    assert_true(news.hashes[0] == 1 && news.hashes[1] == 2);
+}
+
+static void test_learned_prefixes(void **state) {
+    (void)state;
+    const router_prefix x = chat('x', 1);
+    assert_int_equal(router_picture_open(&p, NULL), HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", "a:1,b:2", NULL), HD_OK);
+    p.peers[0].up = p.peers[1].up = true;
+    router_learn(&p, 1, x.hashes, x.n);
+    for (uint64_t turn = 0; turn < 2; turn++) {
+        assert_int_equal(router_choose(&p, &x, 0, turn, 0).peer, 1);
+    }
+    router_learn(&p, 0, x.hashes, x.n - 1);
+    assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 1); /* it has more */
+    router_forget(&p, 1);
+    for (uint64_t turn = 0; turn < 2; turn++) {
+        assert_int_equal(router_choose(&p, &x, 0, turn, 0).peer, 0);
+    }
+    router_picture_close(&p);
+}
+
+/* ---- names of many servers ---- */
+
+static void test_servers_join_and_leave(void **state) {
+    (void)state;
+    static char one[][ROUTER_PEER_NAME] = {"10.0.0.1:5", "10.0.0.2:5"},
+                two[][ROUTER_PEER_NAME] = {"10.0.0.3:5", "10.0.0.2:5", "a:1"};
+    static char many[ROUTER_MAX_PEERS][ROUTER_PEER_NAME];
+    const router_prefix x = chat('x', 1);
+    hd_err err = {0};
+    assert_int_equal(router_picture_open(&p, NULL), HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", "a:1,dns:b:5", &err),
+                     HD_OK);
+    assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", "dns:b", &err), HD_EINVAL);
+    assert_true(p.n == 1 && p.n_sources == 1);
+    assert_string_equal(p.sources[0].address, "b:5");
+    router_picture_resolved(&p, 0, one, 2);
+    assert_true(p.n == 3 && p.peers[1].source == 0 && !p.peers[1].gone);
+    p.peers[1].up = p.peers[2].up = true;
+    router_learn(&p, 1, x.hashes, x.n);
+    assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 1);
+    router_picture_resolved(&p, 0, two, 3); /* a:1 is in the list already */
+    assert_true(p.n == 4 && p.peers[1].gone && !p.peers[2].gone && !p.peers[0].gone);
+    assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 2);
+    router_picture_resolved(&p, 0, one, 2);
+    assert_true(!p.peers[1].gone && p.peers[3].gone);
+    assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 1); /* with all that it had */
+    router_picture_remove(&p, 1);
+    router_picture_resolved(&p, 0, one, 2); /* a server without a past in its place */
+    assert_string_equal(p.peers[1].name, one[0]);
+    p.peers[1].up = true;
+    assert_int_equal(router_choose(&p, &x, 0, 2, 0).peer, 2);
+    for (int i = 0; i < ROUTER_MAX_PEERS; i++) {
+        snprintf(many[i], sizeof many[i], "10.1.0.%d:5", i);
+    }
+    router_picture_resolved(&p, 0, many, ROUTER_MAX_PEERS);
+    assert_int_equal(p.n, ROUTER_MAX_PEERS);
+    router_picture_close(&p);
 }
 
 int test_router(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefixes), cmocka_unit_test(test_lists),
-        cmocka_unit_test(test_choice),   cmocka_unit_test(test_prefill),
-        cmocka_unit_test(test_reports),
+        cmocka_unit_test(test_prefixes),         cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_choice),           cmocka_unit_test(test_prefill),
+        cmocka_unit_test(test_reports),          cmocka_unit_test(test_news),
+        cmocka_unit_test(test_learned_prefixes), cmocka_unit_test(test_servers_join_and_leave),
     };
     return cmocka_run_group_tests_name("router", tests, NULL, NULL);
 }

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""What the choice by prefix is worth: conversations of several turns, over servers that are chosen by the
+router, in turn, and by a client who knows it all, as a Markdown table.
+
+    bench/router.py [MODEL_DIR] [--servers 2] [--conversations 8] [--turns 6] [--rounds 3]
+
+Each conversation is a thread that sends its turns one after the other, each with all that was said before. Every
+server has one thread of the CPU, and no token history, so that texts are equal. `in turn` sends each request to the next server; `by conversation` all of one
+conversation to one server, which is the most that a cache can hit. The three ways take turns, each with empty
+caches; medians of the rounds."""
+
+import argparse
+import concurrent.futures
+import itertools
+import statistics
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+from serving import Server  # noqa: E402
+from test_router import Router, of  # noqa: E402
+
+WORDS = "river hill stone bird cloud tree lamp road door fish".split()
+
+
+def talk(number, turns, length, choose):
+    """Returns prompt tokens, cached ones, and the texts of a conversation."""
+    messages, prompt, cached, said = [], 0, 0, []
+    for turn in range(turns):
+        words = " ".join(WORDS[(number * 7 + turn * 3 + i * i) % len(WORDS)] for i in range(length))
+        messages.append({"role": "user", "content": f"{number}.{turn}: {words}"})
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        reply = choose(number).post("/v1/chat/completions", body)
+        assert reply.status == 200, reply.text
+        usage = reply.json["usage"]
+        prompt += usage["prompt_tokens"]
+        cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        messages.append(reply.json["choices"][0]["message"])
+        said.append(messages[-1]["content"])
+    return prompt, cached, said
+
+
+def measure(args, servers, choose):
+    for s in servers:
+        assert s.post("/flush_cache").status == 200
+    time.sleep(1)  # the router hears of it
+    begun = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(args.conversations) as pool:
+        talks = list(pool.map(lambda i: talk(i, args.turns, args.words, choose), range(args.conversations)))
+    seconds = time.perf_counter() - begun
+    prompt = sum(t[0] for t in talks)
+    return prompt / seconds, sum(t[1] for t in talks) / prompt, [t[2] for t in talks]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=str(ROOT / "models" / "tiny-v4"))
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--conversations", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--words", type=int, default=120, help="of a question")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    servers = [Server("--threads", "1", "--max-running", "16", "--token-history", "off", model=args.model) for _ in range(args.servers)]
+    router = Router("--decode", ",".join(of(s) for s in servers)).wait_up(args.servers)
+    turn = itertools.count()
+    ways = {
+        "router": lambda number: router,
+        "in turn": lambda number: servers[next(turn) % len(servers)],
+        "by conversation": lambda number: servers[number % len(servers)],
+    }
+    found, texts = {name: [] for name in ways}, None
+    for _ in range(args.rounds):
+        for name, choose in ways.items():
+            *figures, said = measure(args, servers, choose)
+            assert texts in (None, said), "the texts differ"
+            texts = said
+            found[name].append(figures)
+    router.close()
+    for s in servers:
+        s.close()
+    medians = {name: [statistics.median(f[i] for f in all_of) for i in (0, 1)] for name, all_of in found.items()}
+    print("| servers are chosen | prompt tokens/s | × in turn | cached | × by conversation |\n|---|---|---|---|---|")
+    for name, (speed, share) in medians.items():
+        print(f"| {name} | {speed:,.0f} | {speed / medians['in turn'][0]:.2f} | {share:.3f} | {share / medians['by conversation'][1]:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
