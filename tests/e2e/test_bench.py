@@ -194,6 +194,12 @@ def test_rows_arrive_as_the_router_sends_them(hadal):
     assert [op["rows"] for op in of_op(copies, "gather")][0] == copies["expert_rows"]
 
 
+def test_a_rank_of_more_ranks_than_rows(hadal):
+    """One request of each of eight ranks, which choose two or three experts."""
+    r = emulate(hadal, "tiny_v3", "--emulate-rank", "ep=8", "--batch", 1, "--context", 16)
+    assert r["expert_rows"] < 8 and r["step_seconds"] > 0
+
+
 def test_exchanges_take_time(hadal):
     args = ["--emulate-rank", "tp=2", "--batch", 1, "--context", 16]
     r = emulate(hadal, "tiny_v3", *args, "--exchange-us", 2000)

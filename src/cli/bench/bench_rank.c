@@ -315,7 +315,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
         .n_ids = r->spec->vocab,
         .max_drafts = r->drafts,
         .fixed_steps = !r->set.prompt,
-        .expert_rows = r->report.expert_rows,
+        .expert_rows = hd_max_i32(r->report.expert_rows, r->parallel.ep),
         .forced = r->forced
     };
     HD_TRY(hd_model_runner_open(&r->model_runner, &env, &o, err));
