@@ -119,8 +119,7 @@ typedef struct engine_step_output {
 
 enum { ENGINE_MAX_NOTICES = 24, ENGINE_POST_TOPS = HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES };
 
-typedef struct engine_remote engine_remote; /* remote.c */
-
+typedef struct engine_remote engine_remote;   /* remote.c */
 typedef struct engine_version engine_version; /* update.c */
 
 struct hd_engine {
@@ -237,8 +236,7 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
 hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_request *g,
                                   hd_err *err);
 
-/* step_loop.c */
-/* to->top keeps its memory */
+/* step_loop.c; to->top keeps its memory */
 void engine_step_output_copy(engine_step_output *to, const engine_step_output *from);
 
 /* update.c */
