@@ -223,11 +223,6 @@ void engine_tell(hd_engine *e); /* mail has come; the caller holds the lock */
 /* the caller holds the lock */
 void engine_cancel_choice(hd_engine *e, engine_request *r, int32_t choice);
 
-/* notices.c; weights: NULL without a model */
-void engine_note_oddities(hd_engine *e, const hd_weights *weights);
-/* Why no more than `pinned` bytes of the experts in host memory are pinned. limit: of locked memory. */
-void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64_t limit);
-
 /* prepare.c */
 hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
                          const hd_conversation *conversation, hd_err *err);

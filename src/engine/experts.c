@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/memory.h"
+#include "engine/notices.h"
 #include "engine/rank.h"
 #include "engine/sizes.h"
 #include "model/expert_disk.h"

@@ -1,9 +1,9 @@
-/* notices.c - writes a sentence for each oddity of a model that does not prevent serving it. */
+/* notices.c - see notices.h. */
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "base/terminal.h"
-#include "engine/engine_internal.h"
+#include "engine/notices.h"
 #include "weights/safetensors.h"
 
 HD_PRINTF(2, 3) static void note(hd_engine *e, const char *fmt, ...) {

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/cores.h"
+#include "engine/notices.h"
 #include "engine/rank.h"
 #include "weights/manifest.h"
 

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "engine/engine_internal.h"
+#include "engine/notices.h"
 #include "fakes/shared_device.h"
 #include "weights/safetensors.h"
 #include "weights/weights.h"

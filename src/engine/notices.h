@@ -1,0 +1,14 @@
+/* notices.h - sentences for people about what is odd and does not prevent serving. */
+#ifndef HD_ENGINE_NOTICES_H
+#define HD_ENGINE_NOTICES_H
+
+#include "engine/engine_internal.h"
+
+/* weights: NULL without a model */
+void engine_note_oddities(hd_engine *e, const hd_weights *weights);
+
+/* Why no more than `pinned` bytes of the experts in host memory are pinned. limit: of locked memory;
+ * UINT64_MAX: none. */
+void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64_t limit);
+
+#endif
