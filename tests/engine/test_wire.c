@@ -321,14 +321,16 @@ static hd_status take_page(engine_request *r, const hd_bytes *b, size_t n) {
 static void pages_arrive_whole(void **state) {
     (void)state;
     waits w = {.wants = true};
+    static const char bytes[] =
+        "a page, as long as a head with eight bytes behind it, or longer";
     hd_bytes page = {0}, failure = {0}, wrong = {0};
     const size_t n = sizeof(hd_page_head) + 8;
+    assert_true(n < sizeof bytes);
     engine->page_bytes[HD_KV_FULL] = 8;
     engine_request r = {
         .watch = {.ctx = &w, .pages = {.n = {2, 0}}, .room = on_room, .exported = on_exported}
     };
-    assert_int_equal(
-        engine_put_page(&page, 1, 7, HD_OK, "a page of twenty-four bytes", n, NULL), HD_OK);
+    assert_int_equal(engine_put_page(&page, 1, 7, HD_OK, bytes, n, NULL), HD_OK);
     assert_int_equal(engine_put_page(&wrong, 1, 7, HD_OK, "a page", 6, NULL), HD_OK);
     assert_int_equal(engine_put_page(&failure, 1, 7, HD_EAGAIN, NULL, 0, NULL), HD_OK);
     for (size_t i = 0; i < page.n; i++) assert_int_equal(take_page(&r, &page, i), HD_EPEER);
@@ -336,7 +338,7 @@ static void pages_arrive_whole(void **state) {
     assert_int_equal(w.n_room, 0);
     assert_int_equal(take_page(&r, &page, page.n), HD_OK);
     assert_true(w.n_exported == 1 && w.st == HD_OK && r.n_exported == 1);
-    assert_memory_equal(w.page, "a page of twenty-four bytes", n);
+    assert_memory_equal(w.page, bytes, n);
     assert_int_equal(take_page(&r, &failure, failure.n), HD_OK);
     assert_true(w.n_exported == 2 && w.st == HD_EAGAIN);
     assert_int_equal(take_page(&r, &page, page.n), HD_EPEER); /* there are two */
