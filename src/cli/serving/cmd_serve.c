@@ -88,10 +88,9 @@ static void *follow_signals(void *user) {
     return NULL;
 }
 
-/* A step that never ends would keep the process alive for ever. */
-static void *give_up(void *user) {
-    const serve_settings *set = user;
-    const struct timespec patience = {set->health_s, 0};
+/* A step that never ends would keep the process alive for ever. The settings are gone then. */
+static void *give_up(void *health_s) {
+    const struct timespec patience = {(intptr_t)health_s, 0};
     nanosleep(&patience, NULL);
     HD_LOG(HD_LOG_ERROR, "device_stuck", hd_log_int("exit", EXIT_RESTART_ME));
     _exit(EXIT_RESTART_ME);
@@ -99,7 +98,7 @@ static void *give_up(void *user) {
 
 static void give_up_later(const serve_settings *set) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, give_up, (void *)(uintptr_t)set) == 0) {
+    if (pthread_create(&thread, NULL, give_up, (void *)(intptr_t)set->health_s) == 0) {
         pthread_detach(thread);
     }
 }
