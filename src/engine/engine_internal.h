@@ -190,6 +190,7 @@ struct hd_engine {
     bool news;                              /* a mailbox holds something new */
     engine_order order;                     /* of the last round */
     uint64_t recoveries;                    /* after which every group begins anew */
+    uint64_t recovered_in;                  /* round of the last recovery */
     bool recovered;                         /* the last one was of use */
     engine_step_output *posts;              /* ring of step outputs */
     int32_t first_post, n_posts, cap_posts;

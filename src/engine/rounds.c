@@ -185,6 +185,8 @@ void engine_round_resume(hd_engine *e, bool recovered) {
     pthread_mutex_lock(&e->lock);
     e->recovered = recovered;
     e->recoveries++;
+    e->recovered_in = e->order.number;
+    e->news = true; /* mail of a round that a group skips */
     for (int32_t i = 0; i < e->n_groups; i++) e->groups[i].parked = false;
     pthread_cond_broadcast(&e->ordered);
     pthread_mutex_unlock(&e->lock);
@@ -198,6 +200,9 @@ bool engine_round_park(engine_rank *rank) {
     pthread_cond_broadcast(&e->wake);
     while (e->recoveries == before && !e->closing) pthread_cond_wait(&e->ordered, &e->lock);
     const bool recovered = e->recoveries != before && e->recovered;
+    /* The first group may have failed in the round after this one. It does not run that step again, so
+     * nobody else does. */
+    if (e->recoveries != before) rank->order.number = e->recovered_in;
     pthread_mutex_unlock(&e->lock);
     return recovered;
 }
