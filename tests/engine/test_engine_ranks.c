@@ -273,6 +273,13 @@ static void run_with_failures(hd_engine *e, const hd_request *g, rig_answer *out
     }
 }
 
+static void check_answers(const rig_answer want[3], rig_answer got[3]) {
+    for (int i = 0; i < 3; i++) {
+        rig_same(&want[i], &got[i]);
+        rig_deinit(&got[i]);
+    }
+}
+
 /* Failures before a request and while it runs: its text is that of one rank. */
 static void survive_failures(const layout *l, const rig_answer *want) {
     static rig_answer got[3];
@@ -291,11 +298,13 @@ static void survive_failures(const layout *l, const rig_answer *want) {
         } else {
             run_with_failures(e, &g, got, why);
         }
-        for (int i = 0; i < 3; i++) {
-            rig_same(&want[i], &got[i]);
-            rig_deinit(&got[i]);
-        }
+        check_answers(want, got);
         hd_engine_read_stats(e, &stats);
+        if (k == 2 && stats.rank_failures < k + 1 - first) { /* it was over before they came */
+            rig_run(e, &g, got);
+            check_answers(want, got);
+            hd_engine_read_stats(e, &stats);
+        }
         assert_true(stats.rank_failures >= k + 1 - first && !stats.ranks_lost);
         assert_string_equal(stats.rank_failure, k == 0 ? wrong : why);
     }
