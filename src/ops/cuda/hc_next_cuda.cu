@@ -23,7 +23,7 @@ constexpr int VALUES = 13; /* of the first eight blocks; 12 of the others */
 constexpr int THREADS = 512, WARPS = THREADS / WARP, CHUNK = BLOCK; /* columns */
 constexpr int MAX_CHUNKS = 28, MAX_STRETCHES = (HC * MAX_CHUNKS + 7) / 8;
 static_assert(MAX_STRETCHES <= WARPS, "a stretch has a warp");
-constexpr int MAX_GPUS = 64; /* of one process */
+constexpr int MAX_GPUS = 64; /* of a process that have this kernel */
 constexpr int MOST_ROWS = 8, EACH = (MAX_CHUNKS + WARPS - 1) / WARPS;
 
 /* A block's columns: 32 of each chunk of 256. */
@@ -269,6 +269,7 @@ bool cluster_fits() {
     static std::atomic<answer> known[MAX_GPUS];
     int gpu = 0;
     cudaGetDevice(&gpu);
+    if (gpu >= MAX_GPUS) return false;
     std::atomic<answer> &kept = known[gpu];
     if (kept != UNKNOWN) return kept == FITS;
     const size_t most = (size_t)MAX_CHUNKS * WARP * (VALUES * HC + HC + 1) * sizeof(float);
