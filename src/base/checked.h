@@ -49,4 +49,8 @@ static inline int32_t hd_max_i32(int32_t a, int32_t b) {
     return a > b ? a : b;
 }
 
+static inline bool hd_is_within(int64_t n, int64_t least, int64_t most) {
+    return n >= least && n <= most;
+}
+
 #endif

@@ -435,7 +435,7 @@ static hd_status take_job_done(hd_engine *e, const engine_record *record, engine
     }
     hd_page_job *job = *at;
     if (!job) return wrong_report(record->group, err);
-    HD_TRY(engine_take_job_done(from, job, err));
+    HD_TRY(engine_take_job_done(e, from, job, err));
     *at = job->next;
     if (!*at) m->last_job = at;
     job->done(job);

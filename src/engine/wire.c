@@ -41,10 +41,6 @@ typedef struct wire_prompt {
     int32_t n, n_top, from;
 } wire_prompt;
 
-static bool within(int64_t n, int64_t least, int64_t most) {
-    return n >= least && n <= most;
-}
-
 static hd_status refuse(const char *what, hd_err *err) {
     return HD_FAIL(err, HD_EPEER, "another process sent %s that cannot be right", what);
 }
@@ -158,15 +154,18 @@ static bool pages_fit(const hd_engine *e, const hd_page_range *pages, int32_t n_
 static bool counts_fit(const hd_engine *e, const wire_request *w) {
     const int64_t most_stop = HD_MAX_STOP_TOKENS + e->spec->n_eos;
     const wire_constraint *c = &w->constraint;
-    return within(w->n_choices, 1, HD_MAX_CHOICES) &&
-           within(w->n_prompt, 1, e->max_context - 1) &&
-           within(w->max_new, 1, e->max_context - w->n_prompt) &&
-           within(w->draft_tokens, HD_DRAFTS_AUTO, e->drafts ? HD_MAX_DRAFTS : 0) &&
-           within(w->prompt_logprobs_from, 0, w->n_prompt) && within(w->n_stop, 0, most_stop) &&
-           within(w->params.n_bias, 0, HD_MAX_BIAS) && within(w->params.n_ban, 0, w->n_stop) &&
-           within(w->queue_left_ns, 0, INT64_MAX / 2) &&
-           within(w->params.n_top, 0, HD_MAX_ALTERNATIVES) && within(c->n_ban, 0, w->n_stop) &&
-           within(c->n_forced, 0, e->max_context) && c->n_key <= MAX_KEY &&
+    return hd_is_within(w->n_choices, 1, HD_MAX_CHOICES) &&
+           hd_is_within(w->n_prompt, 1, e->max_context - 1) &&
+           hd_is_within(w->max_new, 1, e->max_context - w->n_prompt) &&
+           hd_is_within(w->draft_tokens, HD_DRAFTS_AUTO, e->drafts ? HD_MAX_DRAFTS : 0) &&
+           hd_is_within(w->prompt_logprobs_from, 0, w->n_prompt) &&
+           hd_is_within(w->n_stop, 0, most_stop) &&
+           hd_is_within(w->params.n_bias, 0, HD_MAX_BIAS) &&
+           hd_is_within(w->params.n_ban, 0, w->n_stop) &&
+           hd_is_within(w->queue_left_ns, 0, INT64_MAX / 2) &&
+           hd_is_within(w->params.n_top, 0, HD_MAX_ALTERNATIVES) &&
+           hd_is_within(c->n_ban, 0, w->n_stop) &&
+           hd_is_within(c->n_forced, 0, e->max_context) && c->n_key <= MAX_KEY &&
            pages_fit(e, &w->pages, w->n_prompt) &&
            w->n_exported <= hd_page_range_size(&w->pages) && (!w->constrained || e->vocab) &&
            (w->constrained || (!c->n_forced && !c->n_key));
@@ -236,7 +235,7 @@ static hd_status take_choice(hd_engine *e, engine_reader *from, engine_request *
     void *tokens;
     int32_t n;
     HD_TRY(engine_take_bytes(from, &n, sizeof n, err));
-    if (!within(n, ENDED, max_new - 1)) return refuse("an answer", err);
+    if (!hd_is_within(n, ENDED, max_new - 1)) return refuse("an answer", err);
     if (n == ENDED) {
         c->posted = true;
         r->n_left--;
@@ -350,8 +349,8 @@ hd_status engine_take_job(const hd_engine *e, engine_reader *from, hd_page_job *
     wire_job w;
     void *tokens, *message;
     HD_TRY(engine_take_bytes(from, &w, sizeof w, err));
-    if (!within(w.work, HD_PAGES_LOOK, HD_PAGES_PLACE) || w.n > from->n ||
-        !within(w.n_tokens, 1, e->max_context)) {
+    if (!hd_is_within(w.work, HD_PAGES_LOOK, HD_PAGES_PLACE) || w.n > from->n ||
+        !hd_is_within(w.n_tokens, 1, e->max_context)) {
         return refuse("a job", err);
     }
     hd_status st = take_array(from, &tokens, w.n_tokens, sizeof *job->tokens, err);
@@ -375,10 +374,11 @@ hd_status engine_put_job_done(hd_bytes *to, const hd_page_job *job, hd_err *err)
     return hd_bytes_append(to, &w, sizeof w, err);
 }
 
-hd_status engine_take_job_done(engine_reader *from, hd_page_job *job, hd_err *err) {
+hd_status engine_take_job_done(const hd_engine *e, engine_reader *from, hd_page_job *job,
+                               hd_err *err) {
     wire_job_done w;
     HD_TRY(engine_take_bytes(from, &w, sizeof w, err));
-    if (!hd_page_range_fits(&w.lacking, job->n_tokens)) return refuse("pages", err);
+    if (!pages_fit(e, &w.lacking, job->n_tokens)) return refuse("pages", err);
     job->status = (hd_status)w.status;
     job->lacking = w.lacking;
     job->weights = w.weights;
@@ -435,17 +435,19 @@ hd_status engine_put_output(hd_bytes *to, int32_t group, const engine_step_outpu
 }
 
 static bool step_fits(const hd_step_tokens *s) {
-    return within(s->n_tokens, 0, HD_MAX_STEP_TOKENS) &&
-           within(s->n_top, 0, HD_MAX_ALTERNATIVES) && within(s->n_drafted, 0, HD_MAX_DRAFTS) &&
-           within(s->n_accepted, 0, s->n_drafted) &&
-           within((int)s->finish_reason, HD_FINISH_NONE, HD_FINISH_ERROR);
+    return hd_is_within(s->n_tokens, 0, HD_MAX_STEP_TOKENS) &&
+           hd_is_within(s->n_top, 0, HD_MAX_ALTERNATIVES) &&
+           hd_is_within(s->n_drafted, 0, HD_MAX_DRAFTS) &&
+           hd_is_within(s->n_accepted, 0, s->n_drafted) &&
+           hd_is_within((int)s->finish_reason, HD_FINISH_NONE, HD_FINISH_ERROR);
 }
 
 hd_status engine_take_output(engine_reader *from, uint64_t id, engine_step_output *p,
                              hd_err *err) {
     wire_output w;
     HD_TRY(engine_take_bytes(from, &w, sizeof w, err));
-    if (!step_fits(&w.step) || !within(w.n_why, 0, MAX_WHY)) return refuse("an output", err);
+    if (!step_fits(&w.step) || !hd_is_within(w.n_why, 0, MAX_WHY))
+        return refuse("an output", err);
     const size_t n_top = (size_t)w.step.n_tokens * (size_t)w.step.n_top;
     p->id = id;
     p->step = w.step;
@@ -476,8 +478,8 @@ hd_status engine_put_prompt(hd_bytes *to, int32_t group, uint64_t id,
 hd_status engine_take_prompt(engine_reader *from, engine_request *r, hd_err *err) {
     wire_prompt w;
     HD_TRY(engine_take_bytes(from, &w, sizeof w, err));
-    if (!r->prompt_logprobs || w.n_top != r->n_top || !within(w.n, 0, r->n_prompt) ||
-        !within(w.from, r->prompt_logprobs_from, r->n_prompt - w.n)) {
+    if (!r->prompt_logprobs || w.n_top != r->n_top || !hd_is_within(w.n, 0, r->n_prompt) ||
+        !hd_is_within(w.from, r->prompt_logprobs_from, r->n_prompt - w.n)) {
         return refuse("log-probabilities", err);
     }
     const int32_t at = w.from - r->prompt_logprobs_from;

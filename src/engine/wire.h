@@ -58,7 +58,8 @@ hd_status engine_take_job(const hd_engine *e, engine_reader *from, hd_page_job *
                           hd_err *err);
 
 hd_status engine_put_job_done(hd_bytes *to, const hd_page_job *job, hd_err *err);
-hd_status engine_take_job_done(engine_reader *from, hd_page_job *job, hd_err *err);
+hd_status engine_take_job_done(const hd_engine *e, engine_reader *from, hd_page_job *job,
+                               hd_err *err);
 
 /* The record of a page of a request; n 0: none comes any more, as st says. */
 hd_status engine_put_page(hd_bytes *to, int32_t group, uint64_t id, hd_status st,

@@ -130,10 +130,6 @@ static hd_status await_all(hd_model_runner *x, hd_err *err) {
     return hd_stream_sync(x->env.stream, err);
 }
 
-static bool within(int32_t n, int32_t least, int32_t most) {
-    return n >= least && n <= most;
-}
-
 /* ---- the leader ---- */
 
 static bool has_followers(const hd_model_runner *x) {
@@ -251,14 +247,16 @@ static bool fits_batch(hd_model_runner *x, const command_header *h) {
         (x->group_rows[own] != h->n_rows || x->group_logits[own] != h->n_logits)) {
         return false;
     }
-    return within(h->n_rows, least, b->limits.rows) &&
-           within(h->n_seqs, least, b->limits.seqs) && within(h->n_logits, 0, h->n_rows) &&
-           within(h->most_rows, least, h->n_rows) && within(h->block, 0, HD_MAX_DRAFTS);
+    return hd_is_within(h->n_rows, least, b->limits.rows) &&
+           hd_is_within(h->n_seqs, least, b->limits.seqs) &&
+           hd_is_within(h->n_logits, 0, h->n_rows) &&
+           hd_is_within(h->most_rows, least, h->n_rows) &&
+           hd_is_within(h->block, 0, HD_MAX_DRAFTS);
 }
 
 static hd_status follow_launch(hd_model_runner *x, const command_header *h, hd_err *err) {
     runner_graph_shape shape;
-    if (!within(h->n_seqs, 1, x->o.n_slots) || h->block < 0 ||
+    if (!hd_is_within(h->n_seqs, 1, x->o.n_slots) || h->block < 0 ||
         !runner_decode_graph_shape(x, h->n_seqs, h->block, &shape) || shape.n != h->n_seqs) {
         return HD_FAIL(err, HD_EPEER, "a graph of %d sequences with %d drafts", h->n_seqs,
                        h->block);
@@ -269,7 +267,7 @@ static hd_status follow_launch(hd_model_runner *x, const command_header *h, hd_e
 static hd_status take_seed(hd_model_runner *x, hd_err *err) {
     seed_order o;
     memcpy(&o, payload(x), sizeof o);
-    if (!within(o.slot, 0, x->o.n_slots - 1)) {
+    if (!hd_is_within(o.slot, 0, x->o.n_slots - 1)) {
         return HD_FAIL(err, HD_EPEER, "the seed of slot %d of %d", o.slot, x->o.n_slots);
     }
     hd_stream_upload(x->env.stream, &x->device.params[o.slot].seed, &o.seed, sizeof o.seed);
@@ -279,8 +277,8 @@ static hd_status take_seed(hd_model_runner *x, hd_err *err) {
 static hd_status take_page(hd_model_runner *x, hd_err *err) {
     page_order o;
     memcpy(&o, payload(x), sizeof o);
-    if (!within(o.group, 0, HD_N_KV_GROUPS - 1) ||
-        !within(o.host, 0, x->o.n_host[o.group] - 1)) {
+    if (!hd_is_within(o.group, 0, HD_N_KV_GROUPS - 1) ||
+        !hd_is_within(o.host, 0, x->o.n_host[o.group] - 1)) {
         return HD_FAIL(err, HD_EPEER, "page %d in host memory of KV group %d", o.host, o.group);
     }
     broadcast_page(x, &o);
@@ -289,7 +287,7 @@ static hd_status take_page(hd_model_runner *x, hd_err *err) {
 
 /* Runs a command. Its lengths are checked, its contents are the leader's. */
 static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err *err) {
-    if (h->kind == COMMAND_COPY && within(h->n_copies, 0, MAX_COPIES)) {
+    if (h->kind == COMMAND_COPY && hd_is_within(h->n_copies, 0, MAX_COPIES)) {
         hd_page_copy copies[MAX_COPIES];
         memcpy(copies, payload(x), sizeof copies);
         hd_kv_copy(x->kv, x->env.stream, copies, h->n_copies);
@@ -310,7 +308,7 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
         if (st == HD_EPEER) *err = refused;
         return st == HD_EPEER ? st : HD_OK;
     }
-    if (!within(h->kind, RUNNER_STEP, RUNNER_DRAFT_AGAIN) || !fits_batch(x, h)) {
+    if (!hd_is_within(h->kind, RUNNER_STEP, RUNNER_DRAFT_AGAIN) || !fits_batch(x, h)) {
         return HD_FAIL(err, HD_EPEER, "a command of kind %d with %d rows of %d sequences",
                        h->kind, h->n_rows, h->n_seqs);
     }

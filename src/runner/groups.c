@@ -39,10 +39,6 @@ static hd_status exchange(hd_model_runner *x, const void *own, size_t bytes, hd_
     return hd_stream_failure(x->env.stream, err);
 }
 
-static bool within(int32_t n, int32_t least, int32_t most) {
-    return n >= least && n <= most;
-}
-
 /* ---- eager passes ---- */
 
 hd_batch *runner_batch_of(hd_model_runner *x, int32_t pass) {
@@ -50,7 +46,7 @@ hd_batch *runner_batch_of(hd_model_runner *x, int32_t pass) {
 }
 
 bool runner_fits_group(const hd_batch *b, int32_t rows, int32_t logits) {
-    return within(rows, 0, b->limits.rows) && within(logits, 0, rows);
+    return hd_is_within(rows, 0, b->limits.rows) && hd_is_within(logits, 0, rows);
 }
 
 hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
@@ -79,9 +75,9 @@ hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
 /* ---- steps ---- */
 
 static bool is_valid(const hd_model_runner *x, const runner_step_word *w) {
-    return within(w->kind, RUNNER_IDLE, RUNNER_EAGER) && within(w->n, 0, x->o.n_slots) &&
-           within(w->depth, 0, x->n_drafts) && within(w->continuing, 0, w->n) &&
-           within(w->wanted, 0, x->n_drafts);
+    return hd_is_within(w->kind, RUNNER_IDLE, RUNNER_EAGER) &&
+           hd_is_within(w->n, 0, x->o.n_slots) && hd_is_within(w->depth, 0, x->n_drafts) &&
+           hd_is_within(w->continuing, 0, w->n) && hd_is_within(w->wanted, 0, x->n_drafts);
 }
 
 /* Adds what another group has to do. Two kinds of launches together are none. */

@@ -398,7 +398,8 @@ static void the_end_of_a_job_arrives_whole(void **state) {
     (void)state;
     hd_bytes b = {0};
     engine_record record;
-    hd_page_job job = {.n_tokens = 3, .status = HD_EAGAIN, .weights = 9}, got = job;
+    const int32_t page = hd_kv_shape_of(engine->spec).page_tokens;
+    hd_page_job job = {.n_tokens = 3 * page + 1, .status = HD_EAGAIN, .weights = 9}, got = job;
     got.status = HD_OK;
     job.lacking = (hd_page_range){
         .first = {1, 2},
@@ -408,14 +409,14 @@ static void the_end_of_a_job_arrives_whole(void **state) {
     engine_reader from = {b.data, b.n};
     assert_int_equal(engine_take_bytes(&from, &record, sizeof record, NULL), HD_OK);
     const engine_reader body = from;
-    assert_int_equal(engine_take_job_done(&from, &got, NULL), HD_OK);
+    assert_int_equal(engine_take_job_done(engine, &from, &got, NULL), HD_OK);
     assert_true(got.status == HD_EAGAIN && got.weights == 9);
     assert_memory_equal(&got.lacking, &job.lacking, sizeof job.lacking);
-    got.n_tokens = 2; /* it has no third page */
+    got.n_tokens = 3 * page - 1; /* it has no third page */
     from = body;
-    assert_int_equal(engine_take_job_done(&from, &got, NULL), HD_EPEER);
+    assert_int_equal(engine_take_job_done(engine, &from, &got, NULL), HD_EPEER);
     from = (engine_reader){body.at, body.n - 1};
-    assert_int_equal(engine_take_job_done(&from, &got, NULL), HD_EPEER);
+    assert_int_equal(engine_take_job_done(engine, &from, &got, NULL), HD_EPEER);
     hd_bytes_deinit(&b);
 }
 

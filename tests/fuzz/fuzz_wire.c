@@ -94,8 +94,10 @@ static void take_job(engine_reader from) {
 }
 
 static void take_job_done(engine_reader from) {
-    hd_page_job job = {.n_tokens = 8};
-    if (engine_take_job_done(&from, &job, NULL) == HD_OK && job.lacking.n[0] > 8) abort();
+    const int32_t page = hd_kv_shape_of(engine->spec).page_tokens;
+    hd_page_job job = {.n_tokens = 8 * page + 1};
+    if (engine_take_job_done(engine, &from, &job, NULL) == HD_OK && job.lacking.n[0] > 8)
+        abort();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
