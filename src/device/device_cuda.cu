@@ -676,6 +676,8 @@ void hd_cuda_allow_shared(const void *kernel, size_t bytes) {
     }
     if (allowed[at].kernel != kernel || allowed[at].gpu != gpu || allowed[at].bytes < bytes) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             cudaSharedmemCarveoutMaxShared);
         allowed[at] = {kernel, gpu, bytes};
     }
     pthread_mutex_unlock(&allowing);

@@ -273,7 +273,9 @@ def test_a_backup_needs_a_folder_and_updates(tmp_path):
 
 
 def gpu_bytes():
-    done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True)
+    """Used on the GPU that the server takes: the first of CUDA_VISIBLE_DEVICES."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    done = subprocess.run(["nvidia-smi", "-i", gpu, "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True)
     return int(done.stdout.split()[0]) << 20
 
 

@@ -114,17 +114,18 @@ struct copying {
                      t.row & ~3, span, EVICT_LAST);
     }
 
-    /* Of one matrix the first stages' rows are on their way before x is there. */
+    /* The first stages' rows of W are on their way before x is there. */
     __device__ void run(schedule<H, BN, SHARE, M> turn) const {
         cursor c;
         tile t;
         int32_t ahead = 0;
         schedule<H, BN, SHARE, M> first = turn;
-        if (!by_expert<M> && first.next(j, rank, &t)) {
+        if (first.next(j, rank, &t)) {
+            const int32_t place = data_place<M>(j, t);
 #pragma unroll 1
             for (; ahead < j.stages && ahead * SPANS < j.spans; ahead++) {
                 expect(ahead);
-                copy_w(t, 0, ahead * SPANS, ahead);
+                copy_w(t, place, ahead * SPANS, ahead);
             }
         }
         griddepcontrol_wait();
@@ -392,7 +393,6 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
     if constexpr (by_expert<M>) {
         prefetch_slots(j.slots, j.n_experts);
         if (gated<M>) prefetch_slots(j.second.slots, j.n_experts);
-        griddepcontrol_wait();
         if (warp == 1) count_units<order>(j, m.upto, turn.n_outs);
     }
     if (SHARE == ALONE) {
@@ -496,6 +496,7 @@ void launch(hd_stream *s, const fp8_product &p) {
              w->rows,
              w->cols / QUANTISED,
              1,
+             0,
              in_pairs(p.out, p.out_stride),
              EVICT_NORMAL,
              second_of(p),
@@ -514,7 +515,7 @@ void launch(hd_stream *s, const fp8_product &p) {
         return;
     }
     launch_blocks(s, gemm_fp8<H, BN, SPANS, SHARE, M>,
-                  units_at_most<order>(p, BN * order::UNIT_N), threads_of<H>, cluster,
+                  units_at_most<order>(p, BN * order::UNIT_N), threads_of<H>, cluster, 1,
                   (size_t)room::bytes(j), map.x, map.x_scale, map.w, map.second, j);
 }
 

@@ -42,7 +42,7 @@ struct job {
     const hd_weight *slots;      /* [n_experts] device memory, or NULL */
     const int32_t *offset;
     float global;
-    int32_t scale_type, n_experts, from, rows, outs, spans, stages; /* x: rows [from, + rows) */
+    int32_t scale_type, n_experts, from, rows, outs, spans, stages, sets; /* x: rows from on */
     bool pairs; /* outputs may be written in pairs */
     uint64_t keep_w;
     second_matrix second;
@@ -209,9 +209,9 @@ __device__ __forceinline__ void prefetch_slots(const hd_weight *slots, int32_t n
         asm volatile("prefetch.global.L2 [%0];" ::"l"(&slots[e].data));
 }
 
-/* ---- launching ---- */
-
-constexpr int SHARED_BYTES = 232448 - 1024, MAX_STAGES = 32;
+/* Shared memory of a multiprocessor, of which a block takes some itself; what one block may have. */
+constexpr int SHARED_OF_SM = 233472, SHARED_OF_BLOCK = 1024;
+constexpr int SHARED_BYTES = SHARED_OF_SM - 2 * SHARED_OF_BLOCK, MAX_STAGES = 32;
 
 /* Units of work that there may be, whatever the experts have. */
 template <typename S>
@@ -223,11 +223,11 @@ int64_t units_at_most(const fp8_product &p, int32_t outs_of_unit) {
     return units_m * (blocks_for(p.w->rows, outs_of_unit) + more);
 }
 
-/* As many blocks as there is work for and the GPU holds; they may begin before the kernel before them ends. */
+/* As many blocks as there is work for and the GPU holds, `each` on a multiprocessor. */
 template <typename K, typename... A>
-void launch_blocks(hd_stream *s, K kernel, int64_t units, int threads, int cluster,
+void launch_blocks(hd_stream *s, K kernel, int64_t units, int threads, int cluster, int each,
                    size_t shared, const A &...args) {
-    const int64_t most = hd_stream_workers(s) / cluster;
+    const int64_t most = (int64_t)hd_stream_workers(s) * each / cluster;
     hd_cuda_allow_shared((const void *)kernel, SHARED_BYTES);
     launch_kernel(hd_cuda_stream(s), kernel,
                   dim3((unsigned)((units < most ? units : most) * cluster)), threads, shared,

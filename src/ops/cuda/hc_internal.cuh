@@ -62,11 +62,11 @@ static __device__ void sinkhorn_of_four(double *comb, int32_t iters, float eps) 
     double top = fmax(given, __shfl_xor_sync(ALL_LANES, given, 1));
     top = fmax(top, __shfl_xor_sync(ALL_LANES, top, 2));
     float own = expf((float)(given - top));
-    own = own / sum_of(own, 1) + eps;
-    own /= sum_of(own, 4) + eps;
+    own = __fdividef(own, sum_of(own, 1)) + eps;
+    own = __fdividef(own, sum_of(own, 4) + eps);
     for (int32_t i = 1; i < iters; i++) {
-        own /= sum_of(own, 1) + eps;
-        own /= sum_of(own, 4) + eps;
+        own = __fdividef(own, sum_of(own, 1) + eps);
+        own = __fdividef(own, sum_of(own, 4) + eps);
     }
     if (k < 16) comb[k] = (double)own;
 }

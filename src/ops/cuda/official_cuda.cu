@@ -72,7 +72,12 @@ __device__ bool own_span(const rows_job &j, int32_t *row, int32_t *span) {
 }
 
 __global__ void __launch_bounds__(BLOCK) quantise(quantised to, rows_job j) {
-    begin_kernel();
+    if (j.offset) { /* experts' products wait for these rows alone, and read what kernels before wrote */
+        griddepcontrol_wait();
+        griddepcontrol_launch_dependents();
+    } else {
+        begin_kernel();
+    }
     const int lane = threadIdx.x % WARP;
     int32_t row, span;
     if (!own_span(j, &row, &span)) return;

@@ -128,6 +128,15 @@ static __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap *map
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+/* Bytes that lie in a row; both addresses and the count are multiples of 16. */
+static __device__ __forceinline__ void bulk_copy(void *to, const void *from, uint32_t bytes,
+                                                 uint64_t *b, uint64_t keep) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(b)), "l"(keep)
+                 : "memory");
+}
+
 #define BULK_COPY "cp.async.bulk.tensor."
 #define BULK_INTO ".shared::cluster.global.mbarrier::complete_tx::bytes"
 
