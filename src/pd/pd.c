@@ -325,6 +325,8 @@ hd_status pd_open(pd **out, hd_engine *e, const pd_options *o, int listener, hd_
 
 static void stop(pd *p) {
     const uint64_t one = 1;
+    hd_names_stop(p->names); /* it posts no more */
+    p->names = NULL;
     pthread_mutex_lock(&p->lock);
     p->closing = true;
     const ssize_t n = write(p->wake, &one, sizeof one);
@@ -337,6 +339,7 @@ static void stop(pd *p) {
 void pd_close(pd *p) {
     if (!p) return;
     if (p->started) stop(p);
+    hd_names_stop(p->names);
     run_notes(p); /* cancellations of what has ended */
     pd_peers_close(p);
     if (p->listener >= 0) close(p->listener);

@@ -27,7 +27,8 @@ typedef struct pd_options {
     const char *transfer_at;
     /* Of "decode" and "both": "NAME=HOST:PORT,...": the address of a prefill server for clients, by
      * which requests name it, and where it listens for this. Without =HOST:PORT it is the port of
-     * PD_TRANSFER_AT on that host. */
+     * PD_TRANSFER_AT on that host. "dns:HOST:PORT=PORT" stands for all servers that the name resolves
+     * to, at any time; the second port is that where they listen for this. */
     const char *peers;
     const char *key;  /* secret of all servers; NULL: only on the loopback interface */
     int32_t limit_ms; /* after so long the prompt is computed here; 0: 60 s */

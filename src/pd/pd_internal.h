@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
+#include "comm/names.h"
 #include "pd/link.h"
 #include "pd/pd.h"
 
@@ -35,6 +36,8 @@ typedef struct pd_pending {
 
 typedef struct pd_peer {
     char name[PD_NAME], address[PD_NAME]; /* name "": unused; address: of those to fetch from */
+    int32_t source;                       /* the name that stands for it; -1: none */
+    bool gone;                            /* that name stands for it no more */
     pd_link link;                         /* fd -1: none */
     bool connecting;                      /* the socket is not connected yet */
     bool broken;                          /* something could not be queued */
@@ -46,6 +49,12 @@ typedef struct pd_peer {
     uint64_t bytes_in, bytes_out, suspicion;
     char why[PD_MAX_TEXT];
 } pd_peer;
+
+/* A name that stands for several servers to fetch from. */
+typedef struct pd_source_name {
+    char address[PD_NAME]; /* "HOST:PORT", of the servers for clients */
+    char port[8];          /* of their --transfer-listen */
+} pd_source_name;
 
 /* A prompt whose pages are fetched. */
 typedef struct pd_fetch {
@@ -99,9 +108,11 @@ struct pd {
     pd_fetch *fetches;
     int32_t n_sends; /* that are not freed */
     size_t placing;  /* bytes of pages that wait for the step threads */
-    /* PD_MAX_PEERS to fetch from, of which the list has n_from; then as many that fetch here */
+    /* PD_MAX_PEERS to fetch from; then as many that fetch here */
     pd_peer peers[2 * PD_MAX_PEERS];
-    int32_t n_from;
+    pd_source_name sources[HD_NAMES_MAX];
+    int32_t n_sources;
+    hd_names *names; /* NULL: no name stands for several servers */
     pd_pending pending[PD_PENDING];
     uint64_t n_accepted;
 

@@ -37,31 +37,39 @@ static bool is_linked(const pd_peer *q) {
 
 /* ---- the list ---- */
 
-/* Without an address it is the same host, and the usual port. */
-static void name_peer(pd_peer *q, const char *name, size_t n, const char *address, size_t m) {
-    static const char port[] = ":" PD_PORT;
-    memcpy(q->name, name, n);
-    memcpy(q->address, m ? address : name, m ? m : n);
-    char *colon = strrchr(q->address, ':');
-    const size_t room = colon ? sizeof q->address - (size_t)(colon - q->address) : 0;
-    if (!m && room >= sizeof port) memcpy(colon, port, sizeof port);
+static bool is_taken(const pd_peer *q) {
+    return q->name[0] != '\0';
 }
 
-static hd_status add_peer(pd *p, const char *entry, size_t n, hd_err *err) {
-    const char *equals = memchr(entry, '=', n);
-    const size_t name = equals ? (size_t)(equals - entry) : n;
-    const size_t address = equals ? n - name - 1 : 0;
-    if (p->n_from == PD_MAX_PEERS) {
-        return HD_FAIL(err, HD_EINVAL, "--prefill-peers: more than %d", PD_MAX_PEERS);
+/* Where it listens for transfers: the usual port of the same host, unless `at` says another. */
+static void place_address(pd_peer *q, const char *at) {
+    char *colon = strrchr(q->name, ':');
+    const int host = (int)(colon ? colon - q->name : 0);
+    if (strchr(at, ':')) {
+        snprintf(q->address, PD_NAME, "%s", at);
+    } else {
+        snprintf(q->address, PD_NAME, "%.*s:%s", host, q->name, at);
     }
-    if (name >= PD_NAME || address >= PD_NAME) {
-        return HD_FAIL(err, HD_EINVAL, "--prefill-peers: a name is too long");
+}
+
+/* A place for a server to fetch from; NULL: all are taken. */
+static pd_peer *free_place(pd *p) {
+    for (int32_t i = 0; i < PD_MAX_PEERS; i++) {
+        if (!is_taken(&p->peers[i])) return &p->peers[i];
     }
-    pd_peer *q = &p->peers[p->n_from];
-    name_peer(q, entry, name, equals ? equals + 1 : NULL, address);
+    return NULL;
+}
+
+static bool has_name(const pd *p, const char *name) {
+    for (int32_t i = 0; i < PD_MAX_PEERS; i++) {
+        if (strcmp(p->peers[i].name, name) == 0) return true;
+    }
+    return false;
+}
+
+static hd_status check_entry(const pd *p, const char *entry, const pd_peer *q, hd_err *err) {
     if (!hd_address_is_valid(q->name) || !hd_address_is_valid(q->address)) {
-        return HD_FAIL(err, HD_EINVAL, "--prefill-peers: %.*s is not HOST:PORT=HOST:PORT",
-                       (int)n, entry);
+        return HD_FAIL(err, HD_EINVAL, "--prefill-peers: %s is not HOST:PORT=HOST:PORT", entry);
     }
     if (!p->o.key && !hd_address_is_loopback(q->address)) {
         return HD_FAIL(err, HD_EINVAL,
@@ -69,24 +77,112 @@ static hd_status add_peer(pd *p, const char *entry, size_t n, hd_err *err) {
                        "need --peer-key-file",
                        q->address);
     }
-    for (int32_t i = 0; i < p->n_from; i++) {
-        if (strcmp(p->peers[i].name, q->name) != 0) continue;
-        return HD_FAIL(err, HD_EINVAL, "--prefill-peers: %s is there twice", q->name);
-    }
-    p->n_from++;
     return HD_OK;
+}
+
+/* "HOST:PORT", "HOST:PORT=HOST:PORT", or with dns: "HOST:PORT", "HOST:PORT=PORT". */
+static hd_status add_peer(pd *p, char *entry, hd_err *err) {
+    static const size_t prefix = sizeof HD_NAMES_PREFIX - 1;
+    const bool many = strncmp(entry, HD_NAMES_PREFIX, prefix) == 0;
+    pd_peer q = {.source = -1, .link.channel.fd = -1};
+    char *name = many ? entry + prefix : entry, *at = strchr(name, '=');
+    if (at) *at++ = '\0';
+    if (strlen(name) >= PD_NAME || (at && strlen(at) >= PD_NAME)) {
+        return HD_FAIL(err, HD_EINVAL, "--prefill-peers: a name is too long");
+    }
+    memcpy(q.name, name, strlen(name) + 1);
+    if (!many && at && !strchr(at, ':')) {
+        return HD_FAIL(err, HD_EINVAL, "--prefill-peers: %s is not HOST:PORT", at);
+    }
+    place_address(&q, at ? at : PD_PORT);
+    HD_TRY(check_entry(p, name, &q, err));
+    if (many) {
+        if (at && (strchr(at, ':') || strlen(at) >= sizeof p->sources->port)) {
+            return HD_FAIL(err, HD_EINVAL, "--prefill-peers: %s is not a port", at);
+        }
+        if (p->n_sources == HD_NAMES_MAX) {
+            return HD_FAIL(err, HD_EINVAL,
+                           "--prefill-peers: more than %d names of many servers", HD_NAMES_MAX);
+        }
+        pd_source_name *s = &p->sources[p->n_sources++];
+        memcpy(s->address, q.name, sizeof s->address);
+        snprintf(s->port, sizeof s->port, "%s", at ? at : PD_PORT);
+        return HD_OK;
+    }
+    if (has_name(p, q.name)) {
+        return HD_FAIL(err, HD_EINVAL, "--prefill-peers: %s is there twice", q.name);
+    }
+    pd_peer *place = free_place(p);
+    if (!place) return HD_FAIL(err, HD_EINVAL, "--prefill-peers: more than %d", PD_MAX_PEERS);
+    *place = q;
+    return HD_OK;
+}
+
+/* ---- servers that join and leave ---- */
+
+typedef struct names_note {
+    pd_note note;
+    int32_t source;
+    hd_resolved servers;
+} names_note;
+
+/* A server that is gone is asked for nothing new, and forgotten once its connection has ended. */
+static void take_names(pd *p, pd_note *note) {
+    const names_note *n = PD_OWNER(note, names_note, note);
+    pthread_mutex_lock(&p->lock);
+    for (int32_t i = 0; i < PD_MAX_PEERS; i++) {
+        pd_peer *q = &p->peers[i];
+        if (!is_taken(q) || q->source != n->source) continue;
+        q->gone = !hd_resolved_has(&n->servers, q->name);
+    }
+    for (int32_t i = 0; i < n->servers.n; i++) {
+        pd_peer *q = has_name(p, n->servers.names[i]) ? NULL : free_place(p);
+        if (!q) continue;
+        *q = (pd_peer){.source = n->source, .link.channel.fd = -1};
+        snprintf(q->name, PD_NAME, "%s", n->servers.names[i]);
+        place_address(q, p->sources[n->source].port);
+    }
+    pthread_mutex_unlock(&p->lock);
+    free(note);
+}
+
+/* On the thread that resolves. Without memory the next second's answer will do. */
+static void found(void *ctx, int32_t source, const hd_resolved *servers) {
+    names_note *n = malloc(sizeof *n);
+    if (!n) return;
+    n->note.take = take_names;
+    n->source = source;
+    n->servers = *servers;
+    pd_post(ctx, &n->note);
+}
+
+static void forget_gone(pd *p) {
+    for (int32_t i = 0; i < PD_MAX_PEERS; i++) {
+        pd_peer *q = peer_at(p, i);
+        if (!q->gone || is_linked(q) || hd_leases_forget(p->leases, i) != HD_OK) continue;
+        pthread_mutex_lock(&p->lock);
+        *q = (pd_peer){.source = -1, .link.channel.fd = -1};
+        pthread_mutex_unlock(&p->lock);
+    }
 }
 
 hd_status pd_peers_open(pd *p, hd_err *err) {
     const char *list = p->o.role & PD_ROLE_DECODE ? p->o.peers : NULL;
+    const char *addresses[HD_NAMES_MAX];
     for (int32_t i = 0; i < 2 * PD_MAX_PEERS; i++) p->peers[i].link.channel.fd = -1;
     for (int32_t i = 0; i < PD_PENDING; i++) p->pending[i].link.channel.fd = -1;
     while (list && *list) {
         const size_t n = strcspn(list, ",");
-        HD_TRY(add_peer(p, list, n, err));
+        char *entry = strndup(list, n);
+        if (!entry) return HD_FAIL(err, HD_ENOMEM, "no memory for --prefill-peers");
+        const hd_status st = add_peer(p, entry, err);
+        free(entry);
+        HD_TRY(st);
         list += n + (list[n] == ',');
     }
-    return HD_OK;
+    for (int32_t i = 0; i < p->n_sources; i++) addresses[i] = p->sources[i].address;
+    return p->n_sources ? hd_names_start(&p->names, addresses, p->n_sources, found, p, err)
+                        : HD_OK;
 }
 
 void pd_peers_close(pd *p) {
@@ -171,20 +267,24 @@ static hd_status start_connecting(pd *p, pd_peer *q, hd_err *err) {
     return HD_OK;
 }
 
+static bool is_sought(const pd_peer *q) {
+    return is_taken(q) && !q->gone && !is_linked(q);
+}
+
 static void connect_where_due(pd *p, int64_t now) {
-    for (int32_t i = 0; i < p->n_from && !p->ends; i++) {
+    for (int32_t i = 0; i < PD_MAX_PEERS && !p->ends; i++) {
         hd_err err = {0};
         pd_peer *q = peer_at(p, i);
-        if (is_linked(q) || now < q->retry_ns) continue;
+        if (!is_sought(q) || now < q->retry_ns) continue;
         if (start_connecting(p, q, &err) != HD_OK) pd_peer_lost(p, i, err.msg);
     }
 }
 
 uint64_t pd_peers_due(pd *p) {
     uint64_t due = UINT64_MAX;
-    for (int32_t i = 0; i < p->n_from && !p->ends; i++) {
+    for (int32_t i = 0; i < PD_MAX_PEERS && !p->ends; i++) {
         const pd_peer *q = peer_at(p, i);
-        if (!is_linked(q) && (uint64_t)q->retry_ns < due) due = (uint64_t)q->retry_ns;
+        if (is_sought(q) && (uint64_t)q->retry_ns < due) due = (uint64_t)q->retry_ns;
     }
     return due;
 }
@@ -413,6 +513,7 @@ void pd_peers_tend(pd *p, const struct pollfd *polled) {
         tend_pending(p, &p->pending[i], polled[2 * PD_MAX_PEERS + i].revents, now);
     }
     if (polled[2 * PD_MAX_PEERS + PD_PENDING].revents) accept_one(p, now);
+    forget_gone(p);
     connect_where_due(p, now);
 }
 

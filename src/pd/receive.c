@@ -215,9 +215,9 @@ static void begin(pd *p, pd_note *note) {
 
 /* Returns the server of this name, or why it is not asked. The caller holds the lock. */
 static int32_t server_for(const pd *p, const char *name, pd_skip *why) {
-    for (int32_t i = 0; i < p->n_from; i++) {
+    for (int32_t i = 0; i < PD_MAX_PEERS; i++) {
         const pd_peer *q = &p->peers[i];
-        if (strcmp(q->name, name) != 0) continue;
+        if (!q->name[0] || q->gone || strcmp(q->name, name) != 0) continue;
         *why = q->up ? PD_SKIP_SUSPECT : PD_SKIP_DOWN;
         return q->up && hd_now_ns() >= q->rest_until_ns ? i : -1;
     }

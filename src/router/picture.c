@@ -61,13 +61,6 @@ static hd_status add_source(router_picture *p, router_role role, const char *add
     return HD_OK;
 }
 
-static bool is_there(const router_peer *s, char (*names)[ROUTER_PEER_NAME], int32_t n) {
-    for (int32_t i = 0; i < n; i++) {
-        if (strcmp(names[i], s->name) == 0) return true;
-    }
-    return false;
-}
-
 static bool has_peer(const router_picture *p, const char *name) {
     for (int32_t i = 0; i < p->n; i++) {
         if (strcmp(p->peers[i].name, name) == 0) return true;
@@ -84,14 +77,13 @@ static void join(router_picture *p, int32_t source, const char *name) {
     snprintf(p->peers[at].name, sizeof p->peers[at].name, "%s", name);
 }
 
-void router_picture_resolved(router_picture *p, int32_t source, char (*names)[ROUTER_PEER_NAME],
-                             int32_t n) {
+void router_picture_resolved(router_picture *p, int32_t source, const hd_resolved *servers) {
     for (int32_t i = 0; i < p->n; i++) {
         router_peer *s = &p->peers[i];
-        if (s->source == source && s->name[0]) s->gone = !is_there(s, names, n);
+        if (s->source == source && s->name[0]) s->gone = !hd_resolved_has(servers, s->name);
     }
-    for (int32_t i = 0; i < n; i++) {
-        if (!has_peer(p, names[i])) join(p, source, names[i]);
+    for (int32_t i = 0; i < servers->n; i++) {
+        if (!has_peer(p, servers->names[i])) join(p, source, servers->names[i]);
     }
 }
 
@@ -104,7 +96,7 @@ hd_status router_picture_add(router_picture *p, router_role role, const char *fl
                              const char *list, hd_err *err) {
     while (list && *list) {
         size_t n = strcspn(list, ",");
-        const bool many = strncmp(list, "dns:", 4) == 0;
+        const bool many = strncmp(list, HD_NAMES_PREFIX, 4) == 0;
         if (many) list += 4;
         if (many) n -= 4;
         if (!is_address(list, n)) {

@@ -9,9 +9,14 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "comm/names.h"
 #include "router/prefix.h"
 
-enum { ROUTER_MAX_PEERS = 64, ROUTER_MAX_SOURCES = 16, ROUTER_PEER_NAME = 272 };
+enum {
+    ROUTER_MAX_PEERS = HD_NAMES_SERVERS,
+    ROUTER_MAX_SOURCES = HD_NAMES_MAX,
+    ROUTER_PEER_NAME = HD_NAMES_BYTES
+};
 
 typedef enum router_role { ROUTER_DECODE, ROUTER_PREFILL } router_role;
 
@@ -66,10 +71,9 @@ void router_picture_close(router_picture *p);
 hd_status router_picture_add(router_picture *p, router_role role, const char *flag,
                              const char *list, hd_err *err);
 
-/* A source resolves to these n servers now. Those that it had before and has no more are gone. If there
+/* A source resolves to these servers now. Those that it had before and has no more are gone. If there
  * is no place for one, it is left out. */
-void router_picture_resolved(router_picture *p, int32_t source, char (*names)[ROUTER_PEER_NAME],
-                             int32_t n);
+void router_picture_resolved(router_picture *p, int32_t source, const hd_resolved *servers);
 void router_picture_remove(router_picture *p,
                            int32_t peer); /* nothing is sent to it any more */
 

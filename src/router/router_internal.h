@@ -28,13 +28,6 @@ typedef struct router_reports {
     uint64_t epoch, next; /* place in the server's prefixes; epoch 0: none */
 } router_reports;
 
-/* What a name resolves to. */
-typedef struct router_names {
-    char names[ROUTER_MAX_PEERS][ROUTER_PEER_NAME];
-    int32_t n;
-    bool fails; /* it did not resolve last */
-} router_names;
-
 enum { ROUTER_NEWS = 4096 };
 
 /* Prefixes that a server was sent since the last report. */
@@ -66,11 +59,10 @@ struct router {
     pthread_mutex_t inbox_lock;
     router_exchange *arrived, *left; /* posted by HTTP threads */
 
-    int32_t resolved;   /* the source whose names the loop shall take; -1: none */
-    router_names names; /* the resolver's own while there is none */
+    hd_names *names;             /* NULL: there are none */
+    const hd_resolved *resolved; /* that the loop shall take; NULL: none */
+    int32_t resolved_source;     /* whose they are */
     pthread_cond_t taken;
-    pthread_t resolver;
-    bool resolving;
 
     router_exchange *living; /* the loop's own */
     atomic_int_fast64_t turn, retries, lost, resumed, cancelled, events, learned, forgotten;

@@ -146,7 +146,6 @@ static void on_model_info(http_call *c, void *user) {
                   "max_context", e.max_context));
 }
 
-/* The layout that was chosen for --tp, --dp and --ep, or why --layout chose these. */
 /* Servers that compute prompts for this one, and those that it computes them for. */
 static json_t *describe_peers(pd *p) {
     json_t *all = json_array();
@@ -160,6 +159,7 @@ static json_t *describe_peers(pd *p) {
     return all;
 }
 
+/* The layout that was chosen for --tp, --dp and --ep, or why --layout chose these. */
 static json_t *describe_ranks(const hd_parallel_config *l, const char *reason) {
     json_t *o = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:s*}", "ranks",
                           hd_parallel_world(l), "dp", l->dp, "heads", hd_parallel_head_parts(l),

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import time
 
+import pytest
 from conftest import HADAL, ROOT
 
 try:
@@ -143,6 +144,21 @@ class Driver(Listening):
         self.process.stdin.close()
         self.process.stdout.close()
         assert self.process.wait() == 0
+
+
+class Hosts:
+    """An /etc/hosts of their own for the processes of `launcher`, in which many.example is what resolve() says."""
+
+    def __init__(self, folder):
+        if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+            pytest.skip("this system lets nobody have mounts of his own (unshare -m)")
+        self.file = folder / "hosts"
+        self.launcher = ("unshare", "-m", "sh", "-c", f'mount --bind {self.file} /etc/hosts && exec "$@"', "sh")
+
+    def resolve(self, *last):
+        """127.0.0.N for each; in place, since the file is mounted."""
+        with self.file.open("w") as f:
+            f.write("127.0.0.1 localhost\n" + "".join(f"127.0.0.{n} many.example\n" for n in last))
 
 
 class Description:

@@ -7,7 +7,7 @@ import pathlib
 import socket
 
 import pytest
-from serving import TINY, Server, read_all, wait_until
+from serving import Hosts, Server, TINY, read_all, wait_until
 from test_router import Router, free_port, of, settled
 
 FLAGS = ("--threads", "1", "--max-running", "8", "--kv-host", "0.2")
@@ -333,3 +333,39 @@ def test_another_server_is_refused_by_name(pair, tmp_path, what):
     finally:
         decode.close()
     assert why in decode.log.decode()
+
+
+def test_prefill_servers_of_a_name_join_and_leave(alone, tmp_path):
+    """The list of the decode server names none of them."""
+    hosts, port, at = Hosts(tmp_path), free_port(), free_port()
+    key = {"HADAL_PEER_KEY": "p" * 32}
+    flags = lambda n: (*FLAGS, "--host", f"127.0.0.{n}", *role_flags("prefill", f"127.0.0.{n}:{at}"))
+    hosts.resolve(2)
+    prefill = [Server(*flags(n), port=port, env=key) for n in (2, 3)]
+    decode = Pd("decode", peers=[f"dns:many.example:{port}={at}"], env=key, launcher=hosts.launcher).wait_paired(1)
+
+    def fetches(n, body):
+        """Whether pages of this prompt come from a server; the answer is right in any case."""
+        before = decode.figure("pages_total", side="receive")
+        said = decode.ask(f"127.0.0.{n}:{port}", body)
+        assert said.status == 200 and settled(said.json) == settled(alone.post("/v1/completions", body).json)
+        return decode.figure("pages_total", side="receive") > before
+
+    body = lambda i: {"prompt": ids(300, 900 + i), "max_tokens": 8, "seed": i}
+    assert fetches(2, body(1)) and not fetches(3, body(2))
+    hosts.resolve(2, 3)
+    decode.wait_paired(2)
+    assert fetches(3, body(3))
+    hosts.resolve(3)
+    wait_until(lambda: not fetches(2, body(4)) or flush(decode), "the first one leaves")
+    assert fetches(3, body(5))
+    prefill[0].close()
+    names = lambda: [p["name"] for p in decode.get("/server_info").json["peers"]]
+    wait_until(lambda: names() == [f"127.0.0.3:{port}"], "it is forgotten")
+    hosts.resolve(2, 3)
+    prefill[0] = Server(*flags(2), port=port, env=key)
+    decode.wait_paired(2)
+    assert fetches(2, body(6))
+    decode.close()
+    for s in prefill:
+        s.close()

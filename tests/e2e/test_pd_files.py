@@ -88,8 +88,8 @@ def test_kubernetes():
     yaml = pytest.importorskip("yaml")
     documents = list(yaml.safe_load_all((FILES / "kubernetes.yaml").read_text()))
     services = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "Service"}
-    sets = {d["metadata"]["name"]: d for d in documents if d["kind"] in ("Deployment", "StatefulSet")}
-    assert set(sets) == {"prefill", "decode", "router"} and services["decode"]["clusterIP"] == "None"
+    sets = {d["metadata"]["name"]: d for d in documents if d["kind"] == "Deployment"}
+    assert set(sets) == {"prefill", "decode", "router"} and services["decode"]["clusterIP"] == services["prefill"]["clusterIP"] == "None"
     named = {}
     for name, d in sets.items():
         spec = d["spec"]["template"]["spec"]
@@ -104,10 +104,8 @@ def test_kubernetes():
         assert "httpGet" not in container["livenessProbe"]  # or it would be killed while it drains
     for name, spec in services.items():
         assert any(spec["selector"] == d["spec"]["selector"]["matchLabels"] for d in sets.values()), name
-    prefill = [f"prefill-{i}.prefill:30000" for i in range(sets["prefill"]["spec"]["replicas"])]
-    assert sets["prefill"]["spec"]["serviceName"] == "prefill"
-    assert named["router"] == {"--prefill": prefill, "--decode": ["decode:30000"]}
-    assert [p.split("=")[0] for p in named["decode"]["--prefill-peers"]] == prefill
+    assert named["router"] == {"--prefill": ["prefill:30000"], "--decode": ["decode:30000"]}
+    assert named["decode"]["--prefill-peers"] == ["prefill:30000=30200"]
 
 
 @needs("shellcheck")

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from conftest import HADAL
-from serving import Listening, Server, events_of, read_all, read_until, wait_until
+from serving import Hosts, Listening, Server, events_of, read_all, read_until, wait_until
 
 FLAGS = ("--threads", "1", "--max-running", "16")
 CHAT = {"messages": [{"role": "user", "content": "What is 347 + 586?"}], "seed": 7, "max_tokens": 24}
@@ -417,19 +417,11 @@ def test_a_flushed_server_is_known_to_be_empty(route):
 
 def test_servers_of_a_name_join_and_leave(route, tmp_path):
     """As those of a Kubernetes service without an address of its own."""
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody have mounts of his own (unshare -m)")
-    hosts, port = tmp_path / "hosts", free_port()
-
-    def resolve(*last):
-        """In place: the router has this file mounted."""
-        with hosts.open("w") as f:
-            f.write("127.0.0.1 localhost\n" + "".join(f"127.0.0.{n} many.example\n" for n in last))
-
+    hosts, port = Hosts(tmp_path), free_port()
+    resolve = hosts.resolve
     resolve(2)
     here = [Server(*FLAGS, "--host", f"127.0.0.{n}", port=port) for n in (2, 3)]
-    mount = ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh")
-    router = route("--decode", f"dns:many.example:{port}", launcher=mount).wait_up(1)
+    router = route("--decode", f"dns:many.example:{port}", launcher=hosts.launcher).wait_up(1)
     names = lambda: sorted(s["server"] for s in router.servers() if s["up"])
     ask = lambda i: router.post("/v1/completions", {"prompt": f"{i}, ", "max_tokens": 4, "seed": i}).status
     body = json.dumps({"prompt": "1", "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
@@ -447,7 +439,7 @@ def test_servers_of_a_name_join_and_leave(route, tmp_path):
         assert before == [s["requests"] for s in router.servers() if s["gone"]]
         assert b"[DONE]" in read_all(s)  # what runs there ends there
     wait_until(lambda: names() == [f"127.0.0.3:{port}"], "it has left")
-    hosts.write_text("127.0.0.1 localhost\n")  # nobody knows the name: the last answer holds
+    resolve()  # nobody knows the name: the last answer holds
     assert {ask(i) for i in range(4)} == {200} and names() == [f"127.0.0.3:{port}"]
     for s in here:
         s.close()

@@ -152,7 +152,8 @@ static void prompts_are_checked(void **state) {
 static void lists_are_checked(void **state) {
     (void)state;
     static const char *const bad[] = {"a",     "a:1,a:1",        ":1",
-                                      "a:1=b", "a:1=10.0.0.1:2", "a:1=,=b:2"};
+                                      "a:1=b", "a:1=10.0.0.1:2", "a:1=,=b:2",
+                                      "dns:a", "dns:a:1=2",      "dns:127.0.0.1:1=b:2"};
     static pd p;
     hd_err err;
     for (size_t i = 0; i < HD_LEN(bad); i++) {
@@ -167,7 +168,7 @@ static void lists_are_checked(void **state) {
         .o = {.role = PD_ROLE_BOTH, .peers = "a.b:1=127.0.0.1:2,localhost:3"}
     };
     assert_int_equal(pd_peers_open(&p, NULL), HD_OK);
-    assert_int_equal(p.n_from, 2);
+    assert_string_equal(p.peers[2].name, "");
     assert_string_equal(p.peers[0].name, "a.b:1");
     assert_string_equal(p.peers[0].address, "127.0.0.1:2");
     assert_string_equal(p.peers[1].address, "localhost:" PD_PORT);

@@ -217,9 +217,13 @@ static void test_learned_prefixes(void **state) {
 
 static void test_servers_join_and_leave(void **state) {
     (void)state;
-    static char one[][ROUTER_PEER_NAME] = {"10.0.0.1:5", "10.0.0.2:5"},
-                two[][ROUTER_PEER_NAME] = {"10.0.0.3:5", "10.0.0.2:5", "a:1"};
-    static char many[ROUTER_MAX_PEERS][ROUTER_PEER_NAME];
+    static const hd_resolved one =
+                                 {
+                                     {"10.0.0.1:5", "10.0.0.2:5"},
+                                     2
+    },
+                             two = {{"10.0.0.3:5", "10.0.0.2:5", "a:1"}, 3};
+    static hd_resolved many = {.n = ROUTER_MAX_PEERS};
     const router_prefix x = chat('x', 1);
     hd_err err = {0};
     assert_int_equal(router_picture_open(&p, NULL), HD_OK);
@@ -228,26 +232,26 @@ static void test_servers_join_and_leave(void **state) {
     assert_int_equal(router_picture_add(&p, ROUTER_DECODE, "decode", "dns:b", &err), HD_EINVAL);
     assert_true(p.n == 1 && p.n_sources == 1);
     assert_string_equal(p.sources[0].address, "b:5");
-    router_picture_resolved(&p, 0, one, 2);
+    router_picture_resolved(&p, 0, &one);
     assert_true(p.n == 3 && p.peers[1].source == 0 && !p.peers[1].gone);
     p.peers[1].up = p.peers[2].up = true;
     router_learn(&p, 1, x.hashes, x.n);
     assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 1);
-    router_picture_resolved(&p, 0, two, 3); /* a:1 is in the list already */
+    router_picture_resolved(&p, 0, &two); /* a:1 is in the list already */
     assert_true(p.n == 4 && p.peers[1].gone && !p.peers[2].gone && !p.peers[0].gone);
     assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 2);
-    router_picture_resolved(&p, 0, one, 2);
+    router_picture_resolved(&p, 0, &one);
     assert_true(!p.peers[1].gone && p.peers[3].gone);
     assert_int_equal(router_choose(&p, &x, 0, 0, 0).peer, 1); /* with all that it had */
     router_picture_remove(&p, 1);
-    router_picture_resolved(&p, 0, one, 2); /* a server without a past in its place */
-    assert_string_equal(p.peers[1].name, one[0]);
+    router_picture_resolved(&p, 0, &one); /* a server without a past in its place */
+    assert_string_equal(p.peers[1].name, one.names[0]);
     p.peers[1].up = true;
     assert_int_equal(router_choose(&p, &x, 0, 2, 0).peer, 2);
     for (int i = 0; i < ROUTER_MAX_PEERS; i++) {
-        snprintf(many[i], sizeof many[i], "10.1.0.%d:5", i);
+        snprintf(many.names[i], sizeof many.names[i], "10.1.0.%d:5", i);
     }
-    router_picture_resolved(&p, 0, many, ROUTER_MAX_PEERS);
+    router_picture_resolved(&p, 0, &many);
     assert_int_equal(p.n, ROUTER_MAX_PEERS);
     router_picture_close(&p);
 }

@@ -16,7 +16,8 @@ void serve_peers_list(serve_peers *s, option_list *to) {
         option_choice("role", &s->role, roles,
                       "compute prompts for other servers, fetch them from such, or both"),
         option_text("prefill-peers", &s->peers, "LIST",
-                    "NAME=HOST:PORT,...: whom requests may name, and its --transfer-listen"),
+                    "NAME=HOST:PORT,...: whom requests may name, and its --transfer-listen; "
+                    "dns:HOST:PORT=PORT: all that the name resolves to"),
         option_text("transfer-listen", &s->transfer_at, "HOST:PORT",
                     "where servers fetch what they asked for; default " PD_TRANSFER_AT),
         option_text("peer-key-file", &s->key_file, "FILE",
