@@ -145,6 +145,9 @@ typedef struct hd_engine_options {
     /* Keep the choices of every position beside its KV pages, for requests that ask for them.
      * For one rank. */
     bool replay[HD_N_REPLAYS];
+    /* Context parallelism: cp times as many ranks in an attention group, which divide the rows of
+     * prompts in attention; each has the complete KV pools. Default 1. */
+    int32_t cp;
 } hd_engine_options;
 
 /* Returns 0, or a negative status: then *out is NULL and why contains one sentence. */

@@ -86,6 +86,10 @@ static const engine_option rows[] = {
     {INT("dp", options.dp, 1, HD_LOCAL_MAX_RANKS),
      HELP("attention groups of --tp ranks, each with its own requests and KV pools; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
+    {INT("cp", options.cp, 1, HD_LOCAL_MAX_RANKS),
+     HELP("times as many ranks in a group, which divide the rows of prompts in attention; "
+          "default 1"),
+     .offered = ENGINES, .why = "it runs one rank"},
     {INT("dwdp", options.dwdp, 1, HD_LOCAL_MAX_RANKS),
      HELP("instead of --tp, --dp and --ep: attention groups that divide the memory of the experts "
           "and fetch the others' ahead of use; default 1"),
@@ -227,6 +231,7 @@ engine_settings engine_settings_default(void) {
                     .precision = precisions[0],
                     .mla = mla_forms[0],
                     .tp = 1,
+                    .cp = 1,
                     .dp = 1,
                     .ep = 1,
                     .dwdp = 1,

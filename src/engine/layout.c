@@ -47,8 +47,8 @@ static hd_status check_backend(const hd_engine_options *o, hd_err *err) {
 }
 
 static hd_status check_degrees(const hd_engine_options *o, hd_err *err) {
-    const int32_t degrees[] = {o->tp, o->dp, o->ep, o->dwdp};
-    static const char *const names[] = {"tp", "dp", "ep", "dwdp"};
+    const int32_t degrees[] = {o->tp, o->cp, o->dp, o->ep, o->dwdp};
+    static const char *const names[] = {"tp", "cp", "dp", "ep", "dwdp"};
     for (size_t i = 0; i < HD_LEN(degrees); i++) {
         if (degrees[i] >= 0 && degrees[i] <= HD_LOCAL_MAX_RANKS) continue;
         return HD_FAIL(err, HD_EINVAL, "%s is %d; must be 1 to %d ranks of one process",
@@ -86,10 +86,17 @@ static hd_status plan_shards(const hd_engine *e, const hd_parallel_config *paral
     return st;
 }
 
-static hd_status check_multiples(int32_t tp, int32_t dp, int32_t ep, hd_err *err) {
-    const int32_t all = tp * dp, n = hd_max_i32(all, ep);
-    char by_dp[40] = "";
-    if (dp > 1) snprintf(by_dp, sizeof by_dp, " and dp %d, %d ranks,", dp, all);
+static int32_t ranks_of(const engine_degrees *d) {
+    return d->tp * d->cp * d->dp;
+}
+
+static hd_status check_multiples(const engine_degrees *d, hd_err *err) {
+    const int32_t tp = d->tp, ep = d->ep, all = ranks_of(d), n = hd_max_i32(all, ep);
+    char by_dp[80] = "", by_cp[24] = "";
+    if (d->cp > 1) snprintf(by_cp, sizeof by_cp, ", cp %d", d->cp);
+    if (d->dp > 1 || d->cp > 1) {
+        snprintf(by_dp, sizeof by_dp, "%s and dp %d, %d ranks,", by_cp, d->dp, all);
+    }
     if (n % hd_min_i32(all, ep) != 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "tp %d%s with ep %d: one must be a multiple of the other", tp, by_dp,
@@ -101,7 +108,7 @@ static hd_status check_multiples(int32_t tp, int32_t dp, int32_t ep, hd_err *err
 }
 
 static hd_parallel_config layout_of(const hd_engine *e, const engine_degrees *d) {
-    hd_parallel_config l = hd_parallel_common(d->tp, d->dp, d->ep, e->spec);
+    hd_parallel_config l = hd_parallel_context(d->tp, d->cp, d->dp, d->ep, e->spec);
     l.sum_in_ranks = d->sum_in_ranks;
     if (d->sum_in_ranks && d->ep > 1) l.dense_tp = 1; /* experts are complete then */
     return l;
@@ -190,7 +197,7 @@ static hd_status choose_for(hd_engine *e, const hd_engine_options *o, int32_t n,
     int32_t least_tp = 0;
     for (int32_t tp = 1; tp <= n; tp++) {
         if (n % tp) continue;
-        const engine_degrees d = {tp, n / tp, ep, o->sum_in_ranks};
+        const engine_degrees d = {tp, 1, n / tp, ep, o->sum_in_ranks};
         const hd_parallel_config l = layout_of(e, &d);
         const hd_status st = plan_shards(e, &l, &bytes, err);
         if (st == HD_EUNSUPPORTED && tp < n) continue;
@@ -227,8 +234,21 @@ static hd_status choose_freely(hd_engine *e, const hd_engine_options *o, hd_err 
 
 /* ---- the layout ---- */
 
+static hd_status check_cp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    if (o->cp <= 1) return HD_OK;
+    if (o->mla && strcmp(o->mla, "naive") == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "mla naive with cp: it computes whole sequences, of which a rank has a "
+                       "part of the rows");
+    }
+    if (hd_kv_shape_of(e->spec).tail.n == 0) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "cp is not for %s, whose layers drop rows of prompts",
+                   hd_family_name(e->spec->family));
+}
+
 static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    const int32_t tp = at_least_one(o->tp), dp = at_least_one(o->dp), ep = at_least_one(o->ep);
+    const engine_degrees d = {at_least_one(o->tp), at_least_one(o->cp), at_least_one(o->dp),
+                              at_least_one(o->ep), o->sum_in_ranks};
     int64_t most;
     e->parallel = hd_parallel_single();
     HD_TRY(check_degrees(o, err));
@@ -244,10 +264,11 @@ static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err 
                        o->prefetch_depth, HD_MAX_FETCH_DEPTH);
     }
     if (o->dwdp > 1) return choose_dwdp(e, o, err);
-    if (tp == 1 && dp == 1 && ep == 1) return HD_OK;
+    if (ranks_of(&d) == 1 && d.ep == 1) return HD_OK;
     HD_TRY(check_backend(o, err));
-    HD_TRY(check_multiples(tp, dp, ep, err));
-    e->degrees = (engine_degrees){tp, dp, ep, o->sum_in_ranks};
+    HD_TRY(check_multiples(&d, err));
+    HD_TRY(check_cp(e, o, err));
+    e->degrees = d;
     e->parallel = layout_of(e, &e->degrees);
     return plan_shards(e, &e->parallel, &most, err);
 }
@@ -283,12 +304,18 @@ static int32_t largest_divisor(int32_t n, int32_t most) {
 /* Whole attention groups stay. Without several, the heads stay divided as they are, and experts are
  * divided over as many ranks as there are. False: too few ranks. */
 static bool reduce(engine_degrees *d, int32_t n) {
-    const int32_t all = d->tp * d->dp;
+    const int32_t all = ranks_of(d), group = d->tp * d->cp;
     if (d->dp > 1) {
         const int32_t each = hd_max_i32(all, d->ep) / d->dp;
         d->dp = n / each;
         if (d->dp == 0) return false;
-        d->ep = d->ep > all ? each * d->dp : largest_divisor(d->tp * d->dp, d->ep);
+        d->ep = d->ep > all ? each * d->dp : largest_divisor(group * d->dp, d->ep);
+        return true;
+    }
+    if (d->cp > 1) d->cp = hd_min_i32(d->cp, n / d->tp);
+    if (d->cp == 0) return false;
+    if (d->ep <= group && group > d->tp) {
+        d->ep = largest_divisor(d->tp * d->cp, d->ep);
         return true;
     }
     if (d->ep <= d->tp) return n >= d->tp;

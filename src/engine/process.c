@@ -17,9 +17,9 @@ static uint64_t hash_of(const void *bytes, size_t n) {
 }
 
 static uint64_t hash_of_layout(const hd_parallel_config *l) {
-    const int32_t numbers[] = {l->tp,        l->dp,         l->ep,
-                               l->etp,       l->dense_tp,   l->head_tp,
-                               l->redundant, l->head_parts, l->sum_in_ranks};
+    const int32_t numbers[] = {l->tp,           l->dp,      l->ep,        l->etp,
+                               l->dense_tp,     l->head_tp, l->redundant, l->head_parts,
+                               l->sum_in_ranks, l->cp};
     return hash_of(numbers, sizeof numbers);
 }
 
@@ -75,10 +75,11 @@ hd_status engine_process_check(const hd_engine *e, const hd_engine_options *o, h
         return HD_FAIL(err, HD_EINVAL, "rank %d of a world of %d", w->rank, w->size);
     }
     if (w->size == n) return HD_OK;
-    char by_dp[24] = "";
+    char by_dp[24] = "", by_cp[24] = "";
     if (e->parallel.dp > 1) snprintf(by_dp, sizeof by_dp, ", dp %d", e->parallel.dp);
-    return HD_FAIL(err, HD_EINVAL, "%d processes for tp %d%s and ep %d, which have %d ranks",
-                   w->size, hd_max_i32(o->tp, 1), by_dp, hd_max_i32(o->ep, 1), n);
+    if (o->cp > 1) snprintf(by_cp, sizeof by_cp, ", cp %d", o->cp);
+    return HD_FAIL(err, HD_EINVAL, "%d processes for tp %d%s%s and ep %d, which have %d ranks",
+                   w->size, hd_max_i32(o->tp, 1), by_cp, by_dp, hd_max_i32(o->ep, 1), n);
 }
 
 hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *err) {

@@ -15,7 +15,7 @@ typedef struct engine_reopening engine_reopening;
 
 /* What the options ask for, at least 1 each. */
 typedef struct engine_degrees {
-    int32_t tp, dp, ep;
+    int32_t tp, cp, dp, ep;
     bool sum_in_ranks;
 } engine_degrees;
 

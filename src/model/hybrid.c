@@ -116,9 +116,13 @@ static void make_queries(const model_step *s, int32_t layer) {
 }
 
 void model_hybrid_project(const model_step *s, int32_t layer) {
-    project(s, layer, true, true);
+    const bool divided = model_divides_rows(s);
+    model_part own;
+    project(s, layer, true, !divided);
     store_beside(s, layer);
-    make_queries(s, layer);
+    if (!model_own_part(s, &own)) return;
+    if (divided) project(&own.step, layer, false, true);
+    make_queries(&own.step, layer);
 }
 
 void model_hybrid_keys(const model_step *s, int32_t layer) {
@@ -173,21 +177,25 @@ static void compress(const model_step *s, int32_t layer) {
 static void index_entries(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const model_step beside = model_beside(s);
+    model_part own;
     run_compressor(&beside, layer, &of_index);
-    model_rope(s, s->t->cos_sin_compress, s->t->index_q, c->index_dim - c->rope_dim,
-               c->index_heads, c->index_dim);
+    const bool any = model_own_part(s, &own);
+    if (any) {
+        model_rope(&own.step, own.step.t->cos_sin_compress, own.step.t->index_q,
+                   c->index_dim - c->rope_dim, c->index_heads, c->index_dim);
+    }
     model_join(s);
-    model_indexer_topk(s, layer, model_pool(s, layer, HD_POOL_INDEX),
+    if (!any) return;
+    model_indexer_topk(&own.step, layer, model_pool(s, layer, HD_POOL_INDEX),
                        c->layers[layer].compress_ratio);
 }
 
-void model_hybrid_attention(const model_step *s, int32_t layer) {
+static void attend(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_layer_spec *kind = &c->layers[layer];
     const bool choose = parts_of(kind).reads_selected;
     const int32_t entries_of = c->family == HD_FAMILY_V41 ? kind->kv_layer : layer;
     const int32_t block = s->b->block; /* the window before it, and all of its rows */
-    model_join(s);
     s->m->env.ops->attention(
         s->stream,
         &(hd_attention_args){.out = s->t->context,
@@ -208,7 +216,13 @@ void model_hybrid_attention(const model_step *s, int32_t layer) {
                              .scale = s->m->softmax_scale});
 }
 
-void model_hybrid_values(const model_step *s, int32_t layer) {
+void model_hybrid_attention(const model_step *s, int32_t layer) {
+    model_part own;
+    model_join(s);
+    if (model_own_part(s, &own)) attend(&own.step, layer);
+}
+
+static void make_values(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_activations *t = s->t;
     const int32_t all = s->m->shard->n_heads * c->head_dim;
@@ -235,38 +249,46 @@ void model_hybrid_values(const model_step *s, int32_t layer) {
                                 .x_head = all / s->m->shard->o_groups});
 }
 
+void model_hybrid_values(const model_step *s, int32_t layer) {
+    model_part own;
+    if (model_own_part(s, &own)) make_values(&own.step, layer);
+}
+
 const model_stage model_window_stages[] = {
-    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                false},
-    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                false},
-    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
-    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                false},
-    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads, true },
-    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                false},
-    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,  true },
-    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                  false},
+    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                  false},
+    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                  false},
+    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                  false},
+    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads,   true },
+    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                  false},
+    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,    true },
+    {"gather rows",  model_gather_parts,     HD_LANE_COMM,    model_may_divide_rows, true },
+    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                  false},
 };
 
 const model_stage model_hca_stages[] = {
-    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                false},
-    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                false},
-    {"compress",     compress,               HD_LANE_COMPUTE, NULL,                false},
-    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
-    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                false},
-    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads, true },
-    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                false},
-    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,  true },
-    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                  false},
+    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                  false},
+    {"compress",     compress,               HD_LANE_COMPUTE, NULL,                  false},
+    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                  false},
+    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                  false},
+    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads,   true },
+    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                  false},
+    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,    true },
+    {"gather rows",  model_gather_parts,     HD_LANE_COMM,    model_may_divide_rows, true },
+    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                  false},
 };
 
 const model_stage model_csa_stages[] = {
-    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                false},
-    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                false},
-    {"index",        index_entries,          HD_LANE_COMPUTE, NULL,                false},
-    {"compress",     compress,               HD_LANE_COMPUTE, NULL,                false},
-    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
-    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                false},
-    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads, true },
-    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                false},
-    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,  true },
-    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                  false},
+    {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                  false},
+    {"index",        index_entries,          HD_LANE_COMPUTE, NULL,                  false},
+    {"compress",     compress,               HD_LANE_COMPUTE, NULL,                  false},
+    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                  false},
+    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                  false},
+    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads,   true },
+    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                  false},
+    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,    true },
+    {"gather rows",  model_gather_parts,     HD_LANE_COMM,    model_may_divide_rows, true },
+    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                  false},
 };

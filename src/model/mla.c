@@ -52,30 +52,48 @@ static void store_latents(const model_step *s, int32_t layer) {
                                                 .rows = n});
 }
 
+static bool selects(const model_step *s, int32_t layer) {
+    return s->m->env.spec->layers[layer].attention == HD_ATTN_MLA_SPARSE;
+}
+
+/* Products of the layer's input: keys are what every rank stores, queries those of its own rows. */
+static void project_input(const model_step *s, int32_t layer, bool keys, bool queries) {
+    const hd_model_spec *c = s->m->env.spec;
+    const bool index = selects(s, layer);
+    const model_activations *t = s->t;
+    const model_product of_h[] = {
+        {c->q_rank ? HD_Q_A : HD_Q, c->q_rank ? t->q_low : t->q, !queries          },
+        {HD_KV_A,                   t->kv,                       !keys             },
+        {HD_INDEX_K,                t->index_k,                  !keys || !index   },
+        {HD_INDEX_WEIGHTS,          hd_f32(t->index_weight),     !queries || !index},
+    };
+    model_linear_set(s, layer, t->h, of_h, HD_LEN(of_h));
+}
+
+static void project_low_rank(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const model_activations *t = s->t;
+    const model_product of_q_low[] = {
+        {HD_Q_B,      t->q,       false },
+        { HD_INDEX_Q_B, t->index_q, !selects(s, layer)},
+    };
+    if (!c->q_rank) return;
+    norm_latent(s, layer, HD_Q_A_NORM, t->q_low, c->q_rank, c->q_rank);
+    model_linear_set(s, layer, t->q_low, of_q_low, HD_LEN(of_q_low));
+}
+
 /* All products of the layer's input, then those of the query's low rank; beside them the
  * latents. */
 static void project(const model_step *s, int32_t layer) {
-    const hd_model_spec *c = s->m->env.spec;
-    const bool selects = c->layers[layer].attention == HD_ATTN_MLA_SPARSE;
-    model_activations *t = s->t;
-    const model_product of_h[] = {
-        {c->q_rank ? HD_Q_A : HD_Q, c->q_rank ? t->q_low : t->q, false   },
-        {HD_KV_A,                   t->kv,                       false   },
-        {HD_INDEX_K,                t->index_k,                  !selects},
-        {HD_INDEX_WEIGHTS,          hd_f32(t->index_weight),     !selects},
-    };
-    const model_product of_q_low[] = {
-        {HD_Q_B,       t->q,       false   },
-        {HD_INDEX_Q_B, t->index_q, !selects},
-    };
-    model_linear_set(s, layer, t->h, of_h, HD_LEN(of_h));
+    const bool divided = model_divides_rows(s);
+    model_part own;
+    project_input(s, layer, true, !divided);
     model_fork(s);
     const model_step beside = model_beside(s);
     store_latents(&beside, layer);
-    if (c->q_rank) {
-        norm_latent(s, layer, HD_Q_A_NORM, t->q_low, c->q_rank, c->q_rank);
-        model_linear_set(s, layer, t->q_low, of_q_low, HD_LEN(of_q_low));
-    }
+    if (!model_own_part(s, &own)) return;
+    if (divided) project_input(&own.step, layer, false, true);
+    project_low_rank(&own.step, layer);
 }
 
 /* ---- rows by form ---- */
@@ -201,7 +219,9 @@ static void absorb_span(const model_step *s, int32_t layer, const span *p) {
 }
 
 static void absorb(const model_step *s, int32_t layer) {
-    on_spans(s, layer, false, absorb_span);
+    model_part own;
+    if (!model_own_part(s, &own)) return;
+    on_spans(&own.step, layer, false, absorb_span);
 }
 
 /* The indexer rotates its first rope_dim elements in half-split pairs. */
@@ -233,14 +253,16 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                          .rows = n,
                                          .cols = c->index_dim,
                                          .eps = inner_eps});
-    rope_index(s, t->index_q, c->index_heads);
     rope_index(s, t->index_k, 1);
     op->kv_store(s->stream, &(hd_kv_store_args){.pool = keys,
                                                 .x = t->index_k,
                                                 .seq = s->b->device.seq,
                                                 .pos = s->b->device.pos,
                                                 .rows = n});
-    model_indexer_topk(s, layer, keys, 1);
+    model_part own;
+    if (!model_own_part(s, &own)) return;
+    rope_index(&own.step, own.step.t->index_q, c->index_heads);
+    model_indexer_topk(&own.step, layer, keys, 1);
 }
 
 static void attention_absorbed(const model_step *s, const span *p, int32_t layer,
@@ -293,14 +315,18 @@ static void attention_naive_span(const model_step *s, int32_t layer, const span 
 
 static void attention_all(const model_step *s, int32_t layer) {
     model_join(s);
-    on_spans(s, layer, false, attention_span);
-    on_spans(s, layer, true, attention_naive_span);
+    model_part own;
+    if (!model_own_part(s, &own)) return;
+    on_spans(&own.step, layer, false, attention_span);
+    on_spans(&own.step, layer, true, attention_naive_span);
 }
 
 static void attention_selected(const model_step *s, int32_t layer) {
     model_join(s);
-    const span all = span_from(s, 0); /* sparse attention has only the absorbed form */
-    attention_absorbed(s, &all, layer, s->t->selected);
+    model_part own;
+    if (!model_own_part(s, &own)) return;
+    const span all = span_from(&own.step, 0); /* sparse attention has only the absorbed form */
+    attention_absorbed(&own.step, &all, layer, own.step.t->selected);
 }
 
 /* o_low = W_uv context */
@@ -322,30 +348,34 @@ static void values_span(const model_step *s, int32_t layer, const span *p) {
 }
 
 static void values(const model_step *s, int32_t layer) {
-    on_spans(s, layer, false, values_span);
+    model_part own;
+    if (!model_own_part(s, &own)) return;
+    on_spans(&own.step, layer, false, values_span);
 }
 
 const model_stage model_mla_stages[] = {
-    {"attn_in",      model_attn_in,      HD_LANE_COMPUTE, NULL,                false},
-    {"project",      project,            HD_LANE_COMPUTE, NULL,                false},
-    {"absorb",       absorb,             HD_LANE_COMPUTE, NULL,                false},
-    {"attention",    attention_all,      HD_LANE_COMPUTE, NULL,                false},
-    {"values",       values,             HD_LANE_COMPUTE, NULL,                false},
-    {"gather heads", model_gather_heads, HD_LANE_COMM,    model_gathers_heads, true },
-    {"output",       model_attn_output,  HD_LANE_COMPUTE, NULL,                false},
-    {"join heads",   model_join_heads,   HD_LANE_COMM,    model_shares_heads,  true },
-    {NULL,           NULL,               HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,      HD_LANE_COMPUTE, NULL,                  false},
+    {"project",      project,            HD_LANE_COMPUTE, NULL,                  false},
+    {"absorb",       absorb,             HD_LANE_COMPUTE, NULL,                  false},
+    {"attention",    attention_all,      HD_LANE_COMPUTE, NULL,                  false},
+    {"values",       values,             HD_LANE_COMPUTE, NULL,                  false},
+    {"gather heads", model_gather_heads, HD_LANE_COMM,    model_gathers_heads,   true },
+    {"output",       model_attn_output,  HD_LANE_COMPUTE, NULL,                  false},
+    {"join heads",   model_join_heads,   HD_LANE_COMM,    model_shares_heads,    true },
+    {"gather rows",  model_gather_parts, HD_LANE_COMM,    model_may_divide_rows, true },
+    {NULL,           NULL,               HD_LANE_COMPUTE, NULL,                  false},
 };
 
 const model_stage model_mla_sparse_stages[] = {
-    {"attn_in",      model_attn_in,      HD_LANE_COMPUTE, NULL,                false},
-    {"project",      project,            HD_LANE_COMPUTE, NULL,                false},
-    {"absorb",       absorb,             HD_LANE_COMPUTE, NULL,                false},
-    {"index",        index_tokens,       HD_LANE_COMPUTE, NULL,                false},
-    {"attention",    attention_selected, HD_LANE_COMPUTE, NULL,                false},
-    {"values",       values,             HD_LANE_COMPUTE, NULL,                false},
-    {"gather heads", model_gather_heads, HD_LANE_COMM,    model_gathers_heads, true },
-    {"output",       model_attn_output,  HD_LANE_COMPUTE, NULL,                false},
-    {"join heads",   model_join_heads,   HD_LANE_COMM,    model_shares_heads,  true },
-    {NULL,           NULL,               HD_LANE_COMPUTE, NULL,                false},
+    {"attn_in",      model_attn_in,      HD_LANE_COMPUTE, NULL,                  false},
+    {"project",      project,            HD_LANE_COMPUTE, NULL,                  false},
+    {"absorb",       absorb,             HD_LANE_COMPUTE, NULL,                  false},
+    {"index",        index_tokens,       HD_LANE_COMPUTE, NULL,                  false},
+    {"attention",    attention_selected, HD_LANE_COMPUTE, NULL,                  false},
+    {"values",       values,             HD_LANE_COMPUTE, NULL,                  false},
+    {"gather heads", model_gather_heads, HD_LANE_COMM,    model_gathers_heads,   true },
+    {"output",       model_attn_output,  HD_LANE_COMPUTE, NULL,                  false},
+    {"join heads",   model_join_heads,   HD_LANE_COMM,    model_shares_heads,    true },
+    {"gather rows",  model_gather_parts, HD_LANE_COMM,    model_may_divide_rows, true },
+    {NULL,           NULL,               HD_LANE_COMPUTE, NULL,                  false},
 };

@@ -83,6 +83,64 @@ hd_rows model_rows_in(const model_rows *r, hd_rows batch, hd_rows gathered, int3
     return r->foreign ? gathered : hd_rows_at(batch, (int64_t)r->first * cols);
 }
 
+/* ---- context parallelism ---- */
+
+/* Rows of a rank below which they are not divided; nor are steps without a prompt. */
+enum { LEAST_PART = 4, MOST_DECODED = HD_MAX_DRAFTS + 1 };
+
+bool model_may_divide_rows(const hd_model *m) {
+    return layout(m)->cp > 1;
+}
+
+bool model_divides_rows(const model_step *s) {
+    return model_may_divide_rows(s->m) && s->b->most_rows > MOST_DECODED &&
+           s->b->n_rows >= layout(s->m)->cp * LEAST_PART;
+}
+
+static hd_extent own_part(const model_step *s) {
+    const hd_rank_group g = group_at(s->m, HD_GROUP_CP);
+    const int64_t n = s->b->n_rows;
+    const int32_t first = (int32_t)(n * g.index / g.n);
+    return (hd_extent){first, (int32_t)(n * (g.index + 1) / g.n) - first};
+}
+
+static void move_rows(hd_rows *x, int64_t elements) {
+    if (x->data) *x = hd_rows_at(*x, elements);
+}
+
+bool model_own_part(const model_step *s, model_part *to) {
+    to->step = *s;
+    if (!model_divides_rows(s)) return s->b->n_rows > 0;
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_extent own = own_part(s);
+    const int64_t first = own.first, heads = s->m->shard->n_heads;
+    const bool mla = !hd_is_hybrid(c);
+    int32_t width;
+    model_head_columns(s->m, &width);
+    to->batch = *s->b;
+    to->batch.n_rows = own.n;
+    to->batch.device.seq += first;
+    to->batch.device.pos += first;
+    to->batch.device.last += first;
+    to->t = *s->t;
+    model_activations *t = &to->t;
+    move_rows(&t->h, first * c->hidden);
+    move_rows(&t->y, first * c->hidden);
+    move_rows(&t->q_low, first * c->q_rank);
+    move_rows(&t->q, first * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
+    move_rows(&t->q_wide, first * heads * (c->kv_rank + c->rope_dim));
+    move_rows(&t->context, first * heads * (mla ? c->kv_rank : c->head_dim));
+    move_rows(&t->o_low, first * width);
+    move_rows(&t->index_q, first * c->index_heads * c->index_dim);
+    if (t->index_weight) t->index_weight += first * c->index_heads;
+    if (t->selected) t->selected += first * c->index_topk;
+    t->cos_sin += first * c->rope_dim;
+    t->cos_sin_compress += first * c->rope_dim;
+    to->step.b = &to->batch;
+    to->step.t = t;
+    return own.n > 0;
+}
+
 /* ---- exchanges ---- */
 
 static int64_t bytes_of(hd_rows x, int64_t elements) {
@@ -143,6 +201,14 @@ void model_return_rows(const model_step *s, hd_group group, const model_rows *r,
 void model_spread_rows(const model_step *s, hd_rows batch, int32_t rows, int32_t cols) {
     const hd_extent own = owned(layout(s->m), s->m->shard->rank, rows);
     gather_rows(s, HD_GROUP_TP, batch.data, rows, words_of(batch, cols), own);
+}
+
+void model_gather_parts(const model_step *s, int32_t layer) {
+    const int32_t hidden = s->m->env.spec->hidden;
+    (void)layer;
+    if (!model_divides_rows(s)) return;
+    gather_rows(s, HD_GROUP_CP, s->t->y.data, s->b->n_rows, words_of(s->t->y, hidden),
+                own_part(s));
 }
 
 hd_rows model_columns_at(hd_rows x, hd_extent own, int32_t all) {

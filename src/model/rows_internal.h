@@ -44,6 +44,19 @@ void model_fetch_ints(const model_step *s, hd_group group, const model_rows *r,
 void model_return_rows(const model_step *s, hd_group group, const model_rows *r, hd_rows batch,
                        hd_rows gathered, int32_t rows, int32_t cols);
 
+/* Context parallelism: of the rows of a step that are queries, a rank computes a part. Whether this step
+ * divides them: with few rows it does not pay. A rank's part of the step, in which its rows are all rows:
+ * their keys, of which each rank has all, are no part of it. False: it has no rows. */
+typedef struct model_part {
+    model_step step;
+    hd_batch batch;
+    model_activations t;
+} model_part;
+bool model_divides_rows(const model_step *s);
+bool model_own_part(const model_step *s, model_part *to);
+bool model_may_divide_rows(const hd_model *m);
+void model_gather_parts(const model_step *s, int32_t layer); /* the block's results */
+
 /* Gathers the batch's rows of the ranks that own them. */
 void model_spread_rows(const model_step *s, hd_rows batch, int32_t rows, int32_t cols);
 

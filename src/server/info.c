@@ -165,6 +165,7 @@ static json_t *describe_ranks(const hd_parallel_config *l, const char *reason) {
                           hd_parallel_world(l), "dp", l->dp, "heads", hd_parallel_head_parts(l),
                           "ep", l->ep, "etp", l->etp, "dense_tp", l->dense_tp, "head_tp",
                           l->head_tp, "sum_in_ranks", l->sum_in_ranks, "reason", reason);
+    if (l->cp > 1) json_object_set_new(o, "cp", json_integer(l->cp));
     if (l->dwdp > 1) json_object_set_new(o, "dwdp", json_integer(l->dwdp));
     return o;
 }

@@ -35,7 +35,12 @@ static int32_t head_units(const hd_model_spec *spec) {
 
 hd_parallel_config hd_parallel_common(int32_t tp, int32_t dp, int32_t ep,
                                       const hd_model_spec *spec) {
-    const int32_t n = tp * dp > ep ? tp * dp : ep, each = n / dp;
+    return hd_parallel_context(tp, 1, dp, ep, spec);
+}
+
+hd_parallel_config hd_parallel_context(int32_t tp, int32_t cp, int32_t dp, int32_t ep,
+                                       const hd_model_spec *spec) {
+    const int32_t all = tp * cp * dp, n = all > ep ? all : ep, each = n / dp;
     const int32_t experts = spec->route.n_experts;
     int32_t heads = tp;
     while (heads > 1 && (heads > head_units(spec) || each % heads)) heads--;
@@ -46,7 +51,8 @@ hd_parallel_config hd_parallel_common(int32_t tp, int32_t dp, int32_t ep,
                                 .dense_tp = tp,
                                 .head_tp = each,
                                 .redundant = experts ? (ep - experts % ep) % ep : 0,
-                                .head_parts = heads};
+                                .head_parts = heads,
+                                .cp = cp > 1 ? each / heads : 0};
 }
 
 int32_t hd_parallel_head_parts(const hd_parallel_config *l) {
@@ -114,6 +120,10 @@ hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "layout: %d parts of the heads do not divide tp %d",
                        hd_parallel_head_parts(l), l->tp);
     }
+    if (l->cp < 0 || (l->cp > 1 && l->cp * hd_parallel_head_parts(l) != l->tp)) {
+        return HD_FAIL(err, HD_EINVAL, "layout: cp %d x %d parts of the heads are not tp %d",
+                       l->cp, hd_parallel_head_parts(l), l->tp);
+    }
     const bool all = l->etp == l->tp && l->dense_tp == l->tp && l->ep == 1;
     if (l->sum_in_ranks && !all && (l->etp != 1 || l->dense_tp != 1)) {
         return HD_FAIL(err, HD_EINVAL,
@@ -128,13 +138,14 @@ hd_rank_group hd_parallel_group(const hd_parallel_config *l, int32_t rank, hd_gr
     const struct {
         int32_t stride, n;
     } shapes[HD_N_GROUPS] = {
-        [HD_GROUP_TP] = {1,      l->tp                    },
-        [HD_GROUP_DP] = {l->tp,  l->dp                    },
-        [HD_GROUP_EP] = {l->etp, l->ep                    },
-        [HD_GROUP_ETP] = {1,      l->etp                   },
-        [HD_GROUP_DENSE] = {1,      l->dense_tp              },
-        [HD_GROUP_HEAD] = {1,      l->head_tp               },
-        [HD_GROUP_ATTENTION] = {1,      hd_parallel_head_parts(l)}
+        [HD_GROUP_TP] = {1,                         l->tp                            },
+        [HD_GROUP_DP] = {l->tp,                     l->dp                            },
+        [HD_GROUP_EP] = {l->etp,                    l->ep                            },
+        [HD_GROUP_ETP] = {1,                         l->etp                           },
+        [HD_GROUP_DENSE] = {1,                         l->dense_tp                      },
+        [HD_GROUP_HEAD] = {1,                         l->head_tp                       },
+        [HD_GROUP_ATTENTION] = {1,                         hd_parallel_head_parts(l)        },
+        [HD_GROUP_CP] = {hd_parallel_head_parts(l), l->tp / hd_parallel_head_parts(l)}
     };
     const int32_t stride = shapes[group].stride, n = shapes[group].n;
     const int32_t index = rank / stride % n;

@@ -17,7 +17,9 @@
  * numbered with tp fastest:
  *
  *     attention    dp groups of tp consecutive ranks, which have their rows in common; each
- *                  head_parts consecutive ranks of a group shard the heads
+ *                  head_parts consecutive ranks of a group shard the heads; with cp (context
+ *                  parallelism) the tp / head_parts ranks that have the same heads divide the
+ *                  rows, else each computes all
  *     experts      etp consecutive ranks shard an expert, ep such groups divide the experts,
  *                  and all of it repeats world / (ep * etp) times
  *     dense MLPs   groups of dense_tp consecutive ranks; 1 is data parallel (also shared
@@ -46,6 +48,7 @@ typedef struct hd_parallel_config {
     int32_t dwdp;       /* divides dp; 0: 1 */
     int32_t head_parts; /* divides tp; 0: tp */
     bool sum_in_ranks;  /* etp and dense_tp must be tp, or 1 */
+    int32_t cp;         /* tp / head_parts, or 0 or 1: rows are not divided */
 } hd_parallel_config;
 
 hd_parallel_config hd_parallel_single(void); /* one rank */
@@ -62,6 +65,9 @@ hd_parallel_config hd_parallel_dwdp(int32_t n); /* one group of n ranks */
  * heads if there are fewer. Experts get redundant slots if ep does not divide them. */
 hd_parallel_config hd_parallel_common(int32_t tp, int32_t dp, int32_t ep,
                                       const hd_model_spec *spec);
+/* The same with cp times as many ranks in a group, of which every tp ranks share the heads. */
+hd_parallel_config hd_parallel_context(int32_t tp, int32_t cp, int32_t dp, int32_t ep,
+                                       const hd_model_spec *spec);
 
 /* Number of parts that the heads are divided into. */
 int32_t hd_parallel_head_parts(const hd_parallel_config *l);
@@ -82,6 +88,7 @@ typedef enum hd_group {
     HD_GROUP_DENSE,
     HD_GROUP_HEAD,
     HD_GROUP_ATTENTION, /* the head_parts ranks that together hold every attention head once */
+    HD_GROUP_CP,        /* the ranks of an attention group with the same heads */
     HD_N_GROUPS
 } hd_group;
 

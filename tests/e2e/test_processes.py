@@ -29,9 +29,9 @@ def alone():
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("n", [2, 4])
-def test_answers_are_those_of_one_process(world, alone, n, transport):
-    w = world(n, "--ep", n, env={"UCX_TLS": TRANSPORTS[transport]})
+@pytest.mark.parametrize("degree,n", [("--ep", 2), ("--ep", 4), ("--cp", 2)])
+def test_answers_are_those_of_one_process(world, alone, degree, n, transport):
+    w = world(n, degree, n, env={"UCX_TLS": TRANSPORTS[transport]})
     assert w.server.get("/server_info").json["parallel"]["ranks"] == n
     assert answers(w.server) == alone
     assert w.server.get("/health").text == "ok"

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/checked.h"
 #include "engine/rank.h"
 #include "fakes/engine_rig.h"
 #include "fakes/gpus.h"
@@ -18,20 +19,24 @@ typedef struct layout {
     const char *model;
     int32_t tp, ep, dp;
     bool sums; /* sum_in_ranks */
+    int32_t cp;
 } layout;
 
 static const layout layouts[] = {
-    {TINY,             2, 2,     2, false}, /* attention groups with followers */
-    {TINY,             2, 2,     1, false},
-    {TINY,             1, 2,     2, false}, /* two attention groups share the experts */
-    {TINY,             2, 1,     1, false},
-    {TINY,             4, 2,     1, false},
-    {"models/tiny-v3", 4, 1,     1, false}, /* 2 heads; blocks of 128 rows in 2 parts */
-    {"models/tiny-v3", 2, 3 * 2, 1, false}, /* 8 experts in 12 slots */
-    {"models/tiny-v3", 1, 1,     3, false}, /* parts of every expert in all groups */
+    {TINY,             2, 2,     2, false, 1}, /* attention groups with followers */
+    {TINY,             2, 2,     1, false, 1},
+    {TINY,             1, 2,     2, false, 1}, /* two attention groups share the experts */
+    {TINY,             1, 2,     1, false, 2}, /* ranks divide the rows of prompts */
+    {TINY,             2, 1,     1, false, 1},
+    {TINY,             4, 2,     1, false, 1},
+    {"models/tiny-v3", 4, 1,     1, false, 1}, /* 2 heads; blocks of 128 rows in 2 parts */
+    {"models/tiny-v3", 2, 3 * 2, 1, false, 1}, /* 8 experts in 12 slots */
+    {"models/tiny-v3", 1, 1,     3, false, 1}, /* parts of every expert in all groups */
+    {"models/tiny-v3", 2, 1,     1, false, 2},
+    {"models/tiny-v3", 1, 3,     2, false, 3},
 };
 
-enum { FEW_LAYOUTS = 3 };
+enum { FEW_LAYOUTS = 4 };
 
 static bool on_gpus;
 
@@ -50,9 +55,10 @@ static hd_engine *open_layout(const layout *l, hd_engine_options o) {
     o.tp = l->tp;
     o.ep = l->ep;
     o.dp = l->dp;
+    o.cp = l->cp;
     hd_engine *e = rig_open(on_gpus ? "cuda" : "cpu", &o);
-    const int32_t all = l->tp * l->dp, ranks = all > l->ep ? all : l->ep;
-    assert_int_equal(hd_parallel_world(hd_engine_parallel(e)), ranks);
+    const int32_t all = l->tp * hd_max_i32(l->cp, 1) * l->dp;
+    assert_int_equal(hd_parallel_world(hd_engine_parallel(e)), hd_max_i32(all, l->ep));
     return e;
 }
 
@@ -329,8 +335,9 @@ static void requests_survive_failures(void **state) {
  * helps. */
 static void a_lost_rank_is_named(void **state) {
     (void)state;
-    static const layout one_group = {TINY, 2, 2, 1,
-                                     false}; /* at rest when its answer is there */
+    static const layout one_group = {TINY,  2, 2, 1,
+                                     false, 1}; /* at rest when its answer is
+                                                                  there */
     const hd_request g = {.size = sizeof g, .text = "Once", .max_tokens = 6, .n = 1};
     hd_engine_stats stats;
     hd_engine *e = open_layout(&one_group, (hd_engine_options){.no_graphs = true});
@@ -359,11 +366,11 @@ static const struct {
     layout l;
     int32_t redundant;
 } movers[] = {
-    {{TINY, 1, 2, 1, false},             4},
-    {{"models/tiny-v3", 1, 3, 1, false}, 4}, /* 8 experts in 12 slots */
-    {{TINY, 1, 4, 1, false},             8},
-    {{TINY, 4, 2, 1, false},             2}, /* two ranks share an expert */
-    {{TINY, 1, 6, 1, false},             2},
+    {{TINY, 1, 2, 1, false, 1},             4},
+    {{"models/tiny-v3", 1, 3, 1, false, 1}, 4}, /* 8 experts in 12 slots */
+    {{TINY, 1, 4, 1, false, 1},             8},
+    {{TINY, 4, 2, 1, false, 1},             2}, /* two ranks share an expert */
+    {{TINY, 1, 6, 1, false, 1},             2},
 };
 
 static size_t n_movers(void) {
@@ -567,16 +574,23 @@ static void what_cannot_be_divided_is_refused(void **state) {
         bool pin;
         const char *why;
     } cases[] = {
-        {{TINY, 2, 1, 1, true},   "cpu",  false, "cuts through its quantization blocks"       },
-        {{TINY, 4, 2, 1, true},   "cpu",  false, "sums in ranks with etp 2"                   },
-        {{TINY, 4, 6, 1, false},  "cpu",  false, "one must be a multiple of the other"        },
-        {{TINY, 65, 1, 1, false}, "cpu",  false, "tp is 65; must be 1 to 64"                  },
-        {{TINY, 1, -1, 1, false}, "cpu",  false, "ep is -1; must be 1 to 64"                  },
-        {{TINY, 2, 1, 1, false},  "null", false, "tp, dp and ep have no meaning"              },
-        {{TINY, 1, 1, 65, false}, "cpu",  false, "dp is 65; must be 1 to 64"                  },
-        {{TINY, 8, 1, 9, false},  "cpu",  false, "tp 8 and dp 9, 72 ranks, with ep 1: at most"},
-        {{TINY, 2, 6, 2, false},  "cpu",  false, "tp 2 and dp 2, 4 ranks, with ep 6: one must"},
-        {{TINY, 1, 2, 1, false},  "cpu",  true,  "every rank would take the same cores"       },
+        {{TINY, 2, 1, 1, true, 1},                      "cpu",  false, "cuts through its quantization blocks"   },
+        {{TINY, 4, 2, 1, true, 1},                      "cpu",  false, "sums in ranks with etp 2"               },
+        {{TINY, 4, 6, 1, false, 1},                     "cpu",  false, "one must be a multiple of the other"    },
+        {{TINY, 65, 1, 1, false, 1},                    "cpu",  false, "tp is 65; must be 1 to 64"              },
+        {{TINY, 1, -1, 1, false, 1},                    "cpu",  false, "ep is -1; must be 1 to 64"              },
+        {{TINY, 2, 1, 1, false, 1},                     "null", false, "tp, dp and ep have no meaning"          },
+        {{TINY, 1, 1, 65, false, 1},                    "cpu",  false, "dp is 65; must be 1 to 64"              },
+        {{TINY, 8, 1, 9, false, 1},
+         "cpu",                                                 false,
+         "tp 8 and dp 9, 72 ranks, with ep 1: at most"                                                          },
+        {{TINY, 2, 6, 2, false, 1},
+         "cpu",                                                 false,
+         "tp 2 and dp 2, 4 ranks, with ep 6: one must"                                                          },
+        {{TINY, 2, 3, 1, false, 2},                     "cpu",  false, "tp 2, cp 2 and dp 1, 4 ranks, with ep 3"},
+        {{TINY, 1, 1, 1, false, 65},                    "cpu",  false, "cp is 65; must be 1 to 64"              },
+        {{"tests/golden/v41_small", 1, 1, 1, false, 2}, "cpu",  false, "cp is not for"                          },
+        {{TINY, 1, 2, 1, false, 1},                     "cpu",  true,  "every rank would take the same cores"   },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         char why[600];
@@ -588,6 +602,7 @@ static void what_cannot_be_divided_is_refused(void **state) {
                                      .tp = cases[i].l.tp,
                                      .ep = cases[i].l.ep,
                                      .dp = cases[i].l.dp,
+                                     .cp = cases[i].l.cp,
                                      .sum_in_ranks = cases[i].l.sums};
         assert_int_not_equal(hd_engine_open(&e, &o, why, sizeof why), HD_OK);
         if (!strstr(why, cases[i].why)) fail_msg("%s, not %s", why, cases[i].why);

@@ -375,8 +375,8 @@ static void run_alone(rank *alone, const hd_weights *whole, const hd_model_spec 
 }
 
 static void describe(char *out, size_t size, const char *name, const hd_parallel_config *l) {
-    snprintf(out, size, "%s, tp %d dp %d ep %d etp %d dense_tp %d head_tp %d heads %d", name,
-             l->tp, l->dp, l->ep, l->etp, l->dense_tp, l->head_tp, l->head_parts);
+    snprintf(out, size, "%s, tp %d dp %d ep %d etp %d dense_tp %d head_tp %d heads %d cp %d",
+             name, l->tp, l->dp, l->ep, l->etp, l->dense_tp, l->head_tp, l->head_parts, l->cp);
 }
 
 /* Every rank has the bits of one rank alone, or with sum_in_ranks nearly its values. Returns how
@@ -470,6 +470,28 @@ static void common_rows_have_the_same_bits(void **state) {
     check_common("tiny_v4", 2, 4, SEQS, false);
 }
 
+/* Context parallelism: ranks with the same heads divide the rows of queries, unless there are few. */
+static void divided_rows_have_the_same_bits(void **state) {
+    (void)state;
+    static const int32_t sizes[][4] = {
+  /* tp cp dp ep */
+        {1, 2, 1, 1},
+        {1, 3, 1, 3},
+        {2, 2, 1, 1},
+        {2, 3, 1, 6},
+        {1, 2, 2, 4}
+    };
+    for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
+        for (size_t i = 0; i < (is_brief() ? 1 : HD_LEN(sizes)); i++) {
+            hd_model_spec *spec = config_open(names[k]);
+            const hd_parallel_config l =
+                hd_parallel_context(sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], spec);
+            hd_model_spec_close(spec);
+            check_layout(names[k], &l, i == 2 ? SEQS : 1, i == 1);
+        }
+    }
+}
+
 /* Layouts of all kinds: groups that lie in others, contain them, or overlap them; parts that are
  * not equal; rows of one step that all belong to another attention group. */
 static void any_layout_has_the_same_bits(void **state) {
@@ -479,17 +501,17 @@ static void any_layout_has_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         int32_t n_micro;
     } cases[] = {
-        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false}, 1   },
-        {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false}, SEQS},
-        {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false}, 1   },
-        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false}, 1   },
-        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false}, 1   },
-        {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false}, SEQS},
-        {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false}, 1   },
-        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false}, 1   },
-        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false}, 1   },
-        {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false}, 1   },
-        {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true},  1   },
+        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false, 0}, SEQS},
+        {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false, 0}, SEQS},
+        {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, 0}, 1   },
+        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, 0}, 1   },
+        {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true, 0},  1   },
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
         check_layout(cases[i].name, &cases[i].l, cases[i].n_micro, false);
@@ -505,11 +527,11 @@ static void rounds_have_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         int32_t n_micro;
     } cases[] = {
-        {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false}, 1   },
-        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false}, SEQS},
-        {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false}, SEQS},
-        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false}, 1   },
-        {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false}, SEQS},
+        {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false, 0}, 1   },
+        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false, 0}, SEQS},
+        {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, SEQS},
+        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0}, SEQS},
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
         const hd_parallel_config *l = &cases[i].l;
@@ -597,6 +619,7 @@ int test_ranks(void) {
         cmocka_unit_test(tensor_ranks_have_the_same_bits),
         cmocka_unit_test(expert_ranks_have_the_same_bits),
         cmocka_unit_test(common_rows_have_the_same_bits),
+        cmocka_unit_test(divided_rows_have_the_same_bits),
         cmocka_unit_test(any_layout_has_the_same_bits),
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(room_is_bounded),
@@ -608,6 +631,7 @@ int test_ranks(void) {
         cmocka_unit_test(tensor_ranks_have_the_same_bits),
         cmocka_unit_test(expert_ranks_have_the_same_bits),
         cmocka_unit_test(common_rows_have_the_same_bits),
+        cmocka_unit_test(divided_rows_have_the_same_bits),
         cmocka_unit_test(any_layout_has_the_same_bits),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),

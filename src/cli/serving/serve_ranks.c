@@ -48,7 +48,7 @@ static bool has_hosts(const serve_ranks *r) {
 
 /* As many processes as the layout has ranks; this one is rank 0. */
 static hd_status complete_hosts(serve_ranks *r, const hd_engine_options *o, hd_err *err) {
-    const int32_t all = hd_max_i32(o->tp, 1) * hd_max_i32(o->dp, 1);
+    const int32_t all = hd_max_i32(o->tp, 1) * hd_max_i32(o->cp, 1) * hd_max_i32(o->dp, 1);
     if (r->rank >= 0) return HD_FAIL(err, HD_EINVAL, "--hosts starts all ranks: no --rank");
     if (strchr(r->hosts, ',') && !r->rendezvous) {
         return HD_FAIL(
