@@ -8,7 +8,7 @@
 #include "base/cores.h"
 #include "engine/notices.h"
 #include "engine/rank.h"
-#include "weights/drafter_folder.h"
+#include "weights/config/drafter_folder.h"
 #include "weights/manifest.h"
 
 enum { TOKEN_HISTORY_BYTES = 16 << 20, MAX_HOST_GB = 1000000 };

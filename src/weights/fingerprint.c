@@ -10,7 +10,7 @@
 
 #include "base/file.h"
 #include "base/siphash.h"
-#include "weights/drafter_folder.h"
+#include "weights/config/drafter_folder.h"
 
 enum { START_BYTES = 64 << 10, SAMPLES = 64, SAMPLE_BYTES = 4 << 10 };
 

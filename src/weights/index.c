@@ -424,7 +424,8 @@ static hd_status replace(hd_checkpoint *c, const char *prefix, hd_checkpoint *by
     for (int32_t i = 0; i < by->n; i++) {
         const hd_tensor *t = &by->tensors[i];
         if (begins_with(t->name, prefix)) continue;
-        return HD_FAIL(err, HD_EFORMAT, "%s: tensor %.200s: the names of these files begin with %s",
+        return HD_FAIL(err, HD_EFORMAT,
+                       "%s: tensor %.200s: the names of these files begin with %s",
                        by->shards[t->shard].path, t->name, prefix);
     }
     HD_TRY(take_shards(c, by, err));

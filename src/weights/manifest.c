@@ -15,7 +15,7 @@
 #include "base/checked.h"
 #include "base/file.h"
 #include "base/progress.h"
-#include "weights/drafter_folder.h"
+#include "weights/config/drafter_folder.h"
 
 enum {
     MAX_BYTES = 8 << 20,

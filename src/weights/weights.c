@@ -13,7 +13,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "tokenizer/token_classes.h"
-#include "weights/drafter_folder.h"
+#include "weights/config/drafter_folder.h"
 #include "weights/placement.h"
 #include "weights/weights_internal.h"
 

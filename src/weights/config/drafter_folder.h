@@ -2,8 +2,8 @@
  *
  * A model's folder may have a folder `dspark`: the config.json of the model with a DSpark drafter,
  * and weight files that have the drafter's tensors alone. Nothing reads it unless it is asked for. */
-#ifndef HD_WEIGHTS_DRAFTER_FOLDER_H
-#define HD_WEIGHTS_DRAFTER_FOLDER_H
+#ifndef HD_WEIGHTS_CONFIG_DRAFTER_FOLDER_H
+#define HD_WEIGHTS_CONFIG_DRAFTER_FOLDER_H
 
 #include "weights/safetensors.h"
 #include "weights/spec.h"

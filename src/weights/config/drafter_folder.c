@@ -1,5 +1,5 @@
 /* drafter_folder.c - see drafter_folder.h. */
-#include "weights/drafter_folder.h"
+#include "weights/config/drafter_folder.h"
 
 #include <stdlib.h>
 #include <string.h>
