@@ -33,46 +33,50 @@ class DSparkConfig:
 @dataclass(frozen=True)
 class Form:
     """What a family's drafter has of its own. Its trunk says on which side of a layer a tap is."""
-    markov_in: str     # embedding of the token before
-    markov_out: str    # its projection to the vocabulary
-    query_norm: bool   # queries are normed per head
-    collapse: Callable  # streams of the last stage, its weights, config -> the vector before the last norm
-    plain: tuple[str, ...]  # the names, behind `mtp.0.`, that an MTP layer has and a stage does not
-    last: tuple[str, ...]   # those that only the last stage has
+    markov_in: str         # embedding of the token before
+    markov_out: str        # its projection to the vocabulary
+    query_norm: bool       # queries are normed per head
+    layer: Callable        # config -> {name behind `mtp.S.`: shape} of a stage, those of the last too
+    fresh: Callable        # config, seed -> such weights
+    last: tuple[str, ...]  # the names of `layer` that only the last stage has
+    collapse: Callable     # streams of the last stage, its weights, config -> the vector before the last norm
+
+
+def layer_v4(c: V4Config) -> dict[str, tuple[int, ...]]:
+    """The MTP layer without the projections of its two inputs."""
+    mtp = sub(shapes_v4(c), "mtp.0.")
+    return {k: v for k, v in mtp.items() if k.split(".")[0] not in ("e_proj", "h_proj", "enorm", "hnorm")}
+
+
+def fresh_v4(c: V4Config, seed: int) -> dict[str, Tensor]:
+    return sub(init_v4(c, seed), "mtp.0.")
 
 
 def collapse_v4(x: Tensor, p: dict, c: V4Config) -> Tensor:
     return hc_last(x, p["hc_head_fn"], p["hc_head_scale"], p["hc_head_base"], c)
 
 
-FORMS = {"v4": Form("markov_head.markov_w1.weight", "markov_head.markov_w2.weight", True, collapse_v4,
-                    ("e_proj.weight", "h_proj.weight", "enorm.weight", "hnorm.weight"),
-                    ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale"))}
+FORMS = {"v4": Form("markov_head.markov_w1.weight", "markov_head.markov_w2.weight", True, layer_v4, fresh_v4,
+                    ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale"), collapse_v4)}
 
 
-def stage_names(c: V4Config, form: Form) -> dict[str, tuple[int, ...]]:
-    """A stage's tensors without those of the last: name behind the prefix -> shape."""
-    mtp = sub(shapes_v4(c), "mtp.0.")
-    return {k: v for k, v in mtp.items() if k not in form.plain + form.last}
-
-
-def shapes(c: V4Config, d: DSparkConfig, stages: int, form: Form) -> dict[str, tuple[int, ...]]:
+def shapes(c, d: DSparkConfig, stages: int, form: Form) -> dict[str, tuple[int, ...]]:
     """Every tensor of the drafter: name -> shape."""
-    h, last, mtp = c.hidden_size, f"mtp.{stages - 1}.", sub(shapes_v4(c), "mtp.0.")
-    out = {f"mtp.{s}.{k}": v for s in range(stages) for k, v in stage_names(c, form).items()}
+    h, last, layer = c.hidden_size, f"mtp.{stages - 1}.", form.layer(c)
+    out = {f"mtp.{s}.{k}": v for s in range(stages) for k, v in layer.items() if k not in form.last}
     out["mtp.0.main_proj.weight"] = (h, len(d.target_layer_ids) * h)
     out["mtp.0.main_norm.weight"] = (h,)
-    out.update({last + k: mtp[k] for k in form.last})
+    out.update({last + k: layer[k] for k in form.last})
     out[last + form.markov_in] = out[last + form.markov_out] = (c.vocab_size, d.markov_rank)
     out[last + "confidence_head.proj.weight"] = (1, h + d.markov_rank)
     return out
 
 
-def init(c: V4Config, d: DSparkConfig, stages: int, form: Form, trunk: dict[str, Tensor], like: list[str], seed: int) -> dict[str, Tensor]:
+def init(c, d: DSparkConfig, stages: int, form: Form, trunk: dict[str, Tensor], like: list[str], seed: int) -> dict[str, Tensor]:
     """Float32 weights. Stage s begins as the trunk's layer like[s], where it has such a tensor, or fresh; the last
     norm and collapse as the trunk's MTP layer, the keys' projection as the last tap, the Markov head as nothing."""
     g = torch.Generator().manual_seed(seed)
-    fresh = [sub(init_v4(c, seed + s), "mtp.0.") for s in range(stages)]
+    fresh = [form.fresh(c, seed + s) for s in range(stages)]
     w = {}
     for name, shape in shapes(c, d, stages, form).items():
         _, stage, rest = name.split(".", 2)
@@ -134,7 +138,7 @@ def choose(weight: Tensor, start: Tensor, window: int, k: int, chunks: int, each
 
 
 def block_attention(h: Tensor, p: dict, x: Tensor, anchors: tuple[Tensor, Tensor, Tensor], start: Tensor, table: Tensor, k: int, query_norm: bool,
-                    c: V4Config) -> Tensor:
+                    c) -> Tensor:
     """Attention of the rows h [1, N, H] of blocks; x [B, T, H] are the normed taps, table the rotary one."""
     chunk, at, row = anchors
     (b, t, _), (groups, each) = x.shape, at.shape
