@@ -112,12 +112,12 @@ def load_weights(path: str) -> dict[str, Tensor]:
     return out
 
 
-def load_model(path: str, max_len: int, device: str, dtype: torch.dtype):
+def load_model(path: str, max_len: int, device: str, dtype: torch.dtype, compiled: bool = False):
     """The exported model, ready to run; matrices in dtype, the rest float32."""
     j = json.load(open(f"{path}/config.json"))
     family = family_of(j)
     weights = {k: working(k, w, device, dtype) for k, w in load_weights(path).items()}
-    model = family.model(family.from_json(j), weights, max_len)
+    model = family.model(family.from_json(j), weights, max_len, compiled)
     model.sparse = True
     return model
 
