@@ -33,7 +33,7 @@ def official(weights: dict[str, Tensor], family: str, bf16: bool) -> dict[str, T
         else:
             put(out, name, w, fmt, family)
             if family == "v41" and name.endswith("gate.bias"):  # positions in images; this model has none
-                put(out, name + "_vl", w, fmt, family)
+                put(out, name + "_vl", w.clone(), fmt, family)
     return out
 
 

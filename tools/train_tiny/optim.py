@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 def newton_schulz(g: Tensor, steps: int = 5) -> Tensor:
     """Nearest semi-orthogonal matrices of a stack [N, r, c], roughly."""
-    x = g.bfloat16()
+    x = g.bfloat16() if g.is_cuda else g
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -54,11 +54,18 @@ class Optimizer:
         self.adam_v = {k: torch.zeros_like(self.master[k]) for k in self.adam_names}
         self.t = 0
 
+    def gradients(self) -> dict[str, Tensor]:
+        """Those that there are, handed out once."""
+        grad = {k: w.grad for k, w in self.work.items() if w.grad is not None}
+        for w in self.work.values():
+            w.grad = None
+        return grad
+
     @torch.no_grad()
-    def step(self, scale: float) -> Tensor:
-        """One update with both learning rates times scale; returns the AdamW group's gradient norm."""
+    def step(self, scale: float, grad: dict[str, Tensor]) -> Tensor:
+        """One update by float32 gradients with both learning rates times scale; weights without one stay. Returns
+        the norm of the AdamW group's gradient."""
         self.t += 1
-        grad = {k: w.grad.float() for k, w in self.work.items() if w.grad is not None}
         for (r, c), names in self.groups.items():
             names = [k for k in names if k in grad]
             if not names:
@@ -86,8 +93,6 @@ class Optimizer:
         torch._foreach_sqrt_(bias)
         torch._foreach_add_(bias, 1e-12)
         torch._foreach_addcdiv_([self.master[k] for k in adam_names], m, bias, -self.adam_lr * scale / (1 - 0.9 ** self.t))
-        for w in self.work.values():
-            w.grad = None
         return norm
 
     @torch.no_grad()
