@@ -198,18 +198,17 @@ def best(score: Tensor, k: int) -> Tensor:
     """Mask of the k largest of the last dimension, of equal ones the first."""
     if score.shape[-1] <= k:
         return torch.ones_like(score, dtype=torch.bool)
-    least = score.topk(k, -1).values[..., -1:]
+    least = score.topk(k, -1, sorted=False).values.amin(-1, keepdim=True)
     above, equal = score > least, score == least
     return above | equal & (equal.cumsum(-1, dtype=torch.int32) <= k - above.sum(-1, keepdim=True, dtype=torch.int32))
 
 
-def pool(score: Tensor, visible: Tensor, c: V41Config) -> Tensor:
-    """Mask [B, T, w] of the best blocks of entries, the block of the newest visible entry always among them."""
-    size, n = c.candidate_block_size, score.shape[-1]
+def pool(score: Tensor, ratio: int, c: V41Config) -> Tensor:
+    """Mask [B, T, w] of the best blocks of entries, the block of the newest entry always among them."""
+    size, (_, t, n) = c.candidate_block_size, score.shape
     blocks = F.pad(score, (0, -n % size), value=-torch.inf).unflatten(-1, (-1, size)).amax(-1)
-    places = torch.arange(n, device=score.device)
-    newest = torch.where(visible, places, -1).amax(-1, keepdim=True) // size
-    blocks = blocks.masked_fill(torch.arange(blocks.shape[-1], device=score.device) == newest, torch.inf)
+    newest = ((torch.arange(t, device=score.device) + 1) // ratio - 1) // size
+    blocks = blocks.masked_fill(torch.arange(blocks.shape[-1], device=score.device) == newest[:, None], torch.inf)
     return best(blocks, c.candidate_topk_blocks).repeat_interleave(size, -1)[..., :n]
 
 
@@ -286,7 +285,7 @@ class V41(Model):
             return
         score = wish.detach().masked_fill(~visible, -torch.inf)
         if layer == c.candidate_source_layer_id:
-            state["pool"] = pool(score, visible, c) if width > c.candidate_topk_blocks * c.candidate_block_size else None
+            state["pool"] = pool(score, c.compress_ratios[layer], c) if width > c.candidate_topk_blocks * c.candidate_block_size else None
         elif layer > c.candidate_source_layer_id >= 0 and state["pool"] is not None:
             visible = visible & state["pool"]
             score = score.masked_fill(~visible, -torch.inf)
@@ -315,7 +314,9 @@ class V41(Model):
         c, f = self.c, self.f
         b, t = ids.shape
         x = F.embedding(ids.reshape(1, -1), self.w["embed.weight"]).unsqueeze(2).repeat(1, 1, c.hc_mult, 1)
-        pre = F.one_hot(torch.zeros(1, b * t, dtype=torch.long, device=ids.device), c.hc_mult).float()
+        pre = x.new_zeros(1, b * t, c.hc_mult, dtype=torch.float32)
+        pre[..., 0] = 1
+        pre.requires_grad_(torch.is_grad_enabled())  # as in later layers, so that one kernel serves all
         rows = dict(zip(c.engram_layer_ids, self.addresses.rows(ids, start)))
         state, index, loads = {"tables": self.tables(b, t), "pool": None}, 0.0, []
         for i, p in enumerate(self.blocks):

@@ -26,6 +26,7 @@ def launch(n: int) -> int:
     running = []
     for rank in range(n):
         env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), NCCL_NVLS_ENABLE="0",
+                   NCCL_SOCKET_IFNAME="lo", GLOO_SOCKET_IFNAME="lo",
                    CUDA_VISIBLE_DEVICES=devices[rank] if rank < len(devices) else "")
         running.append(subprocess.Popen([sys.executable, *sys.argv], env=env))
     status = 0

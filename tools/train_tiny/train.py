@@ -74,17 +74,22 @@ class Trainer:
         """How much of the schedule lies behind."""
         return max(self.step / self.run["steps"], (self.spent + seconds) / self.within)
 
+    def guess(self, hidden: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and right guesses; all rows as one, so that shapes of the same size share a kernel."""
+        loss, hit = self.ce(hidden.flatten(0, 1)[None], self.head, target.reshape(1, -1), weight.reshape(1, -1))
+        return loss, hit.view(target.shape)
+
     def losses(self, ids: Tensor, start: Tensor, weight: Tensor, drafts: int):
         """(main, [draft losses], indexer loss, loads, [right guesses of the main model and of each draft])."""
         x, index, loads = self.model.trunk(ids, start)
-        main, right = self.ce(self.model.head_input(x), self.head, shifted(ids, 1), shifted(weight, 1))
-        draft, kvs, right = [], [], [right]
+        main, hit = self.guess(self.model.head_input(x), shifted(ids, 1), shifted(weight, 1))
+        draft, kvs, right = [], [], [hit]
         for s in range(1, drafts + 1):
             x, kv, load = self.model.mtp(x, ids, start, s, kvs[0] if kvs else None, kvs[1:])
             kvs.append(kv)
             if s == 1:
                 loads = loads + [load]
-            loss, hit = self.ce(self.model.head_input(x, "mtp.0."), self.head, shifted(ids, s + 1), shifted(weight, s + 1))
+            loss, hit = self.guess(self.model.head_input(x, "mtp.0."), shifted(ids, s + 1), shifted(weight, s + 1))
             draft.append(loss)
             right.append(hit)
         return main, draft, index, loads, right
