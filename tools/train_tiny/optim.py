@@ -63,7 +63,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale: float, grad: dict[str, Tensor]) -> Tensor:
-        """One update by float32 gradients with both learning rates times scale; weights without one stay. Returns
+        """One update by float32 gradients, with both learning rates times scale; weights without one stay. Returns
         the norm of the AdamW group's gradient."""
         self.t += 1
         for (r, c), names in self.groups.items():

@@ -23,6 +23,7 @@ from families import FAMILIES
 from layers import working
 from optim import Optimizer
 from ranks import Ranks, launch
+from warm import Warm
 
 Tensor = torch.Tensor
 HELD_OUT_SEED = 10 ** 6 + 1  # documents of this seed are never trained on
@@ -46,7 +47,7 @@ def shapes_of(phase: dict) -> list[dict]:
 
 
 class Trainer:
-    def __init__(self, name: str, run: dict, directory: str, device: str):
+    def __init__(self, name: str, run: dict, directory: str, device: str, compiled: bool):
         self.name, self.run, self.dir, self.device = name, run, directory, device
         self.begun = time.time()
         self.ranks = Ranks(device)
@@ -58,10 +59,10 @@ class Trainer:
             self.w[k] = working(k, x, device, torch.bfloat16 if device == "cuda" else torch.float32)
             self.w[k].requires_grad_(x.is_floating_point() and not k.endswith(BIASES))
         longest = max(s["length"] for p in run["phases"] for s in shapes_of(p))
-        self.model = family.model(self.c, self.w, longest, compiled=device == "cuda")
+        self.model = family.model(self.c, self.w, longest, compiled)
         self.head = self.w[self.model.head]
         self.opt = Optimizer(self.w, run["family"], getattr(self.c, "o_groups", 1), run["muon_lr"], run["adam_lr"])
-        self.ce = torch.compile(weighted_ce, dynamic=False) if device == "cuda" else weighted_ce
+        self.ce = torch.compile(weighted_ce, dynamic=False) if compiled else weighted_ce
         self.step, self.spent, self.within = 0, 0.0, math.inf
         self.quantized, self.checked = False, 0.0
         self.biases = [k for k in self.w if k.endswith(BIASES)]
@@ -120,12 +121,32 @@ class Trainer:
                       count=self.run["steps"] - self.step, family=self.run["family"], parts=self.run.get("parts", 1), rank=self.ranks.rank,
                       world=self.ranks.world)
 
+    def warm_up(self) -> None:
+        """Compile what the phases need, a share in each process."""
+        if self.ranks.world == 1 or self.model.fast is self.model.plain:
+            return
+        warm = Warm(self.model, self.ranks)
+        self.model.f = warm.parts
+        for p in self.run["phases"]:
+            for s in shapes_of(p):
+                self.suit(p, s)
+                ids = torch.randint(3, self.c.vocab_size, (s["rows"] // self.ranks.world, s["length"]), device=self.device)
+                self.model.trunk(ids, torch.zeros_like(ids))
+        self.model.f = self.model.fast
+        self.opt.gradients()
+        print(f"rank {self.ranks.rank}: {len(warm.seen)} kernels compiled by all after {time.time() - self.begun:.1f} s", flush=True)
+        self.seconds()
+
+    def suit(self, phase: dict, shape: dict) -> None:
+        """Set the model for batches of a phase: what it selects, which indexers learn."""
+        self.model.sparse = phase.get("sparse", False)
+        self.model.index = shape.get("index", True)
+
     def prepare(self, t: float) -> None:
-        """Set the model for this step: what it selects, which indexers learn, what is rounded."""
+        """Set the model for this step."""
         p, model = self.phase(t), self.model
         turns = shapes_of(p)
-        model.sparse = p.get("sparse", False)
-        model.index = turns[self.step % len(turns)].get("index", True)
+        self.suit(p, turns[self.step % len(turns)])
         model.rounded = t >= self.run.get("cache_from", 1.0) and self.step // len(turns) % 2 == 0
         if t >= self.run["qat_from"] and not self.quantized:
             self.quantized = True
@@ -152,6 +173,7 @@ class Trainer:
         return torch.cat([values, norm[None]]), loads
 
     def train(self, minutes: float, workers: int) -> None:
+        self.warm_up()
         log = Log(self) if self.ranks.rank == 0 else None
         seconds = self.seconds()
         while (t := self.share(seconds)) < 1 and seconds < minutes * 60:
@@ -308,6 +330,7 @@ def main() -> None:
     ap.add_argument("--gpus", type=int, default=1, help="processes that share every batch, each on one GPU")
     ap.add_argument("--init", help="exported model to begin with")
     ap.add_argument("--take", help="exported model of any family to begin with as far as it fits")
+    ap.add_argument("--compile", action="store_true", help="on a CPU too")
     ap.add_argument("--held-out", type=int, default=4, help="batches to measure with at the end")
     args = ap.parse_args()
     if args.gpus > 1 and "RANK" not in os.environ:
@@ -318,7 +341,7 @@ def main() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # V3's masks are for the memory-efficient kernel
     torch._dynamo.config.recompile_limit = 64
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    t = Trainer(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device)
+    t = Trainer(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device, device == "cuda" or args.compile)
     t.within = args.within * 60
     if os.path.exists(f"{args.dir}/state.pt"):
         t.load()
