@@ -252,19 +252,6 @@ class Trainer:
                 self.opt.master.get(k, self.w[k]).copy_(x)
         self.opt.publish(False)
 
-    def take(self, path: str) -> None:
-        """Begin with what fits of a model of any family: tensors of the same name and shape, of stacks with more the first."""
-        taken = []
-        with torch.no_grad():
-            for k, x in load_weights(path).items():
-                mine = self.opt.master.get(k)
-                if mine is not None and mine.dim() == x.dim() and mine.shape[0] <= x.shape[0] and mine.shape[1:] == x.shape[1:]:
-                    mine.copy_(x[:len(mine)])
-                    taken.append(k)
-        self.opt.publish(False)
-        if self.ranks.rank == 0:
-            print(f"taken from {path}: {len(taken)} of {len(self.opt.master)} tensors, {sum(self.w[k].numel() for k in taken)} numbers:", *taken, flush=True)
-
     def save_small(self) -> None:
         """What an export needs: masters, bf16 where the file is not float32."""
         o = self.opt
@@ -329,7 +316,6 @@ def main() -> None:
     ap.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1), help="processes that make batches, for each GPU")
     ap.add_argument("--gpus", type=int, default=1, help="processes that share every batch, each on one GPU")
     ap.add_argument("--init", help="exported model to begin with")
-    ap.add_argument("--take", help="exported model of any family to begin with as far as it fits")
     ap.add_argument("--compile", action="store_true", help="on a CPU too")
     ap.add_argument("--held-out", type=int, default=4, help="batches to measure with at the end")
     args = ap.parse_args()
@@ -348,8 +334,6 @@ def main() -> None:
         print("go on at step", t.step, flush=True)
     elif args.init:
         t.start_from(args.init)
-    elif args.take:
-        t.take(args.take)
     t.train(args.minutes, args.workers)
     t.ranks.close()
     if t.ranks.rank == 0:
