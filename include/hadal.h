@@ -114,7 +114,8 @@ typedef struct hd_engine_options {
     int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
     int32_t queue_limit; /* choices that may wait; default 1024 */
     /* "auto": what the model drafts with, if it does; "mtp" or "dspark": refuse a model without
-     * it; "none": no drafts. Default: "auto". */
+     * it; a folder `dspark` in the model's is another drafter, which "dspark" takes; "none": no
+     * drafts. Default: "auto". */
     const char *drafter;
     bool no_drafts;   /* the same as drafter "none" */
     bool need_drafts; /* refuse a model that cannot draft */

@@ -184,7 +184,8 @@ static const engine_option rows[] = {
      .offered = ENGINE_SERVE | ENGINE_REPLAY,
      .why = "nothing waits but what it submits itself"},
     {WORD("drafter", options.drafter, drafters),
-     HELP("auto: the model's own; mtp, dspark: refuse a model with another; none: no drafts"),
+     HELP("auto: the model's own; mtp, dspark: refuse a model with another, but take that of its "
+          "folder dspark; none: no drafts"),
      .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
     {FLAG("no-drafts", options.no_drafts), HELP("the same as --drafter none"),
      .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},

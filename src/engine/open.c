@@ -8,6 +8,7 @@
 #include "base/cores.h"
 #include "engine/notices.h"
 #include "engine/rank.h"
+#include "weights/config/drafter_folder.h"
 #include "weights/manifest.h"
 
 enum { TOKEN_HISTORY_BYTES = 16 << 20, MAX_HOST_GB = 1000000 };
@@ -101,8 +102,10 @@ static hd_status choose_drafter(hd_engine *e, const hd_engine_options *o, hd_err
         return HD_FAIL(err, HD_EINVAL, "drafter '%s' and no_drafts are both given", asked);
     }
     if (!any && !none && weights && strcmp(asked, own) != 0) {
-        return HD_FAIL(err, HD_EINVAL, "drafter '%s' is asked for, but that of %s is '%s'",
-                       asked, o->model_dir, own);
+        const bool folder = strcmp(asked, hd_drafter_name(HD_DRAFTER_DSPARK)) == 0;
+        return HD_FAIL(err, HD_EINVAL, "drafter '%s' is asked for, but that of %s is '%s'%s",
+                       asked, o->model_dir, own,
+                       folder ? ", and it has no folder " HD_DRAFTER_FOLDER : "");
     }
     e->drafts = has && !none && !o->no_drafts;
     if (!o->need_drafts || e->drafts || !e->has_model) return HD_OK;
@@ -298,7 +301,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     hd_precision precision;
     HD_TRY(check_options(e, o, &precision, err));
     if (o->manifest) HD_TRY(hd_manifest_check(o->manifest, o->model_dir, err));
-    HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
+    HD_TRY(hd_model_spec_open_drafter(&e->spec, o->model_dir, o->drafter, err));
     if (o->max_context > e->spec->max_positions) {
         return HD_FAIL(err, HD_EINVAL, "a context of %d tokens; this model knows %d positions",
                        o->max_context, e->spec->max_positions);

@@ -40,6 +40,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                o->chunk_tokens,
                                o->step_tokens,
                                o->no_drafts,
+                               (int64_t)e->spec->drafter,
                                is_text(o->prompt_decoder, "tail"),
                                o->dummy_weights,
                                o->snapshot_tokens,

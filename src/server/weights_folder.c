@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "server/weight_updates.h"
+#include "weights/config/drafter_folder.h"
 
 enum { MAX_TOKENIZER = 100000000 };
 
@@ -72,7 +73,8 @@ hd_status weights_read_folder(server *s, hd_weights_update **out, const char *pa
     HD_TRY(check_place(s, path, err));
     HD_TRY(check_model(s, path, err));
     HD_TRY(check_tokenizer(s, path, err));
-    HD_TRY(hd_checkpoint_read(&c, path, err));
+    HD_TRY(
+        hd_checkpoint_open_all(&c, path, hd_engine_spec(s->engine), hd_checkpoint_read, err));
     const hd_status st = hd_weights_update_open(out, hd_engine_weights(s->engine), err);
     if (st != HD_OK) {
         hd_checkpoint_close(c);

@@ -3,12 +3,14 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/siphash.h"
+#include "weights/config/drafter_folder.h"
 
 enum { START_BYTES = 64 << 10, SAMPLES = 64, SAMPLE_BYTES = 4 << 10 };
 
@@ -64,22 +66,41 @@ static hd_status hash_time(uint64_t *out, const char *path, const char *name, hd
 
 typedef hd_status file_hash(uint64_t *out, const char *path, const char *name, hd_err *err);
 
-/* The sum of the files' hashes does not depend on the order in which a folder lists them. */
-static hd_status hash_folder(uint64_t *out, const char *model_dir, file_hash *hash,
-                             hd_err *err) {
-    DIR *dir = opendir(model_dir);
+/* The sum of the files' hashes does not depend on the order in which a folder lists them. label: of
+ * the names in the hash. */
+static hd_status add_files(uint64_t *out, DIR *dir, const char *folder, const char *label,
+                           file_hash *hash, hd_err *err) {
     hd_status st = HD_OK;
-    if (!dir) return HD_FAIL(err, HD_EIO, "%s: %s", model_dir, strerror(errno));
     for (struct dirent *e = readdir(dir); e && st == HD_OK; e = readdir(dir)) {
         uint64_t one = 0;
+        char name[300];
         if (!belongs(e->d_name)) continue;
-        char *path = hd_path_join(model_dir, e->d_name);
-        st = path ? hash(&one, path, e->d_name, err)
+        char *path = hd_path_join(folder, e->d_name);
+        snprintf(name, sizeof name, "%s%s", label, e->d_name);
+        st = path ? hash(&one, path, name, err)
                   : HD_FAIL(err, HD_ENOMEM, "no memory for a path");
         free(path);
         *out += one;
     }
+    return st;
+}
+
+/* The model's folder, and that of a drafter if there is one. */
+static hd_status hash_folders(uint64_t *out, const char *model_dir, file_hash *hash,
+                              hd_err *err) {
+    DIR *dir = opendir(model_dir);
+    if (!dir) return HD_FAIL(err, HD_EIO, "%s: %s", model_dir, strerror(errno));
+    hd_status st = add_files(out, dir, model_dir, "", hash, err);
     closedir(dir);
+    if (st != HD_OK) return st;
+    char *drafter = hd_path_join(model_dir, HD_DRAFTER_FOLDER);
+    if (!drafter) return HD_FAIL(err, HD_ENOMEM, "no memory for a path");
+    dir = opendir(drafter);
+    if (dir) {
+        st = add_files(out, dir, drafter, HD_DRAFTER_FOLDER "/", hash, err);
+        closedir(dir);
+    }
+    free(drafter);
     return st;
 }
 
@@ -89,10 +110,10 @@ hd_status hd_model_fingerprint(uint64_t *out, const char *model_dir, hd_err *err
     if (stat(model_dir, &at) == 0 && !S_ISDIR(at.st_mode)) {
         return hash_file(out, model_dir, "config.json", err);
     }
-    return hash_folder(out, model_dir, hash_file, err);
+    return hash_folders(out, model_dir, hash_file, err);
 }
 
 hd_status hd_weights_change_times(uint64_t *out, const char *model_dir, hd_err *err) {
     *out = 0;
-    return hash_folder(out, model_dir, hash_time, err);
+    return hash_folders(out, model_dir, hash_time, err);
 }

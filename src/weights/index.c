@@ -378,6 +378,69 @@ hd_status hd_checkpoint_of_tensors(hd_checkpoint **out, const hd_tensor *tensors
     return hand_over(out, c, st);
 }
 
+/* ---- tensors of two checkpoints ---- */
+
+static bool begins_with(const char *text, const char *start) {
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+static hd_status take_shards(hd_checkpoint *c, hd_checkpoint *by, hd_err *err) {
+    const size_t n = (size_t)c->n_shards, more = (size_t)by->n_shards;
+    shard_file *shards = realloc(c->shards, (n + more) * sizeof *shards);
+    if (shards) c->shards = shards;
+    if (!shards || json_array_extend(c->shard_names, by->shard_names) != 0) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its shards", by->shards[0].path);
+    }
+    memcpy(c->shards + n, by->shards, more * sizeof *shards);
+    c->n_shards += by->n_shards;
+    by->n_shards = 0;
+    return HD_OK;
+}
+
+/* The list of c without what begins with prefix, and then that of `by`. */
+static hd_status join_lists(hd_checkpoint *c, const char *prefix, hd_checkpoint *by,
+                            int32_t first_shard, hd_err *err) {
+    hd_tensor *own = c->tensors;
+    const int32_t n = c->n;
+    hd_status st = HD_OK;
+    hd_tensor *all = malloc(((size_t)n + (size_t)by->n + 1) * sizeof *all);
+    if (!all) return HD_FAIL(err, HD_ENOMEM, "no memory for %d tensors", n + by->n);
+    json_object_clear(c->by_name);
+    c->tensors = all;
+    c->n = 0;
+    for (int32_t i = 0; st == HD_OK && i < n + by->n; i++) {
+        if (i < n && begins_with(own[i].name, prefix)) continue;
+        all[c->n] = i < n ? own[i] : by->tensors[i - n];
+        if (i >= n) all[c->n].shard += first_shard;
+        st = enter(c, &all[c->n], err);
+        if (st == HD_OK) c->n++;
+    }
+    free(own);
+    return st;
+}
+
+static hd_status replace(hd_checkpoint *c, const char *prefix, hd_checkpoint *by, hd_err *err) {
+    const int32_t first_shard = c->n_shards;
+    for (int32_t i = 0; i < by->n; i++) {
+        const hd_tensor *t = &by->tensors[i];
+        if (begins_with(t->name, prefix)) continue;
+        return HD_FAIL(err, HD_EFORMAT,
+                       "%s: tensor %.200s: the names of these files begin with %s",
+                       by->shards[t->shard].path, t->name, prefix);
+    }
+    HD_TRY(take_shards(c, by, err));
+    HD_TRY(join_lists(c, prefix, by, first_shard, err));
+    for (int32_t i = 0; i < by->n_notices; i++) note(c, "%s", by->notices[i]);
+    return HD_OK;
+}
+
+hd_status hd_checkpoint_replace(hd_checkpoint *c, const char *prefix, hd_checkpoint *by,
+                                hd_err *err) {
+    const hd_status st = replace(c, prefix, by, err);
+    hd_checkpoint_close(by);
+    return st;
+}
+
 void hd_checkpoint_keep_device(hd_checkpoint *c, hd_device *d, void *memory) {
     c->device = d;
     c->device_memory = memory;

@@ -15,6 +15,7 @@
 #include "base/checked.h"
 #include "base/file.h"
 #include "base/progress.h"
+#include "weights/config/drafter_folder.h"
 
 enum {
     MAX_BYTES = 8 << 20,
@@ -170,6 +171,7 @@ hd_status hd_manifest_check(const char *path, const char *model_dir, hd_err *err
     if (!m.digests) return HD_FAIL(err, HD_ENOMEM, "%s: no memory to read it", path);
     hd_status st = read_lines(&m);
     if (st == HD_OK) st = check_folder(&m, "", false);
+    if (st == HD_OK) st = check_folder(&m, HD_DRAFTER_FOLDER "/", false);
     if (st == HD_OK) st = check_folder(&m, "encoding/", true);
     if (st == HD_OK) st = check_files(&m);
     json_decref(m.digests);

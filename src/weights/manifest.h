@@ -8,8 +8,8 @@
 #include "base/status.h"
 
 /* Reads every listed file and compares its digest. It refuses a file that differs or is
- * missing, and a model file that is not listed (.safetensors, .json, .jinja, scripts in
- * encoding/). The files must not change between this and their opening. */
+ * missing, and a model file that is not listed (.safetensors, .json, .jinja, those in dspark/ too,
+ * scripts in encoding/). The files must not change between this and their opening. */
 hd_status hd_manifest_check(const char *manifest, const char *model_dir, hd_err *err);
 
 #endif

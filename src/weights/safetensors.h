@@ -63,6 +63,10 @@ hd_status hd_checkpoint_of_bytes(hd_checkpoint **out, hd_map *file, const char *
                                  hd_err *err);
 hd_status hd_checkpoint_of_tensors(hd_checkpoint **out, const hd_tensor *tensors, int32_t n,
                                    hd_map *memory, const char *label, hd_err *err);
+/* Puts the tensors of `by`, which it takes, also on failure, in the place of those of c whose names
+ * begin with a prefix. HD_EFORMAT: a tensor of `by` has another name. */
+hd_status hd_checkpoint_replace(hd_checkpoint *c, const char *prefix, hd_checkpoint *by,
+                                hd_err *err);
 /* Memory of a device in which tensors have a copy; c releases it when it is closed. */
 void hd_checkpoint_keep_device(hd_checkpoint *c, hd_device *d, void *memory);
 /* The memory of a shard's tensors, from the first one on, of a checkpoint that was read; it may be

@@ -13,6 +13,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "tokenizer/token_classes.h"
+#include "weights/config/drafter_folder.h"
 #include "weights/placement.h"
 #include "weights/weights_internal.h"
 
@@ -228,15 +229,13 @@ static void shard_all(hd_weights *w, const hd_model_spec *spec) {
     w->shard = hd_shard_of(&single, 0, spec);
 }
 
-typedef hd_status open_checkpoint(hd_checkpoint **out, const char *model_dir, hd_err *err);
-
 static hd_status survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
-                        open_checkpoint *open, hd_err *err) {
+                        hd_checkpoint_opener *open, hd_err *err) {
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
     if (!w) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for weights", model_dir);
     shard_all(w, spec);
-    hd_status st = open(&w->checkpoint, model_dir, err);
+    hd_status st = hd_checkpoint_open_all(&w->checkpoint, model_dir, spec, open, err);
     if (st == HD_OK) st = hd_schema_open(&w->schema, spec, err);
     if (st == HD_OK) {
         st = bind_model(w, model_dir);
@@ -305,7 +304,7 @@ static hd_status make_classes(hd_weights *w) {
 }
 
 static hd_status open_checked(hd_weights **out, const char *model_dir,
-                              const hd_model_spec *spec, open_checkpoint *open,
+                              const hd_model_spec *spec, hd_checkpoint_opener *open,
                               bool experts_elsewhere, hd_err *err) {
     hd_weights *w;
     *out = NULL;

@@ -124,14 +124,14 @@ def load_weights(path: str) -> dict[str, Tensor]:
     return stack_experts(out)
 
 
-def load_model(path: str, max_len: int, device: str, dtype: torch.dtype):
+def load_model(path: str, max_len: int, device: str, dtype: torch.dtype, compiled: bool = False):
     """The exported model, ready to run; matrices in dtype, the rest float32."""
     j = json.load(open(f"{path}/config.json"))
     family = family_of(j)
     config = family.from_json(j)
     config.tokenizer = f"{path}/tokenizer.json"
     weights = {k: working(k, w, device, dtype) for k, w in load_weights(path).items()}
-    model = family.model(config, weights, max_len)
+    model = family.model(config, weights, max_len, compiled)
     model.sparse = True
     return model
 

@@ -6,6 +6,7 @@ under the official tensor names (experts stacked: `...experts.w1` [E, I, H]).
 """
 import math
 from dataclasses import dataclass, field
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -179,13 +180,17 @@ def hc_post(y: Tensor, x: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     return (post.unsqueeze(-1) * y.float().unsqueeze(-2) + mixed).to(x.dtype)
 
 
-def hc_head(x: Tensor, fn: Tensor, scale: Tensor, base: Tensor, norm: Tensor, c: V4Config) -> Tensor:
-    """Streams -> normed vector for the output head."""
+def hc_last(x: Tensor, fn: Tensor, scale: Tensor, base: Tensor, c: V4Config) -> Tensor:
+    """Streams -> the vector that the last norm takes."""
     flat = x.flatten(-2).float()
     m = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + c.rms_norm_eps)
     pre = torch.sigmoid(m * scale[0] + base) + c.hc_eps
-    h = (pre.unsqueeze(-1) * x.float()).sum(-2).to(x.dtype)
-    return rms_norm(h, norm, c.rms_norm_eps)
+    return (pre.unsqueeze(-1) * x.float()).sum(-2).to(x.dtype)
+
+
+def hc_head(x: Tensor, fn: Tensor, scale: Tensor, base: Tensor, norm: Tensor, c: V4Config) -> Tensor:
+    """Streams -> normed vector for the output head."""
+    return rms_norm(hc_last(x, fn, scale, base, c), norm, c.rms_norm_eps)
 
 
 def compress(h: Tensor, p: dict, ratio: int, start: Tensor, table: Tensor, c: V4Config) -> Tensor:
@@ -354,7 +359,11 @@ class V4(Model):
         return [f"layers.{i}.ffn." for i in range(self.c.num_hidden_layers)] + ["mtp.0.ffn."]
 
     def _block(self, prefix: str) -> dict:
-        p = sub(self.w, prefix)
+        return self.parts_of(sub(self.w, prefix))
+
+    @staticmethod
+    def parts_of(p: dict) -> dict:
+        """A layer's weights as block() takes them."""
         return {"hc": {k: v for k, v in p.items() if "." not in k or k in ("attn_norm.weight", "ffn_norm.weight")},
                 "attn": sub(p, "attn."), "ffn": sub(p, "ffn.")}
 
@@ -364,20 +373,22 @@ class V4(Model):
             out[f"entry{ratio}"] = self.tables[f"entry{ratio}"][:t // ratio]
         return out
 
-    def block(self, x: Tensor, p: dict, ids: Tensor, start: Tensor, ratio: int, **draft):
+    def block(self, x: Tensor, p: dict, ids: Tensor, start: Tensor | None, ratio: int, attend: Callable | None = None, **draft):
+        """One layer; attend(h, its weights) takes the place of attention()."""
         c, hc = self.c, p["hc"]
         h, post, logits = self.f["hc_pre"](x, hc["hc_attn_fn"], hc["hc_attn_scale"], hc["hc_attn_base"],
                                            hc["attn_norm.weight"], c)
-        y, kv, loss = self.f["attention"](h, p["attn"], start, self._rope_tables(x.shape[1], ratio), ratio,
-                                          self.sparse, c, **draft)
+        y, kv, loss = attend(h, p["attn"]) if attend else self.f["attention"](
+            h, p["attn"], start, self._rope_tables(x.shape[1], ratio), ratio, self.sparse, c, **draft)
         x = self.f["hc_post"](y, x, post, sinkhorn(logits))
         h, post, logits = self.f["hc_pre"](x, hc["hc_ffn_fn"], hc["hc_ffn_scale"], hc["hc_ffn_base"],
                                            hc["ffn_norm.weight"], c)
         y, load = self.f["ffn"](h, p["ffn"], ids, c)
         return self.f["hc_post"](y, x, post, sinkhorn(logits)), kv, loss, load
 
-    def trunk(self, ids: Tensor, start: Tensor):
-        """Streams after the last layer [B, T, 4, H], indexer loss, loads (one [E] per layer)."""
+    def trunk(self, ids: Tensor, start: Tensor, taps: dict | None = None):
+        """Streams after the last layer [B, T, 4, H], indexer loss, loads (one [E] per layer). taps gets the mean
+        of the streams after the layers that it names."""
         c = self.c
         x = F.embedding(ids, self.w["embed.weight"]).unsqueeze(2).expand(-1, -1, c.hc_mult, -1)
         x, index, loads = x.contiguous(), 0.0, []
@@ -385,6 +396,8 @@ class V4(Model):
             x, _, loss, load = self.block(x, p, ids, start, c.compress_ratios[i])
             index = index + loss
             loads.append(load)
+            if taps and i in taps:
+                taps[i] = x.float().mean(2).to(x.dtype)
         return x, index, loads
 
     def head_input(self, x: Tensor, prefix: str = "") -> Tensor:

@@ -47,6 +47,8 @@ def shapes_of(phase: dict) -> list[dict]:
 
 
 class Trainer:
+    columns = ["loss", "draft_loss", "indexer_kl", "grad_norm"]  # of one_step's values
+
     def __init__(self, name: str, run: dict, directory: str, device: str, compiled: bool):
         self.name, self.run, self.dir, self.device = name, run, directory, device
         self.begun = time.time()
@@ -284,7 +286,7 @@ class Log:
         self.out = csv.writer(self.file)
         if new:
             layers = range(len(t.model.routed_layers()))
-            self.out.writerow(["run", "step", "loss", "draft_loss", "indexer_kl", "grad_norm", "tokens_per_s", "seconds", "length", "quantized",
+            self.out.writerow(["run", "step", *t.columns, "tokens_per_s", "seconds", "length", "quantized",
                                *(f"{kind}_{i}" for kind in ("skew", "least") for i in layers)])
         self.window, self.tokens, self.mark = [], 0, time.time()
 
@@ -307,7 +309,7 @@ class Log:
         self.window, self.tokens, self.mark = [], 0, now
 
 
-def main() -> None:
+def main(kind: type = Trainer) -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("run")
     ap.add_argument("--dir", default="run")
@@ -327,7 +329,7 @@ def main() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # V3's masks are for the memory-efficient kernel
     torch._dynamo.config.recompile_limit = 64
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    t = Trainer(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device, device == "cuda" or args.compile)
+    t = kind(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device, device == "cuda" or args.compile)
     t.within = args.within * 60
     if os.path.exists(f"{args.dir}/state.pt"):
         t.load()
