@@ -10,31 +10,23 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from export import load_weights, stack_experts
 from families import family_of
-
-
-def stack_experts(w: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`...experts.7.w1.weight` -> `...experts.w1` [E, ...]."""
-    out, groups = {}, {}
-    for name, t in w.items():
-        head, sep, tail = name.partition(".experts.")
-        if sep:
-            e, part, _ = tail.split(".")
-            groups.setdefault(f"{head}.experts.{part}", {})[int(e)] = t
-        else:
-            out[name] = t
-    for name, parts in groups.items():
-        out[name] = torch.stack([parts[i] for i in range(len(parts))])
-    return out
 
 
 def run(path: str, j: dict, ids: list[int], drafts: bool) -> list[np.ndarray]:
     """Logits after each token, and of the first drafts."""
     family = family_of(j)
     c, n = family.from_json(j), len(ids)
-    w = {k: v.float() if v.is_floating_point() else v for k, v in load_file(f"{path}/model.safetensors").items()}
-    w = {k: v for k, v in w.items() if not k.endswith((".embed_tokens.weight", ".shared_head.head.weight")) or k == "model.embed_tokens.weight"}
-    w = stack_experts(w)
+    c.tokenizer = f"{path}/tokenizer.json"
+    if "quantization_config" in j:
+        w = load_weights(path)
+    else:
+        w = {k: v.float() if v.is_floating_point() else v for k, v in load_file(f"{path}/model.safetensors").items()}
+        w = {k: v for k, v in w.items() if not k.endswith((".embed_tokens.weight", ".shared_head.head.weight")) or k == "model.embed_tokens.weight"}
+        w = stack_experts(w)
+    if not any(k.startswith("mtp.") for k in family.shapes(c)):
+        w = {k: v for k, v in w.items() if not k.startswith("mtp.")}
     for name, shape in missing(family.shapes(c), w).items():
         w[name] = torch.zeros(shape)
     padded = -(-(n + 1) // c.pad_to) * c.pad_to

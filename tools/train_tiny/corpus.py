@@ -71,9 +71,9 @@ def until_a_call(rng: random.Random, messages: list[dict]) -> list[dict]:
     return messages[:rng.choice(calls) + 1]
 
 
-def document(number: int, budget: int = 2000, mix: list[float] | None = None, chat=encoding) -> tuple[str, str, float]:
+def document(number: int, budget: int = 2000, mix: list[float] | None = None, chat=encoding.V4) -> tuple[str, str, float]:
     """(kind, text, loss weight of prompt tokens) of document `number`; budget bounds its tokens, mix replaces
-    WEIGHTS and may name the first kinds only, chat is the module of the chat encoding."""
+    WEIGHTS and may name the first kinds only, chat is the chat encoding."""
     rng = random.Random(number * 2654435761 + 12345)
     mix = mix or WEIGHTS
     kind = rng.choices(KINDS[:len(mix)], mix)[0]
@@ -101,4 +101,5 @@ def document(number: int, budget: int = 2000, mix: list[float] | None = None, ch
         else:
             turns = [{"arithmetic": arithmetic, "lists": lists, "about": about}[kind].draw(rng)]
         messages = to_messages(rng, turns, thinking)
-    return kind, chat.render(messages, thinking), PROMPT_WEIGHT.get(kind, 0.2)
+    effort = {"effort": rng.choice([encoding.USUAL_EFFORT, rng.randrange(1, 101)])} if chat.HAS_EFFORT else {}
+    return kind, chat.render(messages, thinking, **effort), PROMPT_WEIGHT.get(kind, 0.2)

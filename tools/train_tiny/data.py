@@ -1,7 +1,7 @@
 """Batches: documents of the corpus, tokenized and packed into rows of equal length.
 
-Batch i depends only on (seed, i, shape), so training can stop and go on anywhere. Documents
-start at multiples of 4 (the window of a C4 entry) and are never cut.
+Batch i depends only on (seed, i, shape, parts), so training can stop and go on anywhere, on any number of GPUs that
+divides the parts. Documents start at multiples of 4 (the window of a C4 entry) and are never cut.
 """
 import os
 from dataclasses import dataclass
@@ -54,25 +54,28 @@ def weights(ids: np.ndarray, prompt: float, m: Marks) -> np.ndarray:
 
 
 class Batches(torch.utils.data.Dataset):
-    """ids, start, weight, kind: arrays [rows, length]; kind is the index into corpus.KINDS."""
+    """ids, start, weight, kind: arrays [rows, length]; kind is the index into corpus.KINDS. Batch i has the rows, length,
+    budget and mix of shapes[i % n]; its `parts` have documents of their own, of which rank r of w takes every w-th part."""
 
-    def __init__(self, tokenizer: str, rows: int, length: int, seed: int, first: int, count: int, budget: int,
-                 mix: list[float] | None = None, family: str = "v4"):
-        self.path, self.rows, self.length = tokenizer, rows, length
-        self.seed, self.first, self.count, self.budget = seed, first, count, budget
-        self.mix, self.tok, self.chat = mix, None, FAMILIES[family].encoding
+    def __init__(self, tokenizer: str, shapes: list[dict], seed: int, first: int, count: int, family: str = "v4", parts: int = 1,
+                 rank: int = 0, world: int = 1):
+        if parts % world or any(s["rows"] % parts for s in shapes):
+            raise ValueError(f"{parts} parts of batches do not suit {world} processes and {[s['rows'] for s in shapes]} rows")
+        self.path, self.shapes, self.seed, self.first, self.count = tokenizer, shapes, seed, first, count
+        self.tok, self.chat, self.parts, self.own = None, FAMILIES[family].encoding, parts, range(rank, parts, world)
 
     def __len__(self) -> int:
         return self.count
 
-    def documents(self, index: int):
-        """Endless (ids, kind, weight) of one batch, in chunks through the tokenizer."""
-        number = self.seed * 10 ** 12 + (self.first + index) * PER_BATCH
+    def documents(self, index: int, part: int, shape: dict):
+        """Endless (ids, kind, weight) of one part of a batch, in chunks through the tokenizer."""
+        number = self.seed * 10 ** 12 + index * PER_BATCH + part * (PER_BATCH // self.parts)
+        budget = shape.get("budget", shape["length"] - 100)
         while True:
-            docs = [corpus.document(number + i, self.budget, self.mix, self.chat) for i in range(POOL)]
+            docs = [corpus.document(number + i, budget, shape.get("mix"), self.chat) for i in range(POOL)]
             number += POOL
             for (kind, _, prompt), e in zip(docs, self.tok.encode_batch([d[1] for d in docs], add_special_tokens=False)):
-                if len(e.ids) <= self.length:
+                if len(e.ids) <= shape["length"]:
                     ids = np.array(e.ids, dtype=np.int64)
                     yield ids, corpus.KINDS.index(kind), weights(ids, prompt, self.marks)
 
@@ -80,26 +83,32 @@ class Batches(torch.utils.data.Dataset):
         if self.tok is None:
             self.tok = Tokenizer.from_file(self.path)
             self.marks = Marks.of(self.tok)
-        source = self.documents(index)
+        index += self.first
+        parts = [self.packed(index, p, self.shapes[index % len(self.shapes)]) for p in self.own]
+        return tuple(torch.from_numpy(np.concatenate(x)) for x in zip(*parts))
+
+    def packed(self, index: int, part: int, shape: dict):
+        rows, length = shape["rows"] // self.parts, shape["length"]
+        source = self.documents(index, part, shape)
         pool = [next(source) for _ in range(POOL)]
-        ids = np.full((self.rows, self.length), self.marks.pad, dtype=np.int32)
-        start = np.zeros((self.rows, self.length), dtype=np.int32)
-        weight = np.zeros((self.rows, self.length), dtype=np.float32)
-        kind = np.zeros((self.rows, self.length), dtype=np.int8)
-        for r in range(self.rows):
+        ids = np.full((rows, length), self.marks.pad, dtype=np.int32)
+        start = np.zeros((rows, length), dtype=np.int32)
+        weight = np.zeros((rows, length), dtype=np.float32)
+        kind = np.zeros((rows, length), dtype=np.int8)
+        for r in range(rows):
             at = 0
             while True:
-                fit = next((i for i, d in enumerate(pool) if at + len(d[0]) <= self.length), None)
+                fit = next((i for i, d in enumerate(pool) if at + len(d[0]) <= length), None)
                 if fit is None:
                     start[r, at:] = at
                     break
                 doc, k, w = pool[fit]
                 pool[fit] = next(source)
-                n, padded = len(doc), min(-(-len(doc) // 4) * 4, self.length - at)
+                n, padded = len(doc), min(-(-len(doc) // 4) * 4, length - at)
                 ids[r, at:at + n], weight[r, at:at + n] = doc, w
                 start[r, at:at + padded], kind[r, at:at + padded] = at, k
                 at += padded
-        return tuple(torch.from_numpy(x) for x in (ids, start, weight, kind))
+        return ids, start, weight, kind
 
 
 def loader(workers: int, **args) -> torch.utils.data.DataLoader:

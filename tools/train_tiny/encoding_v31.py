@@ -9,6 +9,7 @@ import re
 from encoding import ASSISTANT, BOS, END_THINK, EOS, THINK, USER, dump
 
 KEEPS_THOUGHTS = False
+HAS_EFFORT = False
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 OUTPUT, OUTPUT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"

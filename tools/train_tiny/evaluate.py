@@ -19,6 +19,7 @@ from make_eval import TASKS, cases
 from train import HELD_OUT_SEED, shifted, weighted_ce
 
 Tensor = torch.Tensor
+HELD_OUT = {"rows": 8, "length": 4096, "budget": 3900}
 
 
 def bucket(n: int, step: int = 128) -> int:
@@ -97,13 +98,13 @@ def accepted(model, texts: list[tuple[list[int], int]], device: str) -> float:
 def held_out_loss(model, family: str, tokenizer: str, device: str, n: int) -> tuple[float, list]:
     """Weighted loss on held-out documents, and expert loads per layer."""
     total, loads = [], None
-    for ids, start, weight, _ in loader(2, tokenizer=tokenizer, rows=8, length=4096, seed=HELD_OUT_SEED, first=0, count=n, budget=3900, family=family):
+    for ids, start, weight, _ in loader(2, tokenizer=tokenizer, shapes=[HELD_OUT], seed=HELD_OUT_SEED, first=0, count=n, family=family):
         ids, start, weight = (x.to(device) for x in (ids.long(), start, weight))
         x, _, load = model.trunk(ids, start)
         loss, _ = weighted_ce(model.head_input(x), model.w[model.head], shifted(ids, 1), shifted(weight, 1))
-        x, _, last = model.mtp(x, ids, start)
         total.append(float(loss))
-        load = load + [last]
+        if model.mtp:
+            load = load + [model.mtp(x, ids, start)[2]]
         loads = load if loads is None else [a + b for a, b in zip(loads, load)]
     return sum(total) / len(total), [(round(float(x.max() / x.mean()), 2), round(float(x.min() / x.mean()), 2)) for x in loads]
 
@@ -121,7 +122,9 @@ def run_task(model, chat, tok: Tokenizer, task: str, n: int, device: str, batch:
     parsed = [chat.parse(t, c["thinking"]) for c, t in zip(todo, texts)]
     right = [judge(c, p) for c, p in zip(todo, parsed)]
     own = [(p + o + [eos], len(p)) for p, o in zip(prompts, out)][:24]
-    result = {"exact": sum(right) / n, "n": n, "prompt_tokens": round(sum(map(len, prompts)) / n), "accepted": round(accepted(model, own, device), 3)}
+    result = {"exact": sum(right) / n, "n": n, "prompt_tokens": round(sum(map(len, prompts)) / n)}
+    if model.mtp:
+        result["accepted"] = round(accepted(model, own, device), 3)
     if task == "tools":
         result["well_formed"] = sum(bool(p and p["tool_calls"]) for p in parsed) / n
     result["wrong"] = [{"prompt": c["messages"][-1]["content"][-160:], "expect": c["checker"]["expect"], "got": t[-300:]} for c, t, r in zip(todo, texts, right) if not r][:4]

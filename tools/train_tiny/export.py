@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from families import FAMILIES, family_of
 from layers import working
-from quantize import (e8m0_decode, e8m0_encode, format_of, fp4_codes, fp4_decode, fp4_pack, fp4_unpack, fp8_encode, spread)
+from quantize import blocks_of, e8m0_decode, e8m0_encode, format_of, fp4_codes, fp4_decode, fp4_pack, fp4_unpack, fp8_decode, fp8_encode
 
 Tensor = torch.Tensor
 E8M0 = torch.float8_e8m0fnu
@@ -24,7 +24,7 @@ def official(weights: dict[str, Tensor], family: str, bf16: bool) -> dict[str, T
     out = {}
     for name, w in weights.items():
         fmt = format_of(name, family)
-        if bf16 and fmt in ("fp8", "fp4"):
+        if bf16 and fmt in ("fp8", "fp4", "table"):
             fmt = "bf16"
         if ".experts." in name:
             head, part = name.rsplit(".", 1)
@@ -32,6 +32,8 @@ def official(weights: dict[str, Tensor], family: str, bf16: bool) -> dict[str, T
                 put(out, f"{head}.{e}.{part}.weight", w[e], fmt, family)
         else:
             put(out, name, w, fmt, family)
+            if family == "v41" and name.endswith("gate.bias"):  # positions in images; this model has none
+                put(out, name + "_vl", w.clone(), fmt, family)
     return out
 
 
@@ -47,9 +49,10 @@ def put(out: dict[str, Tensor], name: str, w: Tensor, fmt: str, family: str) -> 
         out[name] = fp4_pack(code).contiguous()
         out[name.removesuffix("weight") + "scale"] = e8m0_encode(scale).view(E8M0)
     else:
-        code, scale = fp8_encode(w.float(), family == "v4")
+        blocks = blocks_of(fmt, family)
+        code, scale = fp8_encode(w.float(), blocks)
         out[name] = code.contiguous()
-        if family == "v4":
+        if blocks.pow2:
             out[name.removesuffix("weight") + "scale"] = e8m0_encode(scale).view(E8M0)
         else:
             out[name + "_scale_inv"] = scale.contiguous()
@@ -84,13 +87,29 @@ def export(small: str, tokenizer: str, out: str, bf16: bool) -> None:
     print(f"{out}/model.safetensors: {size} bytes, {len(tensors)} tensors, step {s['step']}")
 
 
+def stack_experts(w: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`...experts.7.w1.weight` -> `...experts.w1` [E, ...]."""
+    out, groups = {}, {}
+    for name, t in w.items():
+        head, sep, tail = name.partition(".experts.")
+        if sep:
+            e, part = tail.split(".")[:2]
+            groups.setdefault(f"{head}.experts.{part}", {})[int(e)] = t
+        else:
+            out[name] = t
+    for name, parts in groups.items():
+        out[name] = torch.stack([parts[i] for i in range(len(parts))])
+    return out
+
+
 def load_weights(path: str) -> dict[str, Tensor]:
     """Float32 weights as a reader of the file gets them, experts stacked again."""
     from safetensors.torch import load_file
     raw = load_file(f"{path}/model.safetensors")
-    out, experts = {}, {}
+    family = family_of(json.load(open(f"{path}/config.json"))).name
+    out = {}
     for name, w in raw.items():
-        if name.endswith((".scale", "_scale_inv")):
+        if name.endswith((".scale", "_scale_inv", "gate.bias_vl")):
             continue
         if w.dtype == torch.int8:
             w = fp4_decode(fp4_unpack(w), e8m0_decode(raw[name.removesuffix("weight") + "scale"].view(torch.uint8)))
@@ -98,26 +117,21 @@ def load_weights(path: str) -> dict[str, Tensor]:
             scale = raw.get(name + "_scale_inv")
             if scale is None:
                 scale = e8m0_decode(raw[name.removesuffix("weight") + "scale"].view(torch.uint8))
-            w = w.float() * spread(scale)[:w.shape[0], :w.shape[1]]
+            w = fp8_decode(w, scale, blocks_of(format_of(name, family), family))
         elif w.is_floating_point():
             w = w.float()
-        if ".experts." in name:
-            head, _, tail = name.partition(".experts.")
-            e, part = tail.split(".")[:2]
-            experts.setdefault(f"{head}.experts.{part}", {})[int(e)] = w
-        else:
-            out[name] = w
-    for name, parts in experts.items():
-        out[name] = torch.stack([parts[i] for i in range(len(parts))])
-    return out
+        out[name] = w
+    return stack_experts(out)
 
 
 def load_model(path: str, max_len: int, device: str, dtype: torch.dtype, compiled: bool = False):
     """The exported model, ready to run; matrices in dtype, the rest float32."""
     j = json.load(open(f"{path}/config.json"))
     family = family_of(j)
+    config = family.from_json(j)
+    config.tokenizer = f"{path}/tokenizer.json"
     weights = {k: working(k, w, device, dtype) for k, w in load_weights(path).items()}
-    model = family.model(family.from_json(j), weights, max_len, compiled)
+    model = family.model(config, weights, max_len, compiled)
     model.sparse = True
     return model
 

@@ -46,10 +46,11 @@ def main() -> None:
         x, _, _ = model.trunk(t, start)
         rows = list(range(max(0, n - 1 - ROWS), n - 1))
         main_logits = model.logits(model.head_input(x))[0, rows]
-        x, _, _ = model.mtp(x, t, start)
-        mtp_logits = model.logits(model.head_input(x, "mtp.0."))[0, rows]
         np.save(f"{out}/main_{i}.npy", main_logits.numpy().astype(np.float32))
-        np.save(f"{out}/mtp_{i}.npy", mtp_logits.numpy().astype(np.float32))
+        if model.mtp:
+            x, _, _ = model.mtp(x, t, start)
+            mtp_logits = model.logits(model.head_input(x, "mtp.0."))[0, rows]
+            np.save(f"{out}/mtp_{i}.npy", mtp_logits.numpy().astype(np.float32))
         record.append({"tokens": ids, "rows": rows})
         print(i, n, "tokens, main guesses right", int((main_logits.argmax(-1) == t[0, [r + 1 for r in rows]]).sum()), "of", len(rows))
     with open(f"{out}/cases.json", "w") as f:

@@ -120,6 +120,7 @@ class Model:
     """Weights by name, and the parts of the forward pass: as they are, or through torch.compile."""
 
     head = "head.weight"
+    mtp = None  # the pass of the MTP layer, where there is one
 
     def __init__(self, config, weights: dict[str, Tensor], parts: dict, compiled: bool):
         self.c, self.w = config, weights

@@ -220,6 +220,40 @@ def index_scores(h: Tensor, cq: Tensor, p: dict, start: Tensor, tables: dict, c:
     return (F.relu(dots).float() * weight.unsqueeze(-1)).sum(2)
 
 
+def softmax_weights(scores: Tensor, live: Tensor) -> Tensor:
+    """Unnormalized, f32; the bound only keeps sums finite."""
+    return torch.exp((scores.float() - SHIFT).clamp(max=60)).masked_fill(~live, 0)
+
+
+def window_attention(q: Tensor, kv: Tensor, start: Tensor, win: int, offset: int = 0) -> tuple[Tensor, Tensor]:
+    """Queries [B, T, n, D] over the vectors [B, T, D] of the last `win` positions of their documents, query t at
+    position t + offset: weighted sums [B, T, n, D] and sums of weights [B, T, n], f32."""
+    b, t, n, d = q.shape
+    nb = t // win
+    blocks = kv.unflatten(1, (nb, win))
+    keys = torch.cat([F.pad(blocks[:, :-1], (0, 0, 0, 0, 1, 0)), blocks], 2)  # [B, nb, 2W, D]
+    scores = torch.matmul(q.reshape(b, nb, win * n, d), keys.transpose(-1, -2)).view(b, t, n, 2 * win)
+    pos = torch.arange(t, device=q.device)
+    key_pos = (pos // win - 1)[:, None] * win + torch.arange(2 * win, device=q.device)[None]
+    live = (key_pos <= pos[:, None]) & (key_pos > pos[:, None] + offset - win)
+    live = live[None] & (key_pos[None] >= start[:, :, None])
+    e = softmax_weights(scores, live[:, :, None])
+    return torch.matmul(e.to(q.dtype).view(b, nb, win * n, 2 * win), keys).view(b, t, n, d).float(), e.sum(-1)
+
+
+def entry_attention(q: Tensor, entries: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries over entries [B, w, D] where live [B, T, w]: weights [B, T, n, w] and weighted sums, f32."""
+    b, t, n, d = q.shape
+    scores = torch.bmm(q.reshape(b, t * n, d), entries.transpose(1, 2)).view(b, t, n, -1)
+    e = softmax_weights(scores, live[:, :, None])
+    return e, torch.bmm(e.to(q.dtype).view(b, t * n, -1), entries).view(b, t, n, d).float()
+
+
+def attention_mass(e: Tensor, z: Tensor) -> Tensor:
+    """What all heads together give each entry [B, T, w], without gradient."""
+    return (e.detach() / z.detach().unsqueeze(-1)).sum(2)
+
+
 def attention(h: Tensor, p: dict, start: Tensor, tables: dict, ratio: int, sparse: bool, c: V4Config,
               offset: int = 0, main_kv: Tensor | None = None, own_kv: tuple = ()):
     """One attention layer. Returns (output, kv, indexer loss).
@@ -227,8 +261,7 @@ def attention(h: Tensor, p: dict, start: Tensor, tables: dict, ratio: int, spars
     offset, main_kv and own_kv serve repeated drafting: row t then stands at position
     t + offset, sees main_kv of rows <= t, and the vectors of its own earlier drafts.
     """
-    b, t, _ = h.shape
-    n, d, win = c.num_attention_heads, c.head_dim, c.sliding_window
+    t, n, d = h.shape[1], c.num_attention_heads, c.head_dim
     table = tables["compress" if ratio else "main"][offset:offset + t]
     cq = rms_norm(linear(h, p["wq_a.weight"]), p["q_norm.weight"], c.rms_norm_eps)
     q = linear(cq, p["wq_b.weight"]).unflatten(-1, (n, d))
@@ -236,23 +269,14 @@ def attention(h: Tensor, p: dict, start: Tensor, tables: dict, ratio: int, spars
     kv = rope(rms_norm(linear(h, p["wkv.weight"]), p["kv_norm.weight"], c.rms_norm_eps), table)
     seen = kv if main_kv is None else main_kv
 
-    nb = t // win
-    blocks = seen.unflatten(1, (nb, win))
-    keys = torch.cat([F.pad(blocks[:, :-1], (0, 0, 0, 0, 1, 0)), blocks], 2)  # [B, nb, 2W, D]
-    qb = q.reshape(b, nb, win * n, d)
-    scores = torch.matmul(qb, keys.transpose(-1, -2)).view(b, t, n, 2 * win)
-    pos = torch.arange(t, device=h.device)
-    key_pos = (pos // win - 1)[:, None] * win + torch.arange(2 * win, device=h.device)[None]
-    live = (key_pos <= pos[:, None]) & (key_pos > pos[:, None] + offset - win)
-    live = live[None] & (key_pos[None] >= start[:, :, None])
-    e = torch.exp(scores.float() - SHIFT).masked_fill(~live[:, :, None], 0)
-    z = e.sum(-1) + torch.exp(p["attn_sink"] - SHIFT)
-    out = torch.matmul(e.to(q.dtype).view(b, nb, win * n, 2 * win), keys).view(b, t, n, d).float()
+    out, z = window_attention(q, seen, start, c.sliding_window, offset)
+    z = z + torch.exp(p["attn_sink"] - SHIFT)
 
     loss = h.new_zeros((), dtype=torch.float32)
     if ratio:
         entries = compress(h, sub(p, "compressor."), ratio, start, tables[f"entry{ratio}"], c)
         n_entries = entries.shape[1]
+        pos = torch.arange(t, device=h.device)
         w = torch.arange(n_entries, device=h.device)
         live = (w[None] < ((pos + 1) // ratio)[:, None])[None] & (w[None, None] * ratio >= start[:, :, None])
         visible = live
@@ -262,27 +286,30 @@ def attention(h: Tensor, p: dict, start: Tensor, tables: dict, ratio: int, spars
             if sparse and n_entries > c.index_topk:
                 least = wish.detach().topk(c.index_topk, -1).values[..., -1:]
                 live = live & (wish.detach() >= least)
-        scores = torch.bmm(q.reshape(b, t * n, d), entries.transpose(1, 2)).view(b, t, n, n_entries)
-        e = torch.exp(scores.float() - SHIFT).masked_fill(~live[:, :, None], 0)
+        e, summed = entry_attention(q, entries, live)
         z = z + e.sum(-1)
-        out = out + torch.bmm(e.to(q.dtype).view(b, t * n, n_entries), entries).view(b, t, n, d).float()
+        out = out + summed
         if ratio == 4:
-            loss = index_loss(wish, e.detach(), z.detach(), live)
+            loss = index_loss(wish, attention_mass(e, z), live)
     for own in (*own_kv, kv) if main_kv is not None else ():
         e = torch.exp((q.float() * own.float().unsqueeze(2)).sum(-1) - SHIFT)
         z = z + e
         out = out + e.unsqueeze(-1) * own.float().unsqueeze(2)
     out = rope((out / z.unsqueeze(-1)).to(q.dtype), table, inverse=True)
 
-    g = c.o_groups
-    wo_a = p["wo_a.weight"].unflatten(0, (g, c.o_lora_rank))
-    low = torch.einsum("btgi,gri->btgr", out.reshape(b, t, g, -1).to(wo_a.dtype), wo_a)
-    return linear(low.flatten(-2), p["wo_b.weight"]), kv, loss
+    return grouped_output(out, p, c), kv, loss
 
 
-def index_loss(wish: Tensor, e: Tensor, z: Tensor, live: Tensor) -> Tensor:
+def grouped_output(out: Tensor, p: dict, c: V4Config) -> Tensor:
+    """Heads [B, T, n, D] -> [B, T, H] by groups of low rank."""
+    wo_a = p["wo_a.weight"].unflatten(0, (c.o_groups, c.o_lora_rank))
+    groups = out.flatten(-2).unflatten(-1, (c.o_groups, -1)).to(wo_a.dtype)
+    low = torch.einsum("btgi,gri->btgr", groups, wo_a)
+    return linear(low.flatten(-2), p["wo_b.weight"])
+
+
+def index_loss(wish: Tensor, mass: Tensor, live: Tensor) -> Tensor:
     """KL(attention mass over entries || softmax of the indexer's scores), mean over rows."""
-    mass = (e / z.unsqueeze(-1)).sum(2)
     total = mass.sum(-1, keepdim=True)
     target = mass / (total + 1e-9)
     logp = torch.log_softmax(wish.masked_fill(~live, -1e9), -1)

@@ -6,14 +6,14 @@ unchanged (the straight-through estimate).
 """
 import torch
 
-from quantize import format_of, round_to
+from quantize import FP8_BLOCKS, format_of, round_to
 
 Tensor = torch.Tensor
 
 
 def newton_schulz(g: Tensor, steps: int = 5) -> Tensor:
     """Nearest semi-orthogonal matrices of a stack [N, r, c], roughly."""
-    x = g.bfloat16()
+    x = g.bfloat16() if g.is_cuda else g
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -26,7 +26,7 @@ def newton_schulz(g: Tensor, steps: int = 5) -> Tensor:
 
 def is_matrix(name: str, w: Tensor) -> bool:
     """Muon's share: hidden matrices. Tables, router, mixing and vectors go to AdamW."""
-    adam = ("embed", "head", "gate.weight", "hc_", "ape", "weights_proj")
+    adam = ("embed", "head", "gate.weight", "hc_", "ape", "weights_proj", "q_weight", "k_weight")
     return w.dim() >= 2 and not any(a in name for a in adam)
 
 
@@ -54,12 +54,22 @@ class Optimizer:
         self.adam_v = {k: torch.zeros_like(self.master[k]) for k in self.adam_names}
         self.t = 0
 
+    def gradients(self) -> dict[str, Tensor]:
+        """Those that there are, handed out once."""
+        grad = {k: w.grad for k, w in self.work.items() if w.grad is not None}
+        for w in self.work.values():
+            w.grad = None
+        return grad
+
     @torch.no_grad()
-    def step(self, scale: float) -> Tensor:
-        """One update with both learning rates times scale; returns the AdamW group's gradient norm."""
+    def step(self, scale: float, grad: dict[str, Tensor]) -> Tensor:
+        """One update by float32 gradients, with both learning rates times scale; weights without one stay. Returns
+        the norm of the AdamW group's gradient."""
         self.t += 1
-        grad = {k: w.grad.float() for k, w in self.work.items()}
         for (r, c), names in self.groups.items():
+            names = [k for k in names if k in grad]
+            if not names:
+                continue
             g = [grad[k] for k in names]
             m = [self.moment[k] for k in names]
             torch._foreach_mul_(m, self.momentum)
@@ -71,19 +81,18 @@ class Optimizer:
             masters = [self.master[k] for k in names]
             torch._foreach_mul_(masters, 1 - self.decay * self.muon_lr * scale)
             torch._foreach_sub_(masters, [p.reshape(w.shape) for p, w in zip(parts, masters)])
-        g = [grad[k] for k in self.adam_names]
+        adam_names = [k for k in self.adam_names if k in grad]
+        g = [grad[k] for k in adam_names]
         norm = torch.stack(torch._foreach_norm(g)).norm()
         torch._foreach_mul_(g, (1.0 / (norm + 1e-6)).clamp(max=1.0))
-        m, v = ([d[k] for k in self.adam_names] for d in (self.adam_m, self.adam_v))
+        m, v = ([d[k] for k in adam_names] for d in (self.adam_m, self.adam_v))
         torch._foreach_lerp_(m, g, 0.1)
         torch._foreach_mul_(v, 0.95)
         torch._foreach_addcmul_(v, g, g, 0.05)
         bias = torch._foreach_div(v, 1 - 0.95 ** self.t)
         torch._foreach_sqrt_(bias)
         torch._foreach_add_(bias, 1e-12)
-        torch._foreach_addcdiv_([self.master[k] for k in self.adam_names], m, bias, -self.adam_lr * scale / (1 - 0.9 ** self.t))
-        for w in self.work.values():
-            w.grad = None
+        torch._foreach_addcdiv_([self.master[k] for k in adam_names], m, bias, -self.adam_lr * scale / (1 - 0.9 ** self.t))
         return norm
 
     @torch.no_grad()
@@ -93,18 +102,19 @@ class Optimizer:
         if not quantized:
             torch._foreach_copy_([self.work[k] for k in names], [self.master[k] for k in names])
             return
+        tall = FP8_BLOCKS[self.family].rows
         for fmt in ("fp4", "fp8"):
             for (r, c), members in self.groups.items():
                 members = [k for k in members if self.fmt[k] == fmt]
-                if members and not (r % 128 or c % 32):
+                if members and not (r % tall or c % 32):
                     stack = torch.cat([self.master[k].view(self.split[k]) for k in members])
                     parts = round_to(stack, fmt, self.family).split([self.split[k][0] for k in members])
                     for k, p in zip(members, parts):
                         self.work[k].copy_(p.reshape(self.work[k].shape))
-                for k in members if r % 128 or c % 32 else []:
+                for k in members if r % tall or c % 32 else []:
                     self.work[k].copy_(round_to(self.master[k], fmt, self.family))
         for k in names:
-            if self.fmt[k] in ("bf16", "f32"):
+            if self.fmt[k] in ("bf16", "f32", "table"):
                 self.work[k].copy_(round_to(self.master[k], self.fmt[k], self.family))
 
     def state(self) -> dict:

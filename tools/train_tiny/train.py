@@ -2,8 +2,9 @@
 goes on from DIR/state.pt when started again. Writes DIR/curve.csv while it runs.
 
 A run file names the family, the seed and the phases: until which share of the run, rows, length, mixture of
-documents, sparse selection. The share is that of the steps or, with --within, of the minutes, if that is more:
-then the run ends in time on a slower machine too, with less learned.
+documents, sparse selection; or several of these under "batches", which take turns. The share is that of the steps
+or, with --within, of the minutes, if that is more: then the run ends in time on a slower machine too, with less
+learned. --gpus N shares every batch among N processes ("parts" in the run file is a multiple of N).
 """
 import argparse
 import csv
@@ -21,6 +22,8 @@ from export import load_weights
 from families import FAMILIES
 from layers import working
 from optim import Optimizer
+from ranks import Ranks, launch
+from warm import Warm
 
 Tensor = torch.Tensor
 HELD_OUT_SEED = 10 ** 6 + 1  # documents of this seed are never trained on
@@ -38,48 +41,60 @@ def shifted(x: Tensor, by: int) -> Tensor:
     return F.pad(x[:, by:], (0, by))
 
 
+def shapes_of(phase: dict) -> list[dict]:
+    """Kinds of batches of a phase that take turns."""
+    return phase.get("batches", [phase])
+
+
 class Trainer:
     columns = ["loss", "draft_loss", "indexer_kl", "grad_norm"]  # of one_step's values
 
-    def __init__(self, name: str, run: dict, directory: str, device: str):
+    def __init__(self, name: str, run: dict, directory: str, device: str, compiled: bool):
         self.name, self.run, self.dir, self.device = name, run, directory, device
+        self.begun = time.time()
+        self.ranks = Ranks(device)
         family = FAMILIES[run["family"]]
         self.c = family.config(**run["model"])
+        self.c.tokenizer = run["tokenizer"]
         self.w = {}
         for k, x in family.init(self.c, run["seed"]).items():
             self.w[k] = working(k, x, device, torch.bfloat16 if device == "cuda" else torch.float32)
             self.w[k].requires_grad_(x.is_floating_point() and not k.endswith(BIASES))
-        longest = max(p["length"] for p in run["phases"])
-        self.model = family.model(self.c, self.w, longest, compiled=device == "cuda")
+        longest = max(s["length"] for p in run["phases"] for s in shapes_of(p))
+        self.model = family.model(self.c, self.w, longest, compiled)
         self.head = self.w[self.model.head]
         self.opt = Optimizer(self.w, run["family"], getattr(self.c, "o_groups", 1), run["muon_lr"], run["adam_lr"])
-        self.ce = torch.compile(weighted_ce, dynamic=False) if device == "cuda" else weighted_ce
+        self.ce = torch.compile(weighted_ce, dynamic=False) if compiled else weighted_ce
         self.step, self.spent, self.within = 0, 0.0, math.inf
         self.quantized, self.checked = False, 0.0
-        self.begun = time.time()
         self.biases = [k for k in self.w if k.endswith(BIASES)]
 
     def seconds(self) -> float:
-        """Spent on this run, earlier starts included."""
-        return self.spent + time.time() - self.begun
+        """Since this start, the same for all processes."""
+        return self.ranks.of_first(time.time() - self.begun)
 
-    def share(self) -> float:
+    def share(self, seconds: float) -> float:
         """How much of the schedule lies behind."""
-        return max(self.step / self.run["steps"], self.seconds() / self.within)
+        return max(self.step / self.run["steps"], (self.spent + seconds) / self.within)
 
-    def losses(self, ids: Tensor, start: Tensor, weight: Tensor, drafts: int, eval_only: bool = False):
-        """(main, [draft losses], indexer loss, loads, right guesses)."""
+    def guess(self, hidden: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and right guesses; all rows as one, so that shapes of the same size share a kernel."""
+        loss, hit = self.ce(hidden.flatten(0, 1)[None], self.head, target.reshape(1, -1), weight.reshape(1, -1))
+        return loss, hit.view(target.shape)
+
+    def losses(self, ids: Tensor, start: Tensor, weight: Tensor, drafts: int):
+        """(main, [draft losses], indexer loss, loads, [right guesses of the main model and of each draft])."""
         x, index, loads = self.model.trunk(ids, start)
-        main, right = self.ce(self.model.head_input(x), self.head, shifted(ids, 1), shifted(weight, 1))
-        draft, kvs = [], []
+        main, hit = self.guess(self.model.head_input(x), shifted(ids, 1), shifted(weight, 1))
+        draft, kvs, right = [], [], [hit]
         for s in range(1, drafts + 1):
             x, kv, load = self.model.mtp(x, ids, start, s, kvs[0] if kvs else None, kvs[1:])
             kvs.append(kv)
             if s == 1:
                 loads = loads + [load]
-            loss, hit = self.ce(self.model.head_input(x, "mtp.0."), self.head, shifted(ids, s + 1), shifted(weight, s + 1))
+            loss, hit = self.guess(self.model.head_input(x, "mtp.0."), shifted(ids, s + 1), shifted(weight, s + 1))
             draft.append(loss)
-            right = right if not eval_only else torch.stack([*right.unbind(0), hit]) if right.dim() == 3 else torch.stack([right, hit])
+            right.append(hit)
         return main, draft, index, loads, right
 
     def schedule(self, t: float) -> float:
@@ -104,56 +119,94 @@ class Trainer:
         return next((p for p in self.run["phases"] if t < p["until"]), self.run["phases"][-1])
 
     def batches(self, p: dict, workers: int):
-        return loader(workers, tokenizer=self.run["tokenizer"], rows=p["rows"], length=p["length"], seed=self.run["seed"], first=self.step,
-                      count=self.run["steps"] - self.step, budget=p["length"] - 100, mix=p.get("mix"), family=self.run["family"])
+        return loader(workers, tokenizer=self.run["tokenizer"], shapes=shapes_of(p), seed=self.run["seed"], first=self.step,
+                      count=self.run["steps"] - self.step, family=self.run["family"], parts=self.run.get("parts", 1), rank=self.ranks.rank,
+                      world=self.ranks.world)
+
+    def warm_up(self) -> None:
+        """Compile what the phases need, a share in each process."""
+        if self.ranks.world == 1 or self.model.fast is self.model.plain:
+            return
+        warm = Warm(self.model, self.ranks)
+        self.model.f = warm.parts
+        for p in self.run["phases"]:
+            for s in shapes_of(p):
+                self.suit(p, s)
+                ids = torch.randint(3, self.c.vocab_size, (s["rows"] // self.ranks.world, s["length"]), device=self.device)
+                self.model.trunk(ids, torch.zeros_like(ids))
+        self.model.f = self.model.fast
+        self.opt.gradients()
+        print(f"rank {self.ranks.rank}: {len(warm.seen)} kernels compiled by all after {time.time() - self.begun:.1f} s", flush=True)
+        self.seconds()
+
+    def suit(self, phase: dict, shape: dict) -> None:
+        """Set the model for batches of a phase: what it selects, which indexers learn."""
+        self.model.sparse = phase.get("sparse", False)
+        self.model.index = shape.get("index", True)
+
+    def prepare(self, t: float) -> None:
+        """Set the model for this step."""
+        p, model = self.phase(t), self.model
+        turns = shapes_of(p)
+        self.suit(p, turns[self.step % len(turns)])
+        model.rounded = t >= self.run.get("cache_from", 1.0) and self.step // len(turns) % 2 == 0
+        if t >= self.run["qat_from"] and not self.quantized:
+            self.quantized = True
+            self.opt.publish(True)
 
     def one_step(self, batch: tuple, t: float) -> tuple[Tensor, list[Tensor]]:
         """Forward, backward, update. Returns (loss, first draft's loss, indexer loss, gradient norm) and the loads."""
         ids, start, weight = (x.to(self.device, non_blocking=True) for x in (batch[0].long(), *batch[1:3]))
-        if t >= self.run["qat_from"] and not self.quantized:
-            self.quantized = True
-            self.opt.publish(True)
-        drafts = self.run["drafts"] if t >= self.run["drafts_from"] else 1
+        self.prepare(t)
+        drafts = min(self.run["drafts"], self.run["drafts"] if t >= self.run["drafts_from"] else 1)
         main, draft, index, loads, _ = self.losses(ids, start, weight, drafts)
-        (main + self.run["mtp_weight"] * sum(draft) / (1 if drafts == 1 else 1.5) + index * 0.5).backward()
-        norm = self.opt.step(self.schedule(t))
+        own = shifted(weight, 1).sum()
+        part = own / self.ranks.sum(own.clone())
+        index = torch.as_tensor(index, device=main.device).float() / self.ranks.world
+        ((main + self.run["mtp_weight"] * sum(draft) / (1 if drafts < 2 else 1.5)) * part + index * 0.5).backward()
+        values = torch.stack([main.detach() * part, (draft[0] if draft else main * 0).detach() * part, index.detach()])
+        grad = self.opt.gradients()
+        values, *sums = self.ranks.sum_all([values, *loads, *grad.values()])
+        loads = sums[:len(loads)]
+        norm = self.opt.step(self.schedule(t), dict(zip(grad, sums[len(loads):])))
         self.opt.publish(self.quantized)
         self.balance(loads)
         self.step += 1
-        return torch.stack([main.detach(), draft[0].detach(), torch.as_tensor(index, device=main.device).detach().float(), norm]), loads
+        return torch.cat([values, norm[None]]), loads
 
     def train(self, minutes: float, workers: int) -> None:
-        self.begun = time.time()
-        log = Log(self)
-        while (t := self.share()) < 1:
+        self.warm_up()
+        log = Log(self) if self.ranks.rank == 0 else None
+        seconds = self.seconds()
+        while (t := self.share(seconds)) < 1 and seconds < minutes * 60:
             p = self.phase(t)
-            self.model.sparse = p.get("sparse", False)
             for batch in self.batches(p, workers):
                 values, loads = self.one_step(batch, t)
-                log.add(values, loads, batch[0].numel(), self)
-                if self.step % 1000 == 0 or time.time() > self.begun + self.checked + 240:
-                    self.checked = time.time() - self.begun
+                if log:
+                    log.add(values, loads, batch[0].numel() * self.ranks.world, seconds, t)
+                if self.step % 1000 == 0 or seconds > self.checked + 240:
+                    self.checked = seconds
                     self.save()
-                t = self.share()
-                if t >= 1 or self.phase(t) is not p or time.time() - self.begun > minutes * 60:
+                seconds = self.seconds()
+                t = self.share(seconds)
+                if t >= 1 or self.phase(t) is not p or seconds >= minutes * 60:
                     break
-            if time.time() - self.begun > minutes * 60:
-                break
         self.save()
 
     @torch.no_grad()
     def evaluate(self, batches: int, seed: int, rows: int, length: int, workers: int = 4) -> dict:
         """Teacher-forced on held-out documents: loss, share of whole answers right, draft hits, by kind."""
         total: dict[str, list[float]] = {}
-        data = loader(workers, tokenizer=self.run["tokenizer"], rows=rows, length=length, seed=seed, first=0, count=batches, budget=length - 100,
+        data = loader(workers, tokenizer=self.run["tokenizer"], shapes=[{"rows": rows, "length": length}], seed=seed, first=0, count=batches,
                       family=self.run["family"])
+        drafts = min(3, self.run["drafts"])
         accept = {k: [0.0, 0.0] for k in corpus.KINDS}
         losses = []
         self.model.f = self.model.plain
         ce, self.ce = self.ce, weighted_ce
         for ids, start, weight, kind in data:
             ids, start, weight, kind = (x.to(self.device) for x in (ids.long(), start, weight, kind))
-            main, draft, _, loads, right = self.losses(ids, start, weight, 3, eval_only=True)
+            main, draft, _, loads, right = self.losses(ids, start, weight, drafts)
             losses.append([float(main), *(float(d) for d in draft)])
             said = shifted(weight, 1) == 1
             kinds = shifted(kind, 1)
@@ -167,8 +220,8 @@ class Trainer:
                 t = total.setdefault(name, [0, 0])
                 t[0] += float((wrong == 0).sum())
                 t[1] += len(wrong)
-                chain = torch.ones_like(right[0], dtype=torch.float)
-                for s in (1, 2, 3):
+                chain = torch.ones_like(weight)
+                for s in range(1, drafts + 1):
                     chain = chain * (right[s] & (shifted(weight, s + 1) == 1)).float()
                     accept[name][0] += float(chain[here].sum())
                 accept[name][1] += float(here.sum())
@@ -179,7 +232,9 @@ class Trainer:
                     least=[round(float(x.min() / x.mean()), 2) for x in loads])
 
     def save(self) -> None:
-        torch.save(dict(step=self.step, spent=self.seconds(), optimizer=self.opt.state(), biases={k: self.w[k] for k in self.biases}), f"{self.dir}/state.tmp")
+        if self.ranks.rank:
+            return
+        torch.save(dict(step=self.step, spent=self.spent + time.time() - self.begun, optimizer=self.opt.state(), biases={k: self.w[k] for k in self.biases}), f"{self.dir}/state.tmp")
         os.replace(f"{self.dir}/state.tmp", f"{self.dir}/state.pt")
         self.save_small()
 
@@ -203,16 +258,28 @@ class Trainer:
         """What an export needs: masters, bf16 where the file is not float32."""
         o = self.opt
         half = {k: x if o.fmt[k] == "f32" else x.bfloat16() for k, x in o.master.items()}
-        torch.save(dict(step=self.step, spent=self.seconds(), run=self.run, biases={k: self.w[k] for k in self.biases},
+        torch.save(dict(step=self.step, spent=self.spent + time.time() - self.begun, run=self.run, biases={k: self.w[k] for k in self.biases},
                         fixed={k: x for k, x in self.w.items() if not x.is_floating_point()},
                         master=half), f"{self.dir}/small.tmp")
         os.replace(f"{self.dir}/small.tmp", f"{self.dir}/small.pt")
+
+
+    def report(self, batches: int, workers: int) -> None:
+        """Memory, and the measure on held-out documents."""
+        if self.device == "cuda":
+            print("peak GB", round(torch.cuda.max_memory_allocated() / 1e9, 1))
+        p = self.run["phases"][-1]
+        self.model.sparse, self.model.rounded = p.get("sparse", False), False
+        s = shapes_of(p)[0]
+        if batches:
+            print(json.dumps(self.evaluate(batches, HELD_OUT_SEED, s["rows"], s["length"], workers)), flush=True)
 
 
 class Log:
     """curve.csv: a row every 20 steps, the more telling ones printed too."""
 
     def __init__(self, t: Trainer):
+        self.trainer = t
         path = f"{t.dir}/curve.csv"
         new = not os.path.exists(path)
         self.file = open(path, "a", newline="")
@@ -223,7 +290,8 @@ class Log:
                                *(f"{kind}_{i}" for kind in ("skew", "least") for i in layers)])
         self.window, self.tokens, self.mark = [], 0, time.time()
 
-    def add(self, values: Tensor, loads: list[Tensor], tokens: int, t: Trainer) -> None:
+    def add(self, values: Tensor, loads: list[Tensor], tokens: int, seconds: float, share: float) -> None:
+        t = self.trainer
         self.window.append(values)
         self.tokens += tokens
         if t.step % 20:
@@ -231,7 +299,8 @@ class Log:
         mean = torch.stack(self.window).mean(0).tolist()
         now = time.time()
         shares = [x / x.mean() for x in loads]
-        row = [t.name, t.step, *(round(x, 4) for x in mean), round(self.tokens / (now - self.mark)), round(t.seconds(), 1), t.phase(t.share())["length"],
+        longest = max(s["length"] for s in shapes_of(t.phase(share)))
+        row = [t.name, t.step, *(round(x, 4) for x in mean), round(self.tokens / (now - self.mark)), round(t.spent + seconds, 1), longest,
                int(t.quantized), *(round(float(x.max()), 2) for x in shares), *(round(float(x.min()), 2) for x in shares)]
         self.out.writerow(row)
         self.file.flush()
@@ -246,16 +315,21 @@ def main(kind: type = Trainer) -> None:
     ap.add_argument("--dir", default="run")
     ap.add_argument("--minutes", type=float, default=math.inf, help="stop after these; the next start goes on")
     ap.add_argument("--within", type=float, default=math.inf, help="minutes that this run may take")
-    ap.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
+    ap.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1), help="processes that make batches, for each GPU")
+    ap.add_argument("--gpus", type=int, default=1, help="processes that share every batch, each on one GPU")
     ap.add_argument("--init", help="exported model to begin with")
+    ap.add_argument("--compile", action="store_true", help="on a CPU too")
+    ap.add_argument("--held-out", type=int, default=4, help="batches to measure with at the end")
     args = ap.parse_args()
+    if args.gpus > 1 and "RANK" not in os.environ:
+        raise SystemExit(launch(args.gpus))
     run = json.load(open(args.run))
     os.makedirs(args.dir, exist_ok=True)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cuda.enable_cudnn_sdp(False)  # V3's masks are for the memory-efficient kernel
     torch._dynamo.config.recompile_limit = 64
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    t = kind(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device)
+    t = kind(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device, device == "cuda" or args.compile)
     t.within = args.within * 60
     if os.path.exists(f"{args.dir}/state.pt"):
         t.load()
@@ -263,11 +337,9 @@ def main(kind: type = Trainer) -> None:
     elif args.init:
         t.start_from(args.init)
     t.train(args.minutes, args.workers)
-    if device == "cuda":
-        print("peak GB", round(torch.cuda.max_memory_allocated() / 1e9, 1))
-    p = t.phase(t.share())
-    t.model.sparse = p.get("sparse", False)
-    print(json.dumps(t.evaluate(4, HELD_OUT_SEED, p["rows"], p["length"], min(4, args.workers))), flush=True)
+    t.ranks.close()
+    if t.ranks.rank == 0:
+        t.report(args.held_out, min(4, args.workers))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dspark import FORMS, Anchors, DSpark, DSparkConfig, choose, init, target_we
 from export import load_model, load_weights
 from layers import working
 from optim import Optimizer
+from ranks import Ranks
 from train import BIASES, Trainer, main
 
 Tensor = torch.Tensor
@@ -24,20 +25,21 @@ FADE = 4.0  # place i of a block has the weight exp(-i / FADE)
 class DSparkTrainer(Trainer):
     columns = ["ce", "tv", "confidence", "same_0", "same_last", "grad_norm"]
 
-    def __init__(self, name: str, run: dict, directory: str, device: str):
+    def __init__(self, name: str, run: dict, directory: str, device: str, compiled: bool):
         self.name, self.run, self.dir, self.device = name, run, directory, device
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         longest = max(p["length"] for p in run["phases"])
-        trunk = load_model(run["trunk"], longest, device, dtype, compiled=device == "cuda")
+        trunk = load_model(run["trunk"], longest, device, dtype, compiled=compiled)
         config, form = DSparkConfig(**run["dspark"]), FORMS[run["family"]]
         self.w = {}
         for k, x in init(trunk.c, config, run["stages"], form, load_weights(run["trunk"]), run["like"], run["seed"]).items():
             self.w[k] = working(k, x, device, dtype).requires_grad_(not k.endswith(BIASES))
         self.c = trunk.c
-        self.model = DSpark(trunk, self.w, config, form, compiled=device == "cuda")
+        self.model = DSpark(trunk, self.w, config, form, compiled=compiled)
         self.opt = Optimizer(self.w, run["family"], self.c.o_groups, run["muon_lr"], run["adam_lr"])
         self.place = torch.exp(-torch.arange(config.block_size, device=device) / FADE)
         self.lots = torch.Generator(device)
+        self.ranks = Ranks(device)
         self.step, self.spent, self.within = 0, 0.0, float("inf")
         self.quantized, self.checked = False, 0.0
         self.begun = time.time()
@@ -66,7 +68,7 @@ class DSparkTrainer(Trainer):
         share = share / share.sum().clamp_min(1.0)
         means = [(x * share).sum() for x in parts]
         sum(a * x for a, x in zip(LOSS, means)).backward()
-        norm = self.opt.step(self.schedule(t))
+        norm = self.opt.step(self.schedule(t), {k: g.float() for k, g in self.opt.gradients().items()})
         self.opt.publish(self.quantized)
         self.balance(loads)
         self.step += 1
@@ -81,8 +83,8 @@ class DSparkTrainer(Trainer):
         total = torch.zeros(len(form), 2 + k, device=self.device)
         away = torch.zeros(k, device=self.device)
         self.lots.manual_seed(0)
-        for ids, start, weight, kind in loader(workers, tokenizer=self.run["tokenizer"], rows=rows, length=length, seed=seed, first=0,
-                                               count=batches, budget=length - 100, family=self.run["family"]):
+        for ids, start, weight, kind in loader(workers, tokenizer=self.run["tokenizer"], shapes=[{"rows": rows, "length": length}], seed=seed, first=0,
+                                               count=batches, family=self.run["family"]):
             ids, start, weight, kind = (x.to(self.device) for x in (ids.long(), start, weight, kind.long()))
             answer = (weight == 1).float()
             anchors = choose(answer, start, self.c.sliding_window, k, self.run["chunks"], self.run["anchors"], self.lots)

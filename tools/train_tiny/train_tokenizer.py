@@ -2,14 +2,16 @@
 
 Ids as there: 0-2 begin, end, pad; 3-258 the bytes; then merges; added tokens last. Digits never
 merge (the training text has no two digits side by side), so arithmetic sees single digits.
+With --like FILE nothing is trained: the last two place-holders become the markers that V4.1 has there.
 """
 import argparse
+import json
 import re
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import corpus
-from encoding import BOS, EOS, PAD
+from encoding import BOS, EOS, PAD, SYSTEM
 
 VOCAB = 4096
 PATTERNS = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
@@ -23,6 +25,20 @@ ADDED = [("<｜fim▁hole｜>", False), ("<｜fim▁begin｜>", False), ("<｜fi
          ("<｜tool▁sep｜>", False), ("<think>", False), ("</think>", False), ("｜DSML｜", False),
          ("<｜latest_reminder｜>", False), ("<｜action｜>", False), ("<｜query｜>", False), ("<｜authority｜>", False),
          ("<｜domain｜>", False), ("<｜title｜>", False), ("<｜read_url｜>", False)]
+
+V41_MARKS = {404: SYSTEM, 403: "<｜deepseek_image｜>"}  # number of the place-holder -> marker, neither of them special
+
+
+def renamed(path: str) -> dict:
+    """The file of V4's tokenizer with V4.1's markers."""
+    file = json.load(open(path))
+    names = {f"<｜place▁holder▁no▁{i}｜>": mark for i, mark in V41_MARKS.items()}
+    for token in file["added_tokens"]:
+        if token["content"] in names:
+            token.update(content=names.pop(token["content"]), special=False)
+    if names:
+        raise ValueError(f"{path} has no {sorted(names)}")
+    return file
 
 
 def build(n_documents: int) -> Tokenizer:
@@ -56,9 +72,15 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--out", default="tokenizer.json")
     ap.add_argument("--documents", type=int, default=40000)
+    ap.add_argument("--like", help="a tokenizer.json of V4, to make V4.1's")
     args = ap.parse_args()
-    tok = build(args.documents)
-    tok.save(args.out)
+    if args.like:
+        with open(args.out, "w") as f:
+            json.dump(renamed(args.like), f, ensure_ascii=False, indent=2)
+        tok = Tokenizer.from_file(args.out)
+    else:
+        tok = build(args.documents)
+        tok.save(args.out)
     print("entries", tok.get_vocab_size(), {t: tok.token_to_id(t) for t in (BOS, EOS, PAD, "!", "0", "<think>", "｜DSML｜")})
 
 
