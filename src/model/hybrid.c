@@ -190,7 +190,7 @@ static void index_entries(const model_step *s, int32_t layer) {
                        c->layers[layer].compress_ratio);
 }
 
-static void attend(const model_step *s, int32_t layer) {
+static void run_attention(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_layer_spec *kind = &c->layers[layer];
     const bool choose = parts_of(kind).reads_selected;
@@ -219,7 +219,7 @@ static void attend(const model_step *s, int32_t layer) {
 void model_hybrid_attention(const model_step *s, int32_t layer) {
     model_part own;
     model_join(s);
-    if (model_own_part(s, &own)) attend(&own.step, layer);
+    if (model_own_part(s, &own)) run_attention(&own.step, layer);
 }
 
 static void make_values(const model_step *s, int32_t layer) {

@@ -435,7 +435,7 @@ template <matrices M>
 static void launch_places(hd_stream *s, const fp8_product &p) {
     const int32_t each = p.x.rows / p.n_experts; /* places of an expert, on average */
     if (each > 12) return launch<2, 32, 1, M>(s, p);
-    if (each > 4) return launch<2, 16, 1, M>(s, p);
+    if (each > 4) return gated<M> ? launch<1, 16, 3, M>(s, p) : launch<2, 16, 1, M>(s, p);
     launch<1, 8, 3, M>(s, p);
 }
 
