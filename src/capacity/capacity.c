@@ -87,30 +87,32 @@ static int32_t longest_hidden(const hd_capacity_args *a) {
 double hd_capacity_step_seconds(const hd_step_cost *step, bool overlap) {
     const double own =
         overlap ? fmax(step->kernel_s, step->exchange_s) : step->kernel_s + step->exchange_s;
-    return fmax(own, step->fetch_s);
+    return step->fetches_first ? own + step->fetch_s : fmax(own, step->fetch_s);
 }
 
 double hd_capacity_dense_tp(double weight_bytes, double hidden_bytes) {
     return sqrt(weight_bytes / hidden_bytes);
 }
 
-/* Ranks and hosts copy all that a layer lacks; from disk come those that rows chose. */
+/* Ranks copy all that a layer lacks, ahead. From the host and from disk come those that rows chose,
+ * and a GPU waits for the host's behind the router. */
 static void add_fetches(const hd_capacity *c, const hd_capacity_args *a, const hd_step_shape *z,
                         hd_step_cost *cost) {
     const double layers = moe_layers(a->spec), n = a->spec->route.n_experts;
     const double choices = (double)z->seqs * z->rows * a->spec->route.top_k;
     const bool near = c->dwdp <= a->gpu->node;
     const double bytes = c->elsewhere_bytes;
-    cost->fetch_bytes = bytes;
-    cost->fetch_s = 0;
+    cost->fetch_s = cost->fetch_bytes = 0;
     if (c->dwdp > 1) {
+        cost->fetch_bytes = bytes;
         cost->fetch_s =
             hd_gpu_exchange_seconds(a->gpu, layers, near ? bytes : 0, near ? 0 : bytes);
-    } else if (a->experts == HD_EXPERTS_ON_HOST) {
-        cost->fetch_s = bytes / (a->gpu->host_gb_s * 1e9);
-    } else if (a->experts == HD_EXPERTS_ON_DISK) {
+    } else if (a->experts != HD_EXPERTS_HELD) {
+        const bool host = a->experts == HD_EXPERTS_ON_HOST;
+        const double rate = host ? a->gpu->host_gb_s : a->gpu->disk_gb_s;
         cost->fetch_bytes = bytes * (1 - pow(1 - 1 / n, choices));
-        cost->fetch_s = cost->fetch_bytes / (a->gpu->disk_gb_s * 1e9);
+        cost->fetch_s = cost->fetch_bytes / (rate * 1e9);
+        cost->fetches_first = host;
     }
 }
 
@@ -213,15 +215,13 @@ static hd_status trace(hd_capacity *c, const hd_capacity_args *a, hd_dtype kv_ty
 
 /* ---- experts that are elsewhere ---- */
 
-/* The part of the experts that stays on the rank: 1 / ranks of a group, or what has room beside two
- * layers' others, or with experts on disk just what has room. */
-static double resident_part(const hd_capacity *c, const hd_capacity_args *a, double all,
-                            int32_t layers) {
+/* The part of the experts that stays on the rank: 1 / ranks of a group, or what has
+ * room. */
+static double resident_part(const hd_capacity *c, const hd_capacity_args *a, double all) {
     const double memory = (a->gpu->memory_gb - a->gpu->reserved_gb) * 1e9;
     const double room = memory - ((double)hd_rank_memory_total(&c->memory) - all);
-    const double sets = a->experts == HD_EXPERTS_ON_HOST && layers > 2 ? 2.0 / layers : 0;
     if (c->dwdp > 1) return 1.0 / c->dwdp;
-    return fmin(1, fmax(0, (room / all - sets) / (1 - sets)));
+    return fmin(1, fmax(0, room / all));
 }
 
 static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {
@@ -240,10 +240,10 @@ static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_er
                        "%.1f GB of host memory do not hold the experts: they take %.1f",
                        a->host_bytes / 1e9, all / 1e9);
     }
-    c->resident = resident_part(c, a, all, layers);
+    c->resident = resident_part(c, a, all);
     const double others = 1 - c->resident;
     *experts -= (int64_t)(all * others);
-    if (a->experts != HD_EXPERTS_ON_DISK)
+    if (c->dwdp > 1)
         c->memory.staged = (int64_t)(2 * all / layers * others);
     c->elsewhere_bytes = all * main / layers * others;
     return HD_OK;

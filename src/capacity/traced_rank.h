@@ -54,6 +54,7 @@ typedef struct hd_step_cost {
     double bytes, flops, kernel_s, exchange_s;
     double sent;                 /* bytes */
     double fetch_bytes, fetch_s; /* of experts that are elsewhere; not traced */
+    bool fetches_first;          /* kernels wait for them */
     int64_t kernels;
     hd_step_line lines[HD_STEP_LINES];
     int32_t n;

@@ -11,6 +11,7 @@
 #include "engine/sizes.h"
 #include "model/expert_disk.h"
 #include "model/expert_fetch.h"
+#include "model/expert_host.h"
 
 static const double AUTO_PART = 0.8; /* of the memory that is free beside the KV pools */
 static const double MOST_GB = 1e9;
@@ -50,7 +51,7 @@ hd_status engine_experts_check(const hd_engine *e, const hd_engine_options *o, h
     const bool null = o->backend && strcmp(o->backend, "null") == 0;
     if (e->spec->route.n_experts == 0) why = "the model has no experts";
     if (o->updatable) why = "weights that can be replaced are in memory of their own";
-    if (o->dummy_weights) why = "random weights are made where they are computed with";
+    if (o->dummy_weights && disk) why = "random weights are in no file";
     if (null) why = "the null backend has none";
     if (hd_parallel_world(&e->parallel) > 1) why = "several ranks hold parts of them";
     if (disk && host) why = "they lie on disk or in host memory, not in both";
@@ -111,31 +112,45 @@ static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_er
     return st;
 }
 
-/* Without pinned memory copies wait for the host, and are right all the same. */
-static void pin_host(engine_rank *rank) {
+/* Returns whether all is pinned. If not, copies wait for the host, and are right all the same. */
+static bool pin_host(engine_rank *rank) {
     struct rlimit locked;
     size_t pinned;
     hd_err why = {0};
-    if (hd_device_is_host(rank->device)) return;
+    if (hd_device_is_host(rank->device)) return true;
     if (hd_weights_pin_experts(rank->engine->whole, rank->device, &pinned, &why) == HD_OK) {
-        return;
+        return true;
     }
     const bool limited =
         getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY;
     engine_note_pageable(rank->engine, pinned, &why, limited ? locked.rlim_cur : UINT64_MAX);
+    return false;
 }
 
+/* Where operators cannot read the experts in place, or slots are fewer than layers, the host queues
+ * copies. */
 static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
-    const hd_fetch_source host = {"host", rank->engine->whole};
-    double bytes;
-    HD_TRY(read_bytes("experts_host", o->experts_host, &bytes, err));
-    const hd_expert_fetch_options fetch = {.sources = &host,
-                                           .n_sources = 1,
-                                           .depth = 1,
-                                           .bytes =
-                                               bytes > 0 ? (size_t)bytes : free_bytes(rank, o)};
-    pin_host(rank);
-    HD_TRY(open_fetch(rank, fetch, err));
+    const hd_fetch_source source = {"host", rank->engine->whole};
+    hd_err why = {0};
+    double asked;
+    HD_TRY(read_bytes("experts_host", o->experts_host, &asked, err));
+    const size_t bytes = asked > 0 ? (size_t)asked : free_bytes(rank, o);
+    const hd_expert_host_options host = {.whole = rank->engine->whole,
+                                         .bytes = bytes,
+                                         .device = rank->device,
+                                         .stream = rank->stream};
+    const hd_expert_fetch_options fetch = {
+        .sources = &source, .n_sources = 1, .depth = 1, .bytes = bytes};
+    hd_status st = HD_EUNSUPPORTED;
+    if (pin_host(rank)) {
+        st = hd_expert_host_open(&rank->stage, rank->engine->spec, rank->weights, &host, &why);
+    }
+    if (st == HD_EUNSUPPORTED) {
+        rank->graphs = false;
+        HD_TRY(open_fetch(rank, fetch, err));
+    } else if (st != HD_OK) {
+        return HD_FAIL(err, st, "%s", why.msg);
+    }
     rank->totals.weight_bytes += hd_expert_stage_read_stats(rank->stage).bytes;
     return HD_OK;
 }

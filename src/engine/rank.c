@@ -42,7 +42,7 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
     HD_TRY(hd_ops_open(&rank->ops, &rank->device, backend, &ops, err));
     if (o->updatable) hd_device_keep_addresses(rank->device);
     const bool fetches = e->parallel.dwdp > 1 || engine_experts_are_on_host(o);
-    rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && !fetches;
+    rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && e->parallel.dwdp < 2;
     HD_TRY(hd_stream_open(&rank->stream, rank->device, err));
     if (fetches) HD_TRY(hd_stream_open(&rank->copy_stream, rank->device, err));
     if (hd_device_is_host(rank->device)) return HD_OK;

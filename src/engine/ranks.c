@@ -18,8 +18,10 @@ static const int64_t RETRY_NS = 10000000000;
 static hd_status open_weights(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     engine_rank *leader = &e->ranks[0];
     const bool in_parts = e->world && !hd_device_is_host(leader->device);
-    const hd_dummy_options dummy = {
-        .device = leader->device, .stream = leader->stream, .shapes_only = in_parts};
+    const bool on_host = engine_experts_are_on_host(o);
+    const hd_dummy_options dummy = {.device = on_host ? NULL : leader->device,
+                                    .stream = leader->stream,
+                                    .shapes_only = in_parts};
     if (!leader->device) return HD_OK;
     if (o->dummy_weights) {
         HD_TRY(hd_weights_open_dummy(&e->whole, e->spec, &dummy, err));

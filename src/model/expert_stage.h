@@ -6,14 +6,16 @@
  * experts of its rows are resident or staged while the wave lasts. Operators read them through the
  * tables of the wave. Results do not depend on the waves (D8).
  *
- * Two kinds: expert_disk.h stages in host memory what lies in files, expert_fetch.h in device
- * memory what lies in a peer's memory or in host memory. */
+ * Three kinds: expert_disk.h stages in host memory what lies in files, expert_host.h in device
+ * memory what operators read in host memory, expert_fetch.h in device memory what is copied from a
+ * peer's memory or from host memory. */
 #ifndef HD_MODEL_EXPERT_STAGE_H
 #define HD_MODEL_EXPERT_STAGE_H
 
 #include "device/device.h"
 #include "base/expert_table.h"
 #include "base/status.h"
+#include "ops/ops.h"
 
 typedef struct hd_expert_stage hd_expert_stage;
 
@@ -21,6 +23,7 @@ void hd_expert_stage_close(hd_expert_stage *s); /* NULL is fine */
 
 /* The rows of a layer. */
 typedef struct hd_expert_layer {
+    const hd_ops *ops;
     hd_stream *stream; /* on which its operators run */
     int32_t layer;
     /* [slots + 1] first place of each slot, in device memory. It stays until the last wave. */

@@ -501,7 +501,8 @@ static void experts_staged(const model_step *s, int32_t layer) {
     const int32_t n_next =
         next < 0 ? 0 : in.n / in.top_k * hd_layer_route(s->m->env.spec, next).top_k;
     hd_expert_stage_begin(stage,
-                          &(hd_expert_layer){.stream = s->stream,
+                          &(hd_expert_layer){.ops = s->m->env.ops,
+                                             .stream = s->stream,
                                              .layer = layer,
                                              .offset = in.offset,
                                              .n_places = in.n,

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "base/checked.h"
+#include "base/thread_pool.h"
 #include "weights/summary.h"
 
 /* A step reads a few rows of an Engram table, and rows of random numbers are alike: it has no more. */
@@ -154,6 +155,25 @@ static hd_status take_block(weights_dummies *out, uint8_t *at[N_PLACES],
     return HD_OK;
 }
 
+/* Values in host memory: a tensor each for the threads. */
+typedef struct host_fill {
+    const weights_dummies_args *a;
+    const weights_bound *bound;
+    uint8_t *block;
+} host_fill;
+
+static hd_status fill_on_host(const void *arg, int32_t i, hd_err *err) {
+    const host_fill *f = arg;
+    const hd_tensor_decl *d = &f->a->schema->decls[i];
+    const hd_stored_format stored = format_of(f->a->spec, d);
+    const hd_slice slice = slice_of(f->a, i);
+    (void)err;
+    if (!is_held(d, &slice)) return HD_OK;
+    const uint8_t *at = f->bound[i].weight.data;
+    fill(NULL, f->block + (at - f->block), d, &slice, &stored, (uint64_t)i);
+    return HD_OK;
+}
+
 hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
                                const weights_dummies_args *a, hd_err *err) {
     const hd_schema *schema = a->schema;
@@ -180,11 +200,13 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
         describe(&out->tensors[i], d, &bound[i], n);
         bound[i].data = &out->tensors[i];
         if (a->shapes_only) continue;
-        fill(a->device ? a->stream : NULL, at, d, &slice, &stored, (uint64_t)i);
+        if (a->device) fill(a->stream, at, d, &slice, &stored, (uint64_t)i);
         next[place_of(a, i)] += bytes_of(&slice, &stored);
     }
     out->bytes = total[OWN] + total[ON_HOST];
-    return a->device ? hd_stream_sync(a->stream, err) : HD_OK;
+    if (a->device) return hd_stream_sync(a->stream, err);
+    const host_fill f = {a, bound, out->block.data};
+    return a->shapes_only ? HD_OK : hd_tasks_run(0, schema->n, fill_on_host, &f, err);
 }
 
 void weights_dummies_deinit(weights_dummies *d) {

@@ -139,10 +139,17 @@ static void include_tensor(file_part *files, const hd_tensor *t) {
 hd_status hd_weights_pin_experts(const hd_weights *w, hd_device *d, size_t *bytes,
                                  hd_err *err) {
     const hd_schema *schema = hd_weights_schema(w);
-    const int32_t n = hd_checkpoint_shards(hd_weights_checkpoint(w));
+    const hd_checkpoint *c = hd_weights_checkpoint(w);
+    const int32_t n = c ? hd_checkpoint_shards(c) : 0;
     file_part *files = calloc((size_t)n + 1, sizeof *files);
     hd_status st = HD_OK;
     *bytes = 0;
+    if (!c) { /* random ones */
+        free(files);
+        HD_TRY(hd_device_pin_host(d, w->dummies.block.data, w->dummies.bytes, err));
+        *bytes = w->dummies.bytes;
+        return HD_OK;
+    }
     if (!files) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d files", n);
     for (int32_t i = 0; i < schema->n; i++) {
         if (schema->decls[i].expert < 0 || !hd_weights_stored(w, i)) continue;

@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "fakes/gpus.h"
 #include "fakes/tape.h"
+#include "model/expert_host.h"
 
 /* Id 4 and on. Some tokens are several characters, two are halves of one, and five are markers
  * of calls. */
@@ -84,8 +85,8 @@ static hd_model_env env_of(const machine *m) {
 /* Where the experts of a machine are. */
 typedef struct experts_at {
     const hd_expert_disk_options *disk; /* NULL: not on disk */
-    bool host;
-    int32_t n; /* of host: that fit on the device; 0: all */
+    bool host, in_place; /* in_place: operators read them there */
+    int32_t n;           /* of host: that fit on the device; 0: all */
 } experts_at;
 
 static void open_host(machine *m, size_t bytes) {
@@ -101,16 +102,27 @@ static void open_host(machine *m, size_t bytes) {
     must(hd_expert_fetch_open(&m->stage, m->spec, m->weights, &fetch, &err), &err);
 }
 
-static void open_fetched(machine *m, int32_t n) {
+static void open_in_place(machine *m, size_t bytes) {
+    const hd_expert_host_options host = {
+        .whole = m->whole, .bytes = bytes, .device = m->device, .stream = m->stream};
+    size_t pinned;
+    hd_err err = {0};
+    must(hd_weights_pin_experts(m->whole, m->device, &pinned, &err), &err);
+    must(hd_expert_host_open(&m->stage, m->spec, m->weights, &host, &err), &err);
+}
+
+static void open_fetched(machine *m, const experts_at *at) {
+    void (*open)(machine *, size_t) = at->in_place ? open_in_place : open_host;
     hd_err err = {0};
     m->whole = m->weights;
     must(hd_weights_open_without_experts(&m->weights, m->whole, &err), &err);
     must(hd_stream_open(&m->copy_stream, m->device, &err), &err);
-    open_host(m, (size_t)1 << 30);
-    if (n == 0) return;
+    must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
+    open(m, (size_t)1 << 30);
+    if (at->n == 0) return;
     const size_t each = hd_expert_stage_read_stats(m->stage).expert_bytes;
     hd_expert_stage_close(m->stage);
-    open_host(m, (size_t)n * each);
+    open(m, (size_t)at->n * each);
 }
 
 static void open_shard(machine *m, const machine_rank *r) {
@@ -150,9 +162,11 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
     must(hd_ops_open(&m->ops, &m->device, backend, &ops, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
     if (how.rank) open_shard(m, how.rank);
-    must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
+    if (!how.at || !how.at->host) {
+        must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
+    }
     if (disk) must(hd_expert_disk_open(&m->stage, m->spec, m->weights, disk, &err), &err);
-    if (how.at && how.at->host) open_fetched(m, how.at->n);
+    if (how.at && how.at->host) open_fetched(m, how.at);
     if (how.fixed && !how.rank && !hd_device_has_graphs(m->device)) tape_open(&m->ops);
     m->n_ids = m->spec->vocab;
     if (!how.all_ids) open_vocab(m);
@@ -198,6 +212,13 @@ void open_machine_fetched(machine *m, const char *name, int32_t experts) {
     open_any(m, "cpu", name,
              (machine_options){
                  .at = &(experts_at){.host = true, .n = experts}
+    });
+}
+
+void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts) {
+    open_any(m, backend, name,
+             (machine_options){
+                 .fixed = true, .at = &(experts_at){.host = true, .in_place = true, .n = experts}
     });
 }
 

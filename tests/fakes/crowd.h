@@ -53,6 +53,9 @@ void open_machine_staged(machine *m, const char *name, const hd_expert_disk_opti
 /* The same with experts in host memory, and memory for some of them on the device; experts 0: for
  * all. */
 void open_machine_fetched(machine *m, const char *name, int32_t experts);
+
+/* The same, but operators read them in place, and steps are captured. */
+void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts);
 /* One rank of several: the first of an attention group leads, and the others follow (hd_model_runner_follow). Steps have fixed
  * shapes, which a GPU captures and a CPU queues again each time. */
 typedef struct machine_rank {

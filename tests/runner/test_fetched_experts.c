@@ -1,6 +1,9 @@
 /* test_fetched_experts.c - experts in host memory: the bits of resident ones, with room for two experts
- * on the device up to all, while others become resident after every step. */
+ * on the device up to all, while others become resident after every step; and read in place by
+ * operators, with room for one of every layer up to all, in captured steps. HADAL_BACKEND=cuda
+ * has the latter on a GPU. */
 #include "fakes/crowd.h"
+#include "fakes/gpus.h"
 
 #include "base/random_fill.h"
 
@@ -33,6 +36,43 @@ static void logits_have_the_same_bits(void **state) {
     }
 }
 
+/* Experts of a layer that have slots; 0: all. */
+static const int32_t slots[] = {1, 2, 5, 0};
+
+static void open_slots(machine *m, const char *name, int32_t n) {
+    const char *backend = gpus_are_wanted() ? "cuda" : "cpu";
+    machine all;
+    open_machine_in_place(&all, "cpu", name, 0);
+    const hd_expert_stage_stats s = hd_expert_stage_read_stats(all.stage);
+    assert_int_equal(s.n_slots, s.n_experts);
+    const int32_t n_layers = s.n_experts / all.spec->route.n_experts;
+    close_machine(&all);
+    open_machine_in_place(m, backend, name, n * n_layers + (n > 2)); /* one has more */
+}
+
+static void logits_in_place_have_the_same_bits(void **state) {
+    (void)state;
+    static request r;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        machine plain, fetched;
+        open_machine_on(&plain, gpus_are_wanted() ? "cuda" : "cpu", models[i], 0.0f, true);
+        init_request(&r, &plain, 0, PROMPT, 3);
+        float *want = logits_of(&plain, r.text, PROMPT);
+        const size_t bytes = (size_t)PROMPT * (size_t)plain.spec->vocab * sizeof *want;
+        close_machine(&plain);
+        for (size_t k = 0; k < HD_LEN(slots); k++) {
+            open_slots(&fetched, models[i], slots[k]);
+            for (int32_t again = 0; again < 2; again++) {
+                float *have = logits_of(&fetched, r.text, PROMPT);
+                assert_memory_equal(have, want, bytes);
+                free(have);
+            }
+            close_machine(&fetched);
+        }
+        free(want);
+    }
+}
+
 static void init_crowd(const machine *m, request *crowd) {
     for (int32_t k = 0; k < CROWD; k++) {
         init_request(&crowd[k], m, k, 5 + 13 * k, (uint64_t)(40 + k));
@@ -44,6 +84,15 @@ static void init_crowd(const machine *m, request *crowd) {
 
 static void enter_all(machine *m, request *crowd) {
     for (int32_t k = 0; k < CROWD; k++) enter(m, &crowd[k]);
+}
+
+static void expect_texts(const request *have, const request *want) {
+    for (int32_t c = 0; c < CROWD; c++) {
+        assert_int_equal(have[c].n, want[c].n);
+        assert_memory_equal(have[c].text, want[c].text, (size_t)want[c].n * sizeof(int32_t));
+        assert_memory_equal(have[c].logprob, want[c].logprob,
+                            (size_t)want[c].n * sizeof(float));
+    }
 }
 
 static bool is_over(const request *crowd) {
@@ -85,13 +134,7 @@ static void crowds_have_the_same_texts(void **state) {
                 enter(&fetched, &have[1]); /* retracted */
                 enter(&fetched, &have[3]);
             }
-            for (int32_t c = 0; c < CROWD; c++) {
-                assert_int_equal(have[c].n, want[c].n);
-                assert_memory_equal(have[c].text, want[c].text,
-                                    (size_t)want[c].n * sizeof(int32_t));
-                assert_memory_equal(have[c].logprob, want[c].logprob,
-                                    (size_t)want[c].n * sizeof(float));
-            }
+            expect_texts(have, want);
             const hd_expert_stage_stats s = hd_expert_stage_read_stats(fetched.stage);
             const bool all = rooms[k] == 0, some = rooms[k] > 4;
             assert_true(all ? s.fetched == 0 && s.staged == s.used : s.fetched > 0);
@@ -103,8 +146,40 @@ static void crowds_have_the_same_texts(void **state) {
     }
 }
 
+/* The same in captured steps, whose slots the host does not know. */
+static void crowds_in_place_have_the_same_texts(void **state) {
+    (void)state;
+    static request want[CROWD], have[CROWD];
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        machine plain, fetched;
+        open_machine_on(&plain, gpus_are_wanted() ? "cuda" : "cpu", models[i], 0.0f, true);
+        init_crowd(&plain, want);
+        enter_all(&plain, want);
+        run_all(&plain, want, CROWD);
+        close_machine(&plain);
+        for (size_t k = 0; k < HD_LEN(slots); k++) {
+            open_slots(&fetched, models[i], slots[k]);
+            init_crowd(&fetched, have);
+            enter_all(&fetched, have);
+            for (int32_t steps = 0; steps < 9; steps++) step(&fetched, have, CROWD);
+            enter(&fetched, &have[1]); /* retracted */
+            enter(&fetched, &have[3]);
+            run_all(&fetched, have, CROWD);
+            expect_texts(have, want);
+            const hd_expert_stage_stats s = hd_expert_stage_read_stats(fetched.stage);
+            assert_true(s.used > 1000 && s.fetched == s.used - s.staged);
+            assert_true(s.fetched_bytes % s.fetched == 0 || slots[k] == 0);
+            if (slots[k] == 0) assert_true(s.fetched <= s.n_experts); /* each once */
+            if (slots[k] == 1) assert_true(s.fetched > s.used / 4);
+            close_machine(&fetched);
+        }
+    }
+}
+
 int test_fetched_experts(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_in_place_have_the_same_bits),
+        cmocka_unit_test(crowds_in_place_have_the_same_texts),
         cmocka_unit_test(logits_have_the_same_bits),
         cmocka_unit_test(crowds_have_the_same_texts),
     };

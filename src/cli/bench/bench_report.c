@@ -108,6 +108,11 @@ void report_engine(load_report *out, const hd_engine_stats *before,
     out->median_idle_us = median_gap(before, after);
     out->graphs = after->graphs - before->graphs;
     out->record_us = mean_us(after->record_ns - before->record_ns, out->graphs);
+    out->experts = after->experts;
+    out->experts.used -= before->experts.used;
+    out->experts.staged -= before->experts.staged;
+    out->experts.fetched -= before->experts.fetched;
+    out->experts.fetched_bytes -= before->experts.fetched_bytes;
 }
 
 /* ---- the block ---- */
@@ -152,6 +157,11 @@ void report_print(const load_report *r, const load_options *o, const char *backe
         block_real(to, "Mean GPU idle between graphs (us):", r->idle_us);
         block_real(to, "Median GPU idle between graphs (us):", r->median_idle_us);
     }
+    if (r->experts.elsewhere) {
+        block_real(to, "Experts used that were there (%):",
+                   100.0 * (double)r->experts.staged / (double)(r->experts.used + !r->experts.used));
+        block_real(to, "Experts fetched (GB):", (double)r->experts.fetched_bytes * 1e-9);
+    }
     block_times(to, "End-to-End Latency", "E2E Latency", &r->e2e);
     block_times(to, "Time to First Token", "TTFT", &r->ttft);
     block_times(to, "Time per Output Token (excl. 1st token)", "TPOT", &r->tpot);
@@ -160,6 +170,14 @@ void report_print(const load_report *r, const load_options *o, const char *backe
 }
 
 /* ---- JSON ---- */
+
+static json_t *experts_json(const hd_expert_figures *x) {
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "elsewhere",
+                     (json_int_t)x->elsewhere, "slots", (json_int_t)x->slots, "slot_bytes",
+                     (json_int_t)x->slot_bytes, "used", (json_int_t)x->used, "staged",
+                     (json_int_t)x->staged, "fetched", (json_int_t)x->fetched, "fetched_bytes",
+                     (json_int_t)x->fetched_bytes);
+}
 
 void report_print_json(const load_report *r, const load_options *o, const char *backend,
                        FILE *to) {
@@ -186,6 +204,9 @@ void report_print_json(const load_report *r, const load_options *o, const char *
     if (r->idle_us >= 0) {
         json_object_set_new(j, "mean_gpu_idle_us", json_real(r->idle_us));
         json_object_set_new(j, "median_gpu_idle_us", json_real(r->median_idle_us));
+    }
+    if (r->experts.elsewhere) {
+        json_object_set_new(j, "experts", experts_json(&r->experts));
     }
     block_put_times(j, "e2e_latency", &r->e2e);
     block_put_times(j, "ttft", &r->ttft);

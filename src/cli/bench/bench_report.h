@@ -23,6 +23,7 @@ typedef struct load_report {
     double idle_us, median_idle_us; /* between two queued graphs; -1: none */
     int64_t graphs;                 /* recorded meanwhile */
     double record_us;               /* each */
+    hd_expert_figures experts;      /* used, staged, fetched and their bytes meanwhile */
 } load_report;
 
 /* Statistics of the engine between two readings. */

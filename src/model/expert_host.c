@@ -1,0 +1,337 @@
+/* expert_host.c - see expert_host.h. */
+#include "model/expert_host.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "model/expert_stage_internal.h"
+
+enum {
+    ROLES = MODEL_EXPERT_ROLES,
+    ALIGN = 256, /* of arrays in a slot, as kernels like them best */
+    NONE = -1,
+    /* Of a layer's slots: one round of several fetches so many, and leaves the others to experts that
+     * wait for their turn. */
+    PART_OF_ROUND = 4
+};
+
+/* An MoE layer. */
+typedef struct host_layer {
+    hd_weight *from; /* [ROLES, n_experts] device memory */
+    hd_expert_slots slots;
+    hd_expert_layout layout;
+    hd_expert_table tables[ROLES];
+} host_layer;
+
+typedef struct expert_host {
+    hd_expert_stage base;
+    const hd_weights *w;
+    hd_expert_host_options o;
+    int32_t n_layers, n_experts; /* n_layers: with those of drafts */
+    int32_t *unit_of;            /* [n_layers] NONE: dense, or absent */
+    host_layer *units;           /* [n_units] */
+    int32_t n_units;
+    size_t slot_bytes, elsewhere_bytes;
+    int32_t n_slots; /* of all layers */
+    void *block;     /* device memory of all that follows */
+    hd_weight *table;
+    int32_t *round_offset, *end, *todo;
+    hd_fetch_counts *counts;
+    hd_fetch_counts *seen; /* host memory that operators write */
+
+    /* the layer */
+    hd_expert_layer layer;
+    host_layer *unit;
+    int32_t round, n_rounds, most;
+} expert_host;
+
+static expert_host *host_of(hd_expert_stage *s) {
+    return (expert_host *)s;
+}
+
+static const hd_weight *lies_at(const expert_host *s, int32_t layer, int32_t role,
+                                int32_t expert) {
+    return hd_weights_held_expert(s->o.whole, layer, (hd_role)((int32_t)HD_EXPERT_GATE + role),
+                                  expert);
+}
+
+/* ---- opening: layers ---- */
+
+static size_t place(size_t *at, size_t bytes) {
+    const size_t begin = *at;
+    *at += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return begin;
+}
+
+/* Lays out an expert's arrays; returns the bytes of a slot. */
+static size_t lay_out(const expert_host *s, int32_t layer, int32_t expert,
+                      hd_expert_layout *out) {
+    size_t bytes = 0;
+    *out = (hd_expert_layout){0};
+    for (int32_t r = 0; r < ROLES; r++) {
+        const hd_weight *m = lies_at(s, layer, r, expert);
+        const hd_stored_format f = hd_weight_format(m);
+        const size_t data = hd_stored_data_bytes(&f, m->rows, m->cols);
+        const size_t scale = m->scale ? hd_stored_scale_bytes(&f, m->rows, m->cols) : 0;
+        out->data_bytes[r] = (int64_t)data;
+        out->data_at[r] = (int64_t)place(&bytes, data);
+        out->scale_bytes[r] = (int64_t)scale;
+        out->scale_at[r] = (int64_t)place(&bytes, scale);
+    }
+    return bytes;
+}
+
+static hd_status look_at_layer(expert_host *s, int32_t layer, host_layer *u, hd_err *err) {
+    for (int32_t e = 0; e < s->n_experts; e++) {
+        hd_expert_layout own;
+        const size_t bytes = lay_out(s, layer, e, &own);
+        if (e == 0) u->layout = own;
+        if (memcmp(&own, &u->layout, sizeof own) != 0) {
+            return HD_FAIL(err, HD_EUNSUPPORTED,
+                           "layer %d: experts of several formats cannot share slots", layer);
+        }
+        if (bytes > s->slot_bytes) s->slot_bytes = bytes;
+        for (int32_t r = 0; r < ROLES; r++) {
+            s->elsewhere_bytes += (size_t)(own.data_bytes[r] + own.scale_bytes[r]);
+        }
+    }
+    return HD_OK;
+}
+
+static hd_status look_at_layers(expert_host *s, hd_err *err) {
+    for (int32_t l = 0; l < s->n_layers; l++) {
+        s->unit_of[l] = NONE;
+        if (!hd_weights_expert_map(s->w, l) || !lies_at(s, l, 0, 0)) continue;
+        s->unit_of[l] = s->n_units++;
+        HD_TRY(look_at_layer(s, l, &s->units[s->unit_of[l]], err));
+    }
+    if (s->n_units == 0) return HD_FAIL(err, HD_EUNSUPPORTED, "no layer has experts to fetch");
+    const hd_weight *first = NULL;
+    for (int32_t l = 0; l < s->n_layers && !first; l++) {
+        if (s->unit_of[l] != NONE) first = lies_at(s, l, 0, 0);
+    }
+    return hd_device_read_host(s->o.device, first->data, 1, err);
+}
+
+static hd_status divide_memory(expert_host *s, hd_err *err) {
+    const size_t fit = s->o.bytes / s->slot_bytes;
+    if (fit < (size_t)s->n_units) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "%zu bytes for experts hold %zu of %zu bytes each, fewer than the %d "
+                       "layers",
+                       s->o.bytes, fit, s->slot_bytes, s->n_units);
+    }
+    const int64_t all = (int64_t)s->n_units * s->n_experts;
+    s->n_slots = (int32_t)hd_min_i64((int64_t)fit, all);
+    for (int32_t u = 0, left = s->n_slots; u < s->n_units; u++) {
+        s->units[u].slots.n_slots = left / (s->n_units - u);
+        s->units[u].slots.slot_bytes = (int64_t)s->slot_bytes;
+        left -= s->units[u].slots.n_slots;
+    }
+    return HD_OK;
+}
+
+/* ---- opening: memory ---- */
+
+/* Walks over the device memory: base NULL measures. */
+typedef struct walk {
+    uint8_t *base;
+    size_t at;
+} walk;
+
+static void *take(walk *w, size_t bytes) {
+    const size_t at = place(&w->at, bytes);
+    return w->base ? w->base + at : NULL;
+}
+
+static void take_all(expert_host *s, walk *w) {
+    const size_t n = (size_t)s->n_experts, matrices = ROLES * n * sizeof(hd_weight);
+    for (int32_t u = 0; u < s->n_units; u++) {
+        hd_expert_slots *x = &s->units[u].slots;
+        const size_t n_slots = (size_t)x->n_slots;
+        x->memory = take(w, n_slots * s->slot_bytes);
+        x->slot = take(w, n * sizeof *x->slot);
+        x->holder = take(w, n_slots * sizeof *x->holder);
+        x->used = take(w, n_slots * sizeof *x->used);
+        x->clock = take(w, sizeof *x->clock);
+        s->units[u].from = take(w, matrices);
+    }
+    s->table = take(w, matrices);
+    s->round_offset = take(w, (n + 1) * sizeof *s->round_offset);
+    s->end = take(w, sizeof *s->end);
+    s->todo = take(w, (1 + 2 * n) * sizeof *s->todo);
+    s->counts = take(w, sizeof *s->counts);
+}
+
+static hd_status take_memory(expert_host *s, hd_err *err) {
+    void *seen = NULL;
+    walk w = {0};
+    take_all(s, &w);
+    HD_TRY(hd_device_alloc(s->o.device, &s->block, w.at, "experts that are fetched", err));
+    w = (walk){.base = s->block};
+    take_all(s, &w);
+    HD_TRY(hd_device_alloc_host(s->o.device, &seen, sizeof *s->seen, "counts of experts", err));
+    s->seen = seen;
+    *s->seen = (hd_fetch_counts){0};
+    return HD_OK;
+}
+
+/* Describes what a layer's slots may hold: every expert in some slot, and each slot with some. */
+static void describe(const expert_host *s, host_layer *u, int32_t role, const hd_weight *from,
+                     hd_weight *may) {
+    const int32_t n = hd_max_i32(s->n_experts, u->slots.n_slots);
+    for (int32_t i = 0; i < n; i++) {
+        const uint8_t *slot =
+            u->slots.memory + (size_t)(i % u->slots.n_slots) * s->slot_bytes;
+        may[i] = from[i % s->n_experts];
+        may[i].data = slot + u->layout.data_at[role];
+        if (may[i].scale) may[i].scale = slot + u->layout.scale_at[role];
+    }
+    hd_expert_table_init(&u->tables[role], may, n);
+    u->tables[role].n = s->n_experts;
+    u->tables[role].slots = s->table + (int64_t)role * s->n_experts;
+}
+
+static void fill_layer(expert_host *s, int32_t layer, hd_weight *from, int32_t *none) {
+    host_layer *u = &s->units[s->unit_of[layer]];
+    const size_t n = (size_t)s->n_experts;
+    hd_weight *may = from + ROLES * n;
+    for (int32_t r = 0; r < ROLES; r++) {
+        for (int32_t e = 0; e < s->n_experts; e++) {
+            from[(size_t)r * n + (size_t)e] = *lies_at(s, layer, r, e);
+        }
+        describe(s, u, r, from + (size_t)r * n, may);
+    }
+    hd_stream_upload(s->o.stream, u->from, from, ROLES * n * sizeof *from);
+    hd_stream_upload(s->o.stream, u->slots.slot, none, n * sizeof *none);
+    hd_stream_upload(s->o.stream, u->slots.holder, none,
+                     (size_t)u->slots.n_slots * sizeof *none);
+}
+
+static hd_status fill(expert_host *s, hd_err *err) {
+    const size_t n = (size_t)s->n_experts;
+    hd_weight *from = calloc((ROLES + 1) * n, sizeof *from);
+    int32_t *none = calloc(n, sizeof *none);
+    if (!from || !none) {
+        free(from);
+        free(none);
+        return HD_FAIL(err, HD_ENOMEM, "no memory for tables of %zu experts", n);
+    }
+    for (size_t i = 0; i < n; i++) none[i] = NONE;
+    for (int32_t l = 0; l < s->n_layers; l++) {
+        if (s->unit_of[l] != NONE) fill_layer(s, l, from, none);
+    }
+    free(from);
+    free(none);
+    return hd_stream_sync(s->o.stream, err);
+}
+
+/* ---- the stage ---- */
+
+/* One round if the slots hold all that rows may choose. A round of several fetches few, so that
+ * experts that are there stay until their turn. */
+static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
+    expert_host *s = host_of(base);
+    s->layer = *layer;
+    s->unit = &s->units[s->unit_of[layer->layer]];
+    const int32_t n_slots = s->unit->slots.n_slots;
+    const int32_t chosen = hd_min_i32(layer->n_places, s->n_experts);
+    s->most = chosen <= n_slots ? n_slots : hd_max_i32(1, n_slots / PART_OF_ROUND);
+    s->n_rounds = chosen <= n_slots ? 1 : (int32_t)hd_ceil_div(chosen, s->most);
+    s->round = 0;
+}
+
+static hd_status next(hd_expert_stage *base, hd_expert_wave *out, hd_err *err) {
+    expert_host *s = host_of(base);
+    host_layer *u = s->unit;
+    (void)err;
+    *out = (hd_expert_wave){0};
+    if (s->round == s->n_rounds) return HD_OK;
+    s->layer.ops->moe_fetch(s->layer.stream,
+                            &(hd_moe_fetch_args){.table = s->table,
+                                                 .round_offset = s->round_offset,
+                                                 .end = s->end,
+                                                 .todo = s->todo,
+                                                 .counts = s->counts,
+                                                 .seen = s->seen,
+                                                 .from = u->from,
+                                                 .offset = s->layer.offset,
+                                                 .slots = u->slots,
+                                                 .layout = u->layout,
+                                                 .n_experts = s->n_experts,
+                                                 .most = s->most,
+                                                 .first = s->round == 0});
+    s->round++;
+    *out = (hd_expert_wave){.n = s->n_experts,
+                            .n_places = s->layer.n_places,
+                            .offset = s->round_offset,
+                            .gate = &u->tables[0],
+                            .up = &u->tables[1],
+                            .down = &u->tables[2]};
+    return HD_OK;
+}
+
+/* A count that operators write meanwhile. */
+static int64_t read_count(const int64_t *count) {
+    return __atomic_load_n(count, __ATOMIC_RELAXED);
+}
+
+static hd_expert_stage_stats read_stats(const hd_expert_stage *base) {
+    const expert_host *s = (const expert_host *)base;
+    return (hd_expert_stage_stats){.source = "host",
+                                   .n_slots = s->n_slots,
+                                   .n_experts = s->n_units * s->n_experts,
+                                   .bytes = (size_t)s->n_slots * s->slot_bytes,
+                                   .expert_bytes = s->slot_bytes,
+                                   .elsewhere_bytes = s->elsewhere_bytes,
+                                   .used = read_count(&s->seen->used),
+                                   .staged = read_count(&s->seen->staged),
+                                   .fetched = read_count(&s->seen->fetched),
+                                   .fetched_bytes = read_count(&s->seen->fetched_bytes)};
+}
+
+static void close_host(hd_expert_stage *base) {
+    expert_host *s = host_of(base);
+    hd_stream_wait(s->o.stream);
+    hd_device_release(s->o.device, s->block);
+    hd_device_release(s->o.device, s->seen);
+    free(s->units);
+    free(s->unit_of);
+    free(s);
+}
+
+static const model_stage_table table = {
+    .close = close_host, .begin = begin, .next = next, .read_stats = read_stats};
+
+static hd_status open_parts(expert_host *s, hd_err *err) {
+    s->unit_of = calloc((size_t)s->n_layers + 1, sizeof *s->unit_of);
+    s->units = calloc((size_t)s->n_layers + 1, sizeof *s->units);
+    if (!s->unit_of || !s->units) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory to fetch experts of %d layers", s->n_layers);
+    }
+    HD_TRY(look_at_layers(s, err));
+    HD_TRY(divide_memory(s, err));
+    HD_TRY(take_memory(s, err));
+    return fill(s, err);
+}
+
+hd_status hd_expert_host_open(hd_expert_stage **out, const hd_model_spec *spec,
+                              const hd_weights *w, const hd_expert_host_options *o,
+                              hd_err *err) {
+    expert_host *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory to fetch experts");
+    s->base = (hd_expert_stage){.table = &table, .queued = true};
+    s->w = w;
+    s->o = *o;
+    s->n_experts = spec->route.n_experts;
+    s->n_layers = spec->n_layers + spec->n_mtp;
+    const hd_status st = open_parts(s, err);
+    if (st == HD_OK) {
+        *out = &s->base;
+    } else {
+        close_host(&s->base);
+    }
+    return st;
+}

@@ -1,0 +1,28 @@
+/* expert_host.h - experts that lie in host memory which operators read in place: moe_fetch copies those
+ * that rows chose to device memory, behind the router, and device memory keeps those that were
+ * used last.
+ *
+ * Every layer has slots of its own, as many as the others. The host neither waits nor knows which
+ * experts the slots hold, so steps can be queued ahead and captured. A layer whose rows may choose
+ * more experts than it has slots takes several rounds (ops/moe.h). */
+#ifndef HD_MODEL_EXPERT_HOST_H
+#define HD_MODEL_EXPERT_HOST_H
+
+#include "model/expert_stage.h"
+#include "weights/weights.h"
+
+typedef struct hd_expert_host_options {
+    const hd_weights *whole; /* has all experts, and keeps them at their addresses */
+    size_t bytes;            /* of device memory for slots */
+    hd_device *device;
+    hd_stream *stream;
+} hd_expert_host_options;
+
+/* w: the weights of this rank without experts, uploaded. Everything must outlive the stage.
+ * HD_EUNSUPPORTED: bytes hold no expert of every layer, experts of a layer differ in their format, or
+ * the device cannot read them where they are. */
+hd_status hd_expert_host_open(hd_expert_stage **out, const hd_model_spec *spec,
+                              const hd_weights *w, const hd_expert_host_options *o,
+                              hd_err *err);
+
+#endif
