@@ -270,11 +270,11 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
     });
     hd_batch_upload(&b, m->stream);
     hd_model_step(model, kv, &batches, 1);
-    assert_int_equal(hd_stream_sync(m->stream, NULL), HD_OK);
     const size_t bytes = (size_t)n * (size_t)m->spec->vocab * sizeof(float);
     float *logits = malloc(bytes);
     assert_non_null(logits);
-    memcpy(logits, hd_model_logits(model, 0), bytes);
+    hd_stream_download(m->stream, logits, hd_model_logits(model, 0), bytes);
+    assert_int_equal(hd_stream_sync(m->stream, NULL), HD_OK);
     hd_batch_close(&b);
     hd_kv_close(kv);
     hd_model_close(model);
