@@ -242,9 +242,8 @@ static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_er
     }
     c->resident = resident_part(c, a, all);
     const double others = 1 - c->resident;
-    *experts -= (int64_t)(all * others);
-    if (c->dwdp > 1)
-        c->memory.staged = (int64_t)(2 * all / layers * others);
+    *experts -= (int64_t)ceil(all * others); /* it must fit */
+    if (c->dwdp > 1) c->memory.staged = (int64_t)(2 * all / layers * others);
     c->elsewhere_bytes = all * main / layers * others;
     return HD_OK;
 }

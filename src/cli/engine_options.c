@@ -119,7 +119,7 @@ static const engine_option rows[] = {
      .offered = ENGINES,
      .why = "its operators read all weights where they are loaded"},
     {TEXT("experts-host", options.experts_host, "off|auto|GB"),
-     HELP("leave routed experts in host memory, and those that are used most in so many gigabytes "
+     HELP("leave routed experts in host memory, and those that were used last in so many gigabytes "
           "of device memory; auto: most of what is free; default off"),
      .offered = ENGINES,
      .why = "its operators read all weights where they are loaded"},

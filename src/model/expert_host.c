@@ -182,8 +182,7 @@ static void describe(const expert_host *s, host_layer *u, int32_t role, const hd
                      hd_weight *may) {
     const int32_t n = hd_max_i32(s->n_experts, u->slots.n_slots);
     for (int32_t i = 0; i < n; i++) {
-        const uint8_t *slot =
-            u->slots.memory + (size_t)(i % u->slots.n_slots) * s->slot_bytes;
+        const uint8_t *slot = u->slots.memory + (size_t)(i % u->slots.n_slots) * s->slot_bytes;
         may[i] = from[i % s->n_experts];
         may[i].data = slot + u->layout.data_at[role];
         if (may[i].scale) may[i].scale = slot + u->layout.scale_at[role];

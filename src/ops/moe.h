@@ -113,7 +113,8 @@ typedef struct hd_expert_layout {
 
 /* What device memory has of experts that were used: of moe_fetch. */
 typedef struct hd_fetch_counts {
-    int64_t used, staged, fetched, fetched_bytes; /* staged: of those used, had a slot already */
+    int64_t used, staged, fetched,
+        fetched_bytes; /* staged: of those used, had a slot already */
 } hd_fetch_counts;
 
 /* The slots of a layer, in device memory; before the first use every expert and holder is -1, and
@@ -139,11 +140,11 @@ typedef struct hd_moe_fetch_args {
     hd_weight *table;      /* [3, n_experts] the matrices of the round's experts with rows */
     int32_t *round_offset; /* [n_experts + 1] offset, without the rows of other rounds */
     int32_t *end;          /* [1] first expert of the next round; read if first is false */
-    int32_t *todo;         /* [1 + 2 * n_experts] scratch: how many, their experts, their slots */
-    hd_fetch_counts *counts;     /* += */
-    hd_fetch_counts *seen;       /* = counts, in host memory; NULL: not wanted */
-    const hd_weight *from;       /* [3, n_experts] where they lie; the table's arrays are aside */
-    const int32_t *offset;       /* [n_experts + 1] of moe_permute */
+    int32_t *todo; /* [1 + 2 * n_experts] scratch: how many, their experts, their slots */
+    hd_fetch_counts *counts; /* += */
+    hd_fetch_counts *seen;   /* = counts, in host memory; NULL: not wanted */
+    const hd_weight *from;   /* [3, n_experts] where they lie; the table's arrays are aside */
+    const int32_t *offset;   /* [n_experts + 1] of moe_permute */
     hd_expert_slots slots;
     hd_expert_layout layout;
     int32_t n_experts, most; /* most: 1 .. slots.n_slots */

@@ -71,16 +71,22 @@ def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
     assert 0 <= shown["staged"] < shown["used"] and shown["fetch_bytes"] > 0
 
 
-def test_what_is_used_most_becomes_resident(serve):
-    server = serve("--threads", 1, "--context", 512, "--experts-host", HALF)
+def test_what_was_used_stays_on_the_device(serve):
+    """An answer that is asked for again finds more of its experts than a first one; with room for all, every one."""
     body = {"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
-
-    def has_moved():
-        assert server.post("/v1/completions", body).status == 200
-        return figure(server, "experts_moved_to_device_total") > 5
-
-    wait_until(has_moved, "experts move")
-    assert figure(server, "experts_staged_total") > 0
+    for memory in (HALF, "1"):
+        server = serve("--threads", 1, "--context", 512, "--experts-host", memory)
+        shares, fetched = [], []
+        for _ in range(2):
+            used, staged, was = (figure(server, f"experts_{k}_total") for k in ("used", "staged", "fetched"))
+            assert server.post("/v1/completions", body).status == 200
+            used, staged = figure(server, "experts_used_total") - used, figure(server, "experts_staged_total") - staged
+            fetched.append(figure(server, "experts_fetched_total") - was)
+            assert used - staged == fetched[-1] and used > 1000
+            shares.append(staged / used)
+        assert shares[1] >= shares[0] > 0.5
+        assert (fetched[1] == 0) == (memory == "1")
+        assert figure(server, "expert_fetch_bytes_total") % figure(server, "experts_fetched_total") == 0
 
 
 def live_stats(server):

@@ -85,8 +85,8 @@ static hd_model_env env_of(const machine *m) {
 /* Where the experts of a machine are. */
 typedef struct experts_at {
     const hd_expert_disk_options *disk; /* NULL: not on disk */
-    bool host, in_place; /* in_place: operators read them there */
-    int32_t n;           /* of host: that fit on the device; 0: all */
+    bool host, in_place;                /* in_place: operators read them there */
+    int32_t n;                          /* of host: that fit on the device; 0: all */
 } experts_at;
 
 static void open_host(machine *m, size_t bytes) {
@@ -216,9 +216,10 @@ void open_machine_fetched(machine *m, const char *name, int32_t experts) {
 }
 
 void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts) {
-    open_any(m, backend, name,
-             (machine_options){
-                 .fixed = true, .at = &(experts_at){.host = true, .in_place = true, .n = experts}
+    open_any(
+        m, backend, name,
+        (machine_options){
+            .fixed = true, .at = &(experts_at){.host = true, .in_place = true, .n = experts}
     });
 }
 

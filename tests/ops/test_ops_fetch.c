@@ -10,8 +10,8 @@ typedef struct fetch_case {
     const char *name;
     int32_t n_experts, n_slots, most;
     int32_t sparse; /* one expert in so many has rows; 99: none */
-    int32_t shift; /* bytes by which sources are not aligned */
-    int32_t bytes; /* of a matrix */
+    int32_t shift;  /* bytes by which sources are not aligned */
+    int32_t bytes;  /* of a matrix */
 } fetch_case;
 
 static const fetch_case cases[] = {
@@ -22,7 +22,7 @@ static const fetch_case cases[] = {
     {"rounds of a quarter",     66,   17,  4,  1,  4, 333  },
     {"rounds of all slots",     66,   17,  17, 1,  1, 333  },
     {"all have slots",          30,   30,  30, 1,  0, 64   },
-    {"nothing is chosen",       30,   4,   4,  99, 0, 64   },
+    {"nothing is selected",     30,   4,   4,  99, 0, 64   },
     {"as many as there may be", 1024, 150, 30, 7,  2, 17   },
     {"large matrices",          6,    3,   3,  2,  0, 70001},
 };
@@ -73,14 +73,14 @@ static void take_sources(fetch_job *j) {
 static void take_offsets(fetch_job *j) {
     const fetch_case *c = j->c;
     for (int32_t u = 0; u < USES; u++) {
-        int32_t chosen = 0;
+        int32_t selected = 0;
         j->offset[u] = take_ints(c->n_experts + 1);
         for (int32_t e = 0; e < c->n_experts; e++) {
             const bool has = (e + (u == 2 ? 1 : u)) % c->sparse == c->sparse / 2;
-            chosen += has;
+            selected += has;
             j->offset[u][e + 1] = j->offset[u][e] + (has && c->sparse < 99 ? 1 + e % 3 : 0);
         }
-        j->rounds[u] = (chosen + c->most - 1) / c->most;
+        j->rounds[u] = (selected + c->most - 1) / c->most;
         if (j->rounds[u] < 1) j->rounds[u] = 1;
         if (j->rounds[u] > MOST_ROUNDS) j->rounds[u] = MOST_ROUNDS; /* an end in the middle */
     }
@@ -184,8 +184,7 @@ void op_moe_fetch(void **state) {
             void *out[MAX_OUTS];
             hd_stream *s = stream_for(&fix.table[t], fix.stream[0]);
             for (int32_t k = 0; k < 3; k++) out[k] = take((size_t)c.width[k] * 4 + 8);
-            memset(j.a.slots.memory, 0xee,
-                   (size_t)(j.a.slots.n_slots * j.a.slots.slot_bytes));
+            memset(j.a.slots.memory, 0xee, (size_t)(j.a.slots.n_slots * j.a.slots.slot_bytes));
             run_fetch(&c, &fix.table[t], s, 0, 1, out);
             finish("moe_fetch", s);
             check_slots(&j, out[1], (int32_t *)out[0] + (int64_t)(n_rounds - 1) * (n + 1));

@@ -159,7 +159,8 @@ void report_print(const load_report *r, const load_options *o, const char *backe
     }
     if (r->experts.elsewhere) {
         block_real(to, "Experts used that were there (%):",
-                   100.0 * (double)r->experts.staged / (double)(r->experts.used + !r->experts.used));
+                   100.0 * (double)r->experts.staged /
+                       (double)(r->experts.used + !r->experts.used));
         block_real(to, "Experts fetched (GB):", (double)r->experts.fetched_bytes * 1e-9);
     }
     block_times(to, "End-to-End Latency", "E2E Latency", &r->e2e);

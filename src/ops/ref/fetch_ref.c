@@ -11,10 +11,10 @@ static bool has_rows(const hd_moe_fetch_args *a, int32_t expert) {
 /* Returns where the round ends that begins with expert `first`. */
 static int32_t end_of_round(const hd_moe_fetch_args *a, int32_t first) {
     int32_t e = first;
-    for (int32_t chosen = 0, missing = 0; e < a->n_experts; e++) {
+    for (int32_t selected = 0, missing = 0; e < a->n_experts; e++) {
         if (!has_rows(a, e)) continue;
         missing += a->slots.slot[e] < 0;
-        if (++chosen > a->slots.n_slots || missing > a->most) break;
+        if (++selected > a->slots.n_slots || missing > a->most) break;
     }
     return e;
 }
@@ -41,7 +41,8 @@ static int32_t choose_slot(const hd_moe_fetch_args *a, int32_t first, int32_t en
 
 static int64_t expert_bytes(const hd_expert_layout *l) {
     int64_t bytes = 0;
-    for (int32_t m = 0; m < HD_EXPERT_MATRICES; m++) bytes += l->data_bytes[m] + l->scale_bytes[m];
+    for (int32_t m = 0; m < HD_EXPERT_MATRICES; m++)
+        bytes += l->data_bytes[m] + l->scale_bytes[m];
     return bytes;
 }
 
