@@ -65,7 +65,7 @@ static size_t place(size_t *at, size_t bytes) {
 }
 
 /* Lays out an expert's arrays; returns the bytes of a slot. */
-static size_t lay_out(const expert_host *s, int32_t layer, int32_t expert,
+static size_t arrange(const expert_host *s, int32_t layer, int32_t expert,
                       hd_expert_layout *out) {
     size_t bytes = 0;
     *out = (hd_expert_layout){0};
@@ -85,7 +85,7 @@ static size_t lay_out(const expert_host *s, int32_t layer, int32_t expert,
 static hd_status look_at_layer(expert_host *s, int32_t layer, host_layer *u, hd_err *err) {
     for (int32_t e = 0; e < s->n_experts; e++) {
         hd_expert_layout own;
-        const size_t bytes = lay_out(s, layer, e, &own);
+        const size_t bytes = arrange(s, layer, e, &own);
         if (e == 0) u->layout = own;
         if (memcmp(&own, &u->layout, sizeof own) != 0) {
             return HD_FAIL(err, HD_EUNSUPPORTED,
@@ -235,9 +235,9 @@ static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
     s->layer = *layer;
     s->unit = &s->units[s->unit_of[layer->layer]];
     const int32_t n_slots = s->unit->slots.n_slots;
-    const int32_t chosen = hd_min_i32(layer->n_places, s->n_experts);
-    s->most = chosen <= n_slots ? n_slots : hd_max_i32(1, n_slots / PART_OF_ROUND);
-    s->n_rounds = chosen <= n_slots ? 1 : (int32_t)hd_ceil_div(chosen, s->most);
+    const int32_t routed = hd_min_i32(layer->n_places, s->n_experts);
+    s->most = routed <= n_slots ? n_slots : hd_max_i32(1, n_slots / PART_OF_ROUND);
+    s->n_rounds = routed <= n_slots ? 1 : (int32_t)hd_ceil_div(routed, s->most);
     s->round = 0;
 }
 
