@@ -163,8 +163,65 @@ static void check_slots(const fetch_job *j, const int32_t *slot, const int32_t *
     }
 }
 
+/* Two slots for four experts, a use of each expert in turn; and a use of 0, 1 and 3 in rounds of one
+ * miss, where 0 takes the slot of 2, for 3 waits for its turn. */
+static void slots_go_in_order(const hd_ops *ops) {
+    static const fetch_case c = {"order", 4, 2, 1, 1, 0, 40};
+    static const int32_t uses[] = {2, 3, 2, 1, 2, 3};
+    static const int32_t held[][2] = {
+        {2, -1},
+        {2, 3 },
+        {2, 3 },
+        {2, 1 },
+        {2, 1 },
+        {2, 3 }
+    };
+    static const int32_t rounds[][3] = {
+        {0, 3, 1},
+        {1, 3, 4},
+        {1, 3, 4}
+    }; /* both slots, and the end, of each; the last is empty */
+    hd_stream *s = stream_for(ops, fix.stream[0]);
+    fetch_job j;
+    open_job(&j, &c);
+    hd_moe_fetch_args a = j.a;
+    int32_t *offset = take_ints(5);
+    a.slots.slot = take_ints(4);
+    a.slots.holder = take_ints(2);
+    a.slots.used = take(2 * sizeof *a.slots.used);
+    a.slots.clock = take(sizeof *a.slots.clock);
+    a.counts = take(sizeof *a.counts);
+    a.round_offset = take_ints(5);
+    a.end = take_ints(1);
+    a.offset = offset;
+    for (int32_t e = 0; e < 4; e++) a.slots.slot[e] = -1;
+    for (int32_t i = 0; i < 2; i++) a.slots.holder[i] = -1, a.slots.used[i] = 0;
+    *a.slots.clock = 0;
+    *a.counts = (hd_fetch_counts){0};
+    a.first = true;
+    for (size_t u = 0; u < HD_LEN(uses); u++) {
+        for (int32_t e = 0; e < 4; e++) offset[e + 1] = e >= uses[u];
+        ops->moe_fetch(s, &a);
+        finish("moe_fetch", s);
+        assert_memory_equal(a.slots.holder, held[u], sizeof held[u]);
+    }
+    assert_int_equal(a.seen->used, 6);
+    assert_int_equal(a.seen->staged, 2);
+    for (int32_t e = 0; e < 4; e++) offset[e + 1] = offset[e] + (e != 2);
+    for (size_t r = 0; r < HD_LEN(rounds); r++) {
+        a.first = r == 0;
+        ops->moe_fetch(s, &a);
+        finish("moe_fetch", s);
+        assert_memory_equal(a.slots.holder, rounds[r], 2 * sizeof(int32_t));
+        assert_int_equal(*a.end, rounds[r][2]);
+    }
+    assert_int_equal(a.seen->fetched, 4 + 2);
+}
+
 void op_moe_fetch(void **state) {
     (void)state;
+    for (int32_t t = 0; t < fix.n_tables; t++) slots_go_in_order(&fix.table[t]);
+    forget_all(NULL);
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         fetch_job j;
         open_job(&j, &cases[i]);
