@@ -64,7 +64,11 @@ class Optimizer:
     @torch.no_grad()
     def step(self, scale: float, grad: dict[str, Tensor]) -> Tensor:
         """One update by float32 gradients, with both learning rates times scale; weights without one stay. Returns
-        the norm of the AdamW group's gradient."""
+        the norm of the AdamW group's gradient. If any gradient is not finite, nothing changes, and the norm says so."""
+        norms = dict(zip(grad, torch._foreach_norm(list(grad.values()))))
+        whole = torch.stack(list(norms.values())).norm()
+        if not whole.isfinite():
+            return whole
         self.t += 1
         for (r, c), names in self.groups.items():
             names = [k for k in names if k in grad]
@@ -83,7 +87,7 @@ class Optimizer:
             torch._foreach_sub_(masters, [p.reshape(w.shape) for p, w in zip(parts, masters)])
         adam_names = [k for k in self.adam_names if k in grad]
         g = [grad[k] for k in adam_names]
-        norm = torch.stack(torch._foreach_norm(g)).norm()
+        norm = torch.stack([norms[k] for k in adam_names]).norm()
         torch._foreach_mul_(g, (1.0 / (norm + 1e-6)).clamp(max=1.0))
         m, v = ([d[k] for k in adam_names] for d in (self.adam_m, self.adam_v))
         torch._foreach_lerp_(m, g, 0.1)

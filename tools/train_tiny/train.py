@@ -28,6 +28,7 @@ from warm import Warm
 Tensor = torch.Tensor
 HELD_OUT_SEED = 10 ** 6 + 1  # documents of this seed are never trained on
 BIASES = ("gate.bias", "e_score_correction_bias")
+MOST_SKIPPED = 20  # steps in a row whose gradient is not finite; then the run ends
 
 
 def weighted_ce(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,7 @@ def shapes_of(phase: dict) -> list[dict]:
 
 
 class Trainer:
-    columns = ["loss", "draft_loss", "indexer_kl", "grad_norm"]  # of one_step's values
+    columns = ["loss", "draft_loss", "indexer_kl", "grad_norm"]  # of one_step's values, the norm last
 
     def __init__(self, name: str, run: dict, directory: str, device: str, compiled: bool):
         self.name, self.run, self.dir, self.device = name, run, directory, device
@@ -67,6 +68,7 @@ class Trainer:
         self.ce = torch.compile(weighted_ce, dynamic=False) if compiled else weighted_ce
         self.step, self.spent, self.within = 0, 0.0, math.inf
         self.quantized, self.checked = False, 0.0
+        self.skipped = 0
         self.biases = [k for k in self.w if k.endswith(BIASES)]
 
     def seconds(self) -> float:
@@ -168,11 +170,24 @@ class Trainer:
         grad = self.opt.gradients()
         values, *sums = self.ranks.sum_all([values, *loads, *grad.values()])
         loads = sums[:len(loads)]
-        norm = self.opt.step(self.schedule(t), dict(zip(grad, sums[len(loads):])))
-        self.opt.publish(self.quantized)
-        self.balance(loads)
-        self.step += 1
+        norm = self.update(t, dict(zip(grad, sums[len(loads):])), loads)
         return torch.cat([values, norm[None]]), loads
+
+    def update(self, t: float, grad: dict[str, Tensor], loads: list[Tensor]) -> Tensor:
+        """Take one step by these gradients, or skip it if they are not finite. Returns their norm."""
+        norm = self.opt.step(self.schedule(t), grad)
+        self.step += 1
+        if norm.isfinite():
+            self.opt.publish(self.quantized)
+            self.balance(loads)
+            self.skipped = 0
+            return norm
+        self.skipped += 1
+        if self.skipped == MOST_SKIPPED:
+            bad = [k for k, g in grad.items() if not g.isfinite().all()]
+            raise SystemExit(f"{self.name}: the gradients of the last {MOST_SKIPPED} steps, up to step {self.step}, were not finite; "
+                             f"now those of {len(bad)} of {len(grad)} weights, {', '.join(bad[:3])} among them")
+        return norm
 
     def train(self, minutes: float, workers: int) -> None:
         self.warm_up()
@@ -276,7 +291,7 @@ class Trainer:
 
 
 class Log:
-    """curve.csv: a row every 20 steps, the more telling ones printed too."""
+    """curve.csv: a row every 20 steps, the more telling ones printed too. Means are those of the steps that were taken."""
 
     def __init__(self, t: Trainer):
         self.trainer = t
@@ -287,7 +302,7 @@ class Log:
         if new:
             layers = range(len(t.model.routed_layers()))
             self.out.writerow(["run", "step", *t.columns, "tokens_per_s", "seconds", "length", "quantized",
-                               *(f"{kind}_{i}" for kind in ("skew", "least") for i in layers)])
+                               *(f"{kind}_{i}" for kind in ("skew", "least") for i in layers), "skipped"])
         self.window, self.tokens, self.mark = [], 0, time.time()
 
     def add(self, values: Tensor, loads: list[Tensor], tokens: int, seconds: float, share: float) -> None:
@@ -296,12 +311,15 @@ class Log:
         self.tokens += tokens
         if t.step % 20:
             return
-        mean = torch.stack(self.window).mean(0).tolist()
+        rows = torch.stack(self.window)
+        taken = rows[:, -1].isfinite()  # the others were skipped
+        mean = rows[taken].mean(0).tolist()
         now = time.time()
         shares = [x / x.mean() for x in loads]
         longest = max(s["length"] for s in shapes_of(t.phase(share)))
         row = [t.name, t.step, *(round(x, 4) for x in mean), round(self.tokens / (now - self.mark)), round(t.spent + seconds, 1), longest,
-               int(t.quantized), *(round(float(x.max()), 2) for x in shares), *(round(float(x.min()), 2) for x in shares)]
+               int(t.quantized), *(round(float(x.max()), 2) for x in shares), *(round(float(x.min()), 2) for x in shares),
+               int((~taken).sum())]
         self.out.writerow(row)
         self.file.flush()
         if t.step % 100 == 0 or t.step <= 60:

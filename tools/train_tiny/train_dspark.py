@@ -42,6 +42,7 @@ class DSparkTrainer(Trainer):
         self.ranks = Ranks(device)
         self.step, self.spent, self.within = 0, 0.0, float("inf")
         self.quantized, self.checked = False, 0.0
+        self.skipped = 0
         self.begun = time.time()
         self.biases = [k for k in self.w if k.endswith(BIASES)]
 
@@ -68,10 +69,7 @@ class DSparkTrainer(Trainer):
         share = share / share.sum().clamp_min(1.0)
         means = [(x * share).sum() for x in parts]
         sum(a * x for a, x in zip(LOSS, means)).backward()
-        norm = self.opt.step(self.schedule(t), {k: g.float() for k, g in self.opt.gradients().items()})
-        self.opt.publish(self.quantized)
-        self.balance(loads)
-        self.step += 1
+        norm = self.update(t, {k: g.float() for k, g in self.opt.gradients().items()}, loads)
         right = [(same[..., i] * each[..., i]).sum() / each[..., i].sum().clamp_min(1.0) for i in (0, -1)]
         return torch.stack([*(x.detach() for x in means), *right, norm]), loads
 
