@@ -100,22 +100,23 @@ static hd_status look_at_layer(expert_host *s, int32_t layer, host_layer *u, hd_
 }
 
 static hd_status look_at_layers(expert_host *s, hd_err *err) {
+    const hd_weight *first = NULL;
     for (int32_t l = 0; l < s->n_layers; l++) {
+        const hd_weight *own = hd_weights_expert_map(s->w, l) ? lies_at(s, l, 0, 0) : NULL;
         s->unit_of[l] = NONE;
-        if (!hd_weights_expert_map(s->w, l) || !lies_at(s, l, 0, 0)) continue;
+        if (!own) continue;
+        if (!first) first = own;
         s->unit_of[l] = s->n_units++;
         HD_TRY(look_at_layer(s, l, &s->units[s->unit_of[l]], err));
     }
-    if (s->n_units == 0) return HD_FAIL(err, HD_EUNSUPPORTED, "no layer has experts to fetch");
-    const hd_weight *first = NULL;
-    for (int32_t l = 0; l < s->n_layers && !first; l++) {
-        if (s->unit_of[l] != NONE) first = lies_at(s, l, 0, 0);
+    if (!first || s->slot_bytes == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "no layer has experts to fetch");
     }
     return hd_device_read_host(s->o.device, first->data, 1, err);
 }
 
 static hd_status divide_memory(expert_host *s, hd_err *err) {
-    const size_t fit = s->o.bytes / s->slot_bytes;
+    const size_t fit = s->o.bytes / (s->slot_bytes + !s->slot_bytes); /* there is an expert */
     if (fit < (size_t)s->n_units) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "%zu bytes for experts hold %zu of %zu bytes each, fewer than the %d "
