@@ -285,9 +285,10 @@ static hd_status open_all(pd *p, hd_err *err) {
     HD_TRY(describe(p, err));
     limit_frames(p);
     HD_TRY(open_leases(p, err));
+    HD_TRY(pd_peers_open(p, err));
     p->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->wake < 0) return HD_FAIL(err, HD_EIO, "no eventfd: %s", strerror(errno));
-    HD_TRY(pd_peers_open(p, err)); /* may start a thread that posts notes */
+    HD_TRY(pd_peers_resolve(p, err));
     if (pthread_create(&p->thread, NULL, run, p) != 0) {
         return HD_FAIL(err, HD_EIO, "cannot start a thread");
     }

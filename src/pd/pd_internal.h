@@ -143,7 +143,9 @@ void pd_raise_message(pd *p, int32_t peer, const hd_lease_message *m, uint64_t d
 
 /* ---- peers.c ---- */
 
-hd_status pd_peers_open(pd *p, hd_err *err);
+hd_status pd_peers_open(pd *p, hd_err *err); /* reads the list */
+hd_status pd_peers_resolve(pd *p,
+                           hd_err *err); /* starts the thread of names, if there are some */
 void pd_peers_close(pd *p);
 int32_t pd_peers_poll(pd *p, struct pollfd *to); /* returns how many */
 void pd_peers_tend(pd *p, const struct pollfd *polled);

@@ -168,7 +168,6 @@ static void forget_gone(pd *p) {
 
 hd_status pd_peers_open(pd *p, hd_err *err) {
     const char *list = p->o.role & PD_ROLE_DECODE ? p->o.peers : NULL;
-    const char *addresses[HD_NAMES_MAX];
     for (int32_t i = 0; i < 2 * PD_MAX_PEERS; i++) p->peers[i].link.channel.fd = -1;
     for (int32_t i = 0; i < PD_PENDING; i++) p->pending[i].link.channel.fd = -1;
     while (list && *list) {
@@ -180,6 +179,11 @@ hd_status pd_peers_open(pd *p, hd_err *err) {
         HD_TRY(st);
         list += n + (list[n] == ',');
     }
+    return HD_OK;
+}
+
+hd_status pd_peers_resolve(pd *p, hd_err *err) {
+    const char *addresses[HD_NAMES_MAX];
     for (int32_t i = 0; i < p->n_sources; i++) addresses[i] = p->sources[i].address;
     return p->n_sources ? hd_names_start(&p->names, addresses, p->n_sources, found, p, err)
                         : HD_OK;

@@ -26,8 +26,8 @@ static void check_list(const char *list) {
         .o = {.role = PD_ROLE_DECODE, .peers = list}
     };
     (void)pd_peers_open(&p, NULL);
-    if (p.n_from > PD_MAX_PEERS) abort();
-    for (int32_t i = 0; i < p.n_from; i++) {
+    if (p.n_sources > HD_NAMES_MAX) abort();
+    for (int32_t i = 0; i < PD_MAX_PEERS; i++) {
         if (!memchr(p.peers[i].address, 0, sizeof p.peers[i].address)) abort();
     }
 }
