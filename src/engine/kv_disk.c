@@ -62,8 +62,7 @@ static hd_status write_identity(char out[HD_DISK_IDENTITY], const engine_rank *r
     for (int k = 0; k < HD_N_REPLAYS; k++) replay |= (unsigned)e->replay[k] << k;
     snprintf(out, HD_DISK_IDENTITY,
              "hadal %s, %s, precision %d, %s activations, %s mla, %d drafts of %s, choices %u, "
-             "model "
-             "%016" PRIx64 ", weights %016" PRIx64,
+             "model %016" PRIx64 ", weights %016" PRIx64,
              HD_VERSION, rank->ops.name, (int)rank->ops.precision, rank->ops.activations,
              e->mla == HD_MLA_NAIVE ? "naive" : "absorbed", z->drafts,
              hd_drafter_name(e->spec->drafter), replay, model, weights);

@@ -72,10 +72,11 @@ static void project_input(const model_step *s, int32_t layer, bool keys, bool qu
 
 static void project_low_rank(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
+    const bool index = selects(s, layer);
     const model_activations *t = s->t;
     const model_product of_q_low[] = {
-        {HD_Q_B,      t->q,       false },
-        { HD_INDEX_Q_B, t->index_q, !selects(s, layer)},
+        {HD_Q_B,       t->q,       false },
+        {HD_INDEX_Q_B, t->index_q, !index},
     };
     if (!c->q_rank) return;
     norm_latent(s, layer, HD_Q_A_NORM, t->q_low, c->q_rank, c->q_rank);

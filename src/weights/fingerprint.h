@@ -7,8 +7,9 @@
 
 #include "base/status.h"
 
-/* Hashes config.json, the tokenizer, and of every weight file, a drafter's in its folder too, the name, the size, the first 64 KiB,
- * which begin with the table of its tensors, and 64 samples of 4 KiB, the last at its end. Other
+/* Hashes config.json, the tokenizer, and of every weight file, a drafter's in its folder too, the name,
+ * the size, the first 64 KiB, which begin with the table of its tensors, and 64 samples of 4 KiB, the
+ * last at its end. Other
  * values are not seen: a manifest does that. model_dir may be a config.json alone. */
 hd_status hd_model_fingerprint(uint64_t *out, const char *model_dir, hd_err *err);
 

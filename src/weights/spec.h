@@ -143,8 +143,7 @@ typedef struct hd_model_spec {
     int32_t n_mtp; /* layers of the drafter: num_nextn_predict_layers, or DSpark's stages */
     hd_drafter drafter;    /* not NONE if n_mtp > 0 */
     hd_dspark_spec dspark; /* all zero for other drafters */
-    bool
-        drafter_apart; /* its tensors are in a folder of the model's (config/drafter_folder.h) */
+    bool drafter_apart; /* its tensors are in a folder of their own (config/drafter_folder.h) */
     int32_t max_positions;
     float norm_eps;
     bool tied_embeddings;

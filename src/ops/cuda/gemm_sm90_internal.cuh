@@ -202,7 +202,7 @@ __device__ void count_units(const job &j, int32_t *upto, int32_t n_outs) {
     if (lane == 0) upto[j.n_experts] = before;
 }
 
-/* Asks for the experts' addresses, which no kernel of a step writes: a warp's by each block. */
+/* Asks for the experts' addresses, before they are final: a warp's by each block. */
 __device__ __forceinline__ void prefetch_slots(const hd_weight *slots, int32_t n) {
     const int32_t e = (int32_t)(blockIdx.x * WARP + threadIdx.x);
     if (threadIdx.x < WARP && e < n)
