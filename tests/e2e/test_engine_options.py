@@ -57,7 +57,6 @@ def run(tmp_path):
         (["--manifest", "/nowhere"], 2, "/nowhere"),
         (["--no-drafts", "--draft-tokens", 2], 2, "asks for drafts"),
         (["--drafter", "none", "--draft-tokens", 2], 2, "asks for drafts"),
-        (["--drafter", "dspark"], 2, "'mtp'"),
         (["--drafter", "mtp", "--no-drafts"], 2, "both given"),
     ],
 )
