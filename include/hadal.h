@@ -113,6 +113,9 @@ typedef struct hd_engine_options {
     int32_t chunk_tokens;
     int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
     int32_t queue_limit; /* choices that may wait; default 1024 */
+    /* Most top_logprobs of a request, up to HD_MAX_ALTERNATIVES; default HD_DEFAULT_LOGPROBS. Memory and copies
+     * of every step grow with it. */
+    int32_t max_logprobs;
     /* "auto": what the model drafts with, if it does; "mtp" or "dspark": refuse a model without
      * it; a folder `dspark` in the model's is another drafter, which "dspark" takes; "none": no
      * drafts. Default: "auto". */
@@ -246,7 +249,7 @@ typedef struct hd_request {
     bool keep_stop;    /* the text includes the stop string that was found */
     bool keep_special; /* the text includes special tokens */
     bool unparsed;     /* no reasoning or tool call parser: all text is content */
-    /* top log-probabilities of each token, at most HD_MAX_ALTERNATIVES */
+    /* top log-probabilities of each token, at most max_logprobs */
     int32_t top_logprobs;
     hd_logprob_mode logprob_mode; /* of which distribution they and those of tokens are */
     /* log-probabilities also of prompt tokens, from prompt_logprobs_from (at least 1) on */

@@ -12,7 +12,9 @@ extern "C" {
 
 /* Limits of one request. They are macros because descriptions and messages contain them. */
 #define HD_MAX_CHOICES      64
-#define HD_MAX_ALTERNATIVES 20                  /* top log-probabilities of one token */
+#define HD_MAX_ALTERNATIVES 512 /* top log-probabilities of one token */
+#define HD_MAX_RELAXED_TOP  20
+#define HD_DEFAULT_LOGPROBS 20                  /* of hd_engine_options.max_logprobs */
 #define HD_MAX_DRAFTS       7                   /* draft tokens of one sequence in one step */
 #define HD_MAX_STEP_TOKENS  (HD_MAX_DRAFTS + 1) /* accepted drafts and the token after them */
 #define HD_MAX_STOP_STRINGS 16

@@ -56,19 +56,20 @@ static void complete_deinit(void *state) {
 
 /* ---- log-probabilities ---- */
 
-/* The log-probabilities of one token; these lie back to back in api_choice.logprobs. */
+/* The log-probability of one token. In api_choice.logprobs each lies before its n_top
+ * alternatives. */
 typedef struct token_logprob {
     int32_t token, n_top;
     float logprob;
     bool scored;
-    hd_alternative top[HD_MAX_ALTERNATIVES];
 } token_logprob;
 
 static void add_logprob(api_text *to, int32_t token, float logprob, const hd_alternative *top,
                         int32_t n_top) {
     token_logprob s = {.token = token, .logprob = logprob, .scored = true};
-    for (int32_t k = 0; k < n_top && top[k].token >= 0; k++) s.top[s.n_top++] = top[k];
+    while (s.n_top < n_top && top[s.n_top].token >= 0) s.n_top++;
     api_put(to, (const char *)&s, sizeof s);
+    api_put(to, (const char *)top, (size_t)s.n_top * sizeof *top);
 }
 
 static void complete_logprob(api_job *job, api_choice *c, const hd_step_tokens *step,
@@ -104,8 +105,9 @@ typedef struct logprob_lists {
     api_text tokens, logprobs, tops, offsets;
 } logprob_lists;
 
+/* top: s->n_top alternatives, of any alignment. */
 static void list_logprob(logprob_lists *lists, const api_job *job, const token_logprob *s,
-                         int32_t *place) {
+                         const char *top, int32_t *place) {
     hd_bytes text = token_text(job, s->token);
     api_comma(&lists->tokens);
     api_put_string(&lists->tokens, text.data, text.n);
@@ -124,9 +126,11 @@ static void list_logprob(logprob_lists *lists, const api_job *job, const token_l
     api_puts(&lists->tops, "{");
     for (int32_t k = 0; k < s->n_top; k++) {
         if (k > 0) api_puts(&lists->tops, ",");
-        api_put_token(&lists->tops, job->ctx, s->top[k].token);
+        hd_alternative a;
+        memcpy(&a, top + (size_t)k * sizeof a, sizeof a);
+        api_put_token(&lists->tops, job->ctx, a.token);
         api_puts(&lists->tops, ":");
-        api_put_real(&lists->tops, (double)s->top[k].logprob);
+        api_put_real(&lists->tops, (double)a.logprob);
     }
     api_puts(&lists->tops, "}");
 }
@@ -134,9 +138,11 @@ static void list_logprob(logprob_lists *lists, const api_job *job, const token_l
 static void list_logprobs(logprob_lists *lists, const api_job *job, const api_text *from,
                           int32_t *place) {
     token_logprob s;
-    for (size_t at = 0; at + sizeof s <= from->n; at += sizeof s) {
+    for (size_t at = 0; at + sizeof s <= from->n;) {
         memcpy(&s, from->data + at, sizeof s);
-        list_logprob(lists, job, &s, place);
+        at += sizeof s;
+        list_logprob(lists, job, &s, from->data + at, place);
+        at += (size_t)s.n_top * sizeof(hd_alternative);
     }
 }
 
@@ -152,7 +158,7 @@ static void put_logprobs(api_job *job, api_choice *c, bool with_prompt) {
         const echoes *e = job->state;
         const api_choice *first = &job->choices[job->subs[c->prompt].first_choice];
         const token_logprob unscored = {.token = e->prompts[c->prompt].first_token};
-        list_logprob(&lists, job, &unscored, &c->place);
+        list_logprob(&lists, job, &unscored, NULL, &c->place);
         list_logprobs(&lists, job, &first->prompt_logprobs, &c->place);
     }
     list_logprobs(&lists, job, &c->logprobs, &c->place);

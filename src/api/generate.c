@@ -52,7 +52,7 @@ static const api_param native[] = {
     {"logprob_mode", API_STRING, AT(logprob_mode), .words = logprob_modes,
      .about = "tempered by default: after temperature; sampled: of what could be drawn"},
     {"return_sampling_mask", API_BOOL, AT(w.sampling_mask),
-     .about = "the ids that could be drawn, at most " HD_STR(HD_MAX_ALTERNATIVES) " by top_k"},
+     .about = "the ids that could be drawn, as many as top_k says"},
     {"return_routed_experts", API_BOOL, AT(g.replay[HD_REPLAY_EXPERTS]),
      .about = "the experts of every position but the last, with --routed-experts"},
     {"return_indexer_topk", API_BOOL, AT(g.replay[HD_REPLAY_KEYS]),
@@ -314,10 +314,11 @@ static const api_format native_format = {.endpoint = "/generate",
 /* What could be drawn are the best top_k at most, so that many alternatives list it. */
 static bool take_mask(api_request *r) {
     if (!r->w.sampling_mask || r->g.temperature <= 0) return true;
-    if (r->g.top_k < 1 || r->g.top_k > HD_MAX_ALTERNATIVES) {
+    const int32_t most = r->ctx->limits.max_top_logprobs;
+    if (r->g.top_k < 1 || r->g.top_k > most) {
         return api_refuse(r, "invalid_value", "sampling_params.top_k",
-                          "top_k is %d; return_sampling_mask wants 1 to %d", r->g.top_k,
-                          HD_MAX_ALTERNATIVES);
+                          "top_k is %d; return_sampling_mask wants 1 to %d (--max-logprobs)", r->g.top_k,
+                          most);
     }
     r->g.top_logprobs = hd_max_i32(r->g.top_logprobs, r->g.top_k);
     return true;

@@ -187,6 +187,9 @@ static const engine_option rows[] = {
     {INT("queue", options.queue_limit, 0, 65536), HELP("choices that wait; 0: 1024"),
      .offered = ENGINE_SERVE | ENGINE_REPLAY,
      .why = "nothing waits but what it submits itself"},
+    {INT("max-logprobs", options.max_logprobs, 0, HD_MAX_ALTERNATIVES),
+     HELP("most alternatives of a token that a request may ask for; 0: 20"),
+     .offered = ENGINE_SERVE | ENGINE_REPLAY, .why = "it asks for no alternatives"},
     {WORD("drafter", options.drafter, drafters),
      HELP("auto: the model's own; mtp, dspark: refuse a model with another, but take that of its "
           "folder dspark; none: no drafts"),

@@ -110,14 +110,14 @@ struct engine_request {
 typedef struct engine_step_output {
     uint64_t id;
     hd_step_tokens step;
-    hd_alternative *top; /* [ENGINE_POST_TOPS] memory of its own for the step's alternatives */
+    hd_alternative *top; /* [engine_post_tops()] memory of its own for the step's alternatives */
     char *why;           /* HD_FINISH_ERROR: the receiver frees it */
     int32_t n_retracted;
     int64_t admitted_ns;
     const char *weight_version;
 } engine_step_output;
 
-enum { ENGINE_MAX_NOTICES = 24, ENGINE_POST_TOPS = HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES };
+enum { ENGINE_MAX_NOTICES = 24 };
 
 typedef struct engine_remote engine_remote;   /* remote.c */
 typedef struct engine_version engine_version; /* update.c */
@@ -135,7 +135,7 @@ struct hd_engine {
     /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
     hd_err no_gpu;
     hd_mla_form mla;
-    int32_t max_context, max_living, n_requests;
+    int32_t max_context, max_logprobs, max_living, n_requests;
     bool has_model; /* false: the null runner */
     bool drafts, forced_acceptance;
     const char *notices[ENGINE_MAX_NOTICES];
@@ -205,6 +205,11 @@ struct hd_engine {
     uint64_t pauses;   /* requested */
     int64_t paused_ns; /* when the pause began */
 };
+
+/* Returns how many alternatives a step of one choice has at most. */
+static inline size_t engine_post_tops(const hd_engine *e) {
+    return (size_t)HD_MAX_STEP_TOKENS * (size_t)e->max_logprobs;
+}
 
 /* An id holds the request's use count, its index and the choice's index. Stale ids match
  * nothing. */

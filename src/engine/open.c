@@ -132,7 +132,7 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precisi
 static void place_tops(hd_engine *e) {
     hd_alternative *at = e->tops;
     e->event_post.top = at;
-    for (int32_t i = 0; i < e->cap_posts; i++) e->posts[i].top = at += ENGINE_POST_TOPS;
+    for (int32_t i = 0; i < e->cap_posts; i++) e->posts[i].top = at += engine_post_tops(e);
 }
 
 static hd_status open_mailbox(hd_engine *e, const hd_engine_sizes *z, hd_err *err) {
@@ -151,7 +151,7 @@ static hd_status open_mailbox(hd_engine *e, const hd_engine_sizes *z, hd_err *er
     e->requests = calloc(n + 1, sizeof *e->requests);
     e->free = calloc(n + 1, sizeof *e->free);
     e->posts = calloc((size_t)e->cap_posts, sizeof *e->posts);
-    e->tops = calloc((size_t)(e->cap_posts + 1) * ENGINE_POST_TOPS, sizeof *e->tops);
+    e->tops = calloc((size_t)(e->cap_posts + 1) * engine_post_tops(e), sizeof *e->tops);
     if (!e->requests || !e->free || !e->posts || !e->tops) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu requests", n);
     }
@@ -318,6 +318,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);
     HD_TRY(choose_host(e, o, &z, err));
     e->max_context = z.context;
+    e->max_logprobs = z.logprobs;
     HD_TRY(engine_grammar_cache_open(&e->grammars, err));
     if (!o->no_token_history)
         HD_TRY(engine_token_history_open(&e->token_history, TOKEN_HISTORY_BYTES, err));

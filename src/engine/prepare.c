@@ -285,6 +285,11 @@ static hd_status open_choices(hd_engine *e, engine_request *r, const hd_request 
 static hd_status open_prompt_logprobs(const hd_engine *e, engine_request *r,
                                       const hd_request *g, hd_err *err) {
     r->n_top = g->top_logprobs;
+    if (r->n_top > e->max_logprobs) {
+        return HD_REFUSE(err, HD_EINVAL, NULL, "top_logprobs",
+                         "top_logprobs is %d; this engine gives at most %d (max_logprobs)",
+                         r->n_top, e->max_logprobs);
+    }
     if (!e->has_model && (g->top_logprobs || g->prompt_logprobs)) {
         return HD_FAIL(
             err, HD_EUNSUPPORTED,

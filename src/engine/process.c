@@ -47,6 +47,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                (int64_t)e->mla,
                                is_text(o->backend, "ref"),
                                o->queue_limit,
+                               o->max_logprobs,
                                o->updatable,
                                engine_rebalance_is_on(o),
                                (int64_t)(o->kv_host_gb * 1e9)};

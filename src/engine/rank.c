@@ -202,12 +202,12 @@ hd_status engine_rank_open_runner(engine_rank *rank, const hd_engine_sizes *z,
 
 hd_status engine_rank_open_inbox(engine_rank *rank, const hd_engine_sizes *z,
                                  int32_t max_living, hd_err *err) {
-    const size_t n = (size_t)z->running;
+    const size_t n = (size_t)z->running, n_tops = engine_post_tops(rank->engine);
     if (!engine_rank_leads(rank)) return HD_OK;
     const size_t n_rows = (size_t)hd_model_n_expert_rows(rank->engine->spec);
     rank->cap_step_outputs = z->running;
     rank->step_outputs = calloc(n, sizeof *rank->step_outputs);
-    rank->tops = calloc(n * ENGINE_POST_TOPS, sizeof *rank->tops);
+    rank->tops = calloc(n * n_tops, sizeof *rank->tops);
     rank->fresh_loads = calloc(n_rows + 1, sizeof *rank->fresh_loads);
     rank->watched = calloc(n, sizeof *rank->watched);
     if (!rank->watched || !rank->step_outputs || !rank->tops || !rank->fresh_loads ||
@@ -215,7 +215,7 @@ hd_status engine_rank_open_inbox(engine_rank *rank, const hd_engine_sizes *z,
         return HD_FAIL(err, HD_ENOMEM, "no memory for %d requests", max_living);
     }
     for (size_t i = 0; i < n; i++) {
-        rank->step_outputs[i].top = rank->tops + i * ENGINE_POST_TOPS;
+        rank->step_outputs[i].top = rank->tops + i * n_tops;
     }
     return HD_OK;
 }

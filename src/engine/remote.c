@@ -59,7 +59,7 @@ hd_status engine_remote_open(engine_remote **out, const hd_engine *e, hd_err *er
     *out = m;
     if (m) m->last_job = &m->jobs;
     if (m) m->words = calloc((size_t)e->n_groups, sizeof *m->words);
-    if (m) m->post.top = calloc(ENGINE_POST_TOPS, sizeof *m->post.top);
+    if (m) m->post.top = calloc(engine_post_tops(e), sizeof *m->post.top);
     if (m && m->words && m->post.top) return HD_OK;
     return HD_FAIL(err, HD_ENOMEM, "no memory for the mail of other processes");
 }
@@ -463,7 +463,7 @@ static hd_status take_report(hd_engine *e, int32_t group, engine_reader from, hd
         } else if (record.kind == ENGINE_RECORD_PAGE) {
             HD_TRY(engine_take_page(e, &from, r, record.n, err));
         } else if (record.kind == ENGINE_RECORD_OUTPUT) {
-            HD_TRY(engine_take_output(&from, record.id, p, err));
+            HD_TRY(engine_take_output(e, &from, record.id, p, err));
             if (!has_room(r, p)) return wrong_report(group, err);
             p->weight_version = e->ranks[0].weight_version;
             engine_post(e, p);

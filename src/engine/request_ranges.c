@@ -28,7 +28,7 @@ static const hd_request_range ranges[] = {
     {FIELD(min_tokens),           0,              INT32_MAX,           0,    0},
     {FIELD(draft_tokens),         HD_DRAFTS_AUTO, HD_MAX_DRAFTS,       0,    0},
     {FIELD(max_reasoning),        0,              INT32_MAX,           1,    INT32_MAX},
-    {FIELD(relaxed_top),          0,              HD_MAX_ALTERNATIVES, 0,    0},
+    {FIELD(relaxed_top),          0,              HD_MAX_RELAXED_TOP,  0,    0},
     {FIELD(top_logprobs),         0,              HD_MAX_ALTERNATIVES, 0,    0},
     {FIELD(logprob_mode),         0,              HD_LOGPROB_SAMPLED,  0,    0},
     {FIELD(prompt_logprobs_from), 0,              INT32_MAX,           -1,   INT32_MAX},

@@ -32,6 +32,7 @@ hd_engine_sizes hd_engine_sizes_of(const hd_model_spec *spec, bool drafts,
                          .chunk = or_default(o->chunk_tokens, DEFAULT_CHUNK),
                          .queue = or_default(o->queue_limit, DEFAULT_QUEUE),
                          .drafts = drafts ? HD_MAX_DRAFTS : 0,
+                         .logprobs = or_default(o->max_logprobs, HD_DEFAULT_LOGPROBS),
                          .shape = hd_kv_shape_of(spec)};
     z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, spec->max_positions));
     z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_STEP_TOKENS);
@@ -81,7 +82,8 @@ hd_model_runner_options hd_engine_runner_options(const hd_engine_sizes *z) {
         .n_pages = {z->n_pages[HD_KV_FULL], z->n_pages[HD_KV_WINDOW]},
         .n_host = {z->n_host[HD_KV_FULL],  z->n_host[HD_KV_WINDOW] },
         .max_drafts = z->drafts,
-        .sample_rows = z->sample_rows
+        .sample_rows = z->sample_rows,
+        .top_stride = z->logprobs
     };
 }
 

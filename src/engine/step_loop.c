@@ -36,7 +36,7 @@ static void on_slot_released(void *ctx, uint64_t id, int32_t slot) {
     (void)slot;
 }
 
-/* Copies a step with its alternatives, to top[ENGINE_POST_TOPS]. */
+/* Copies a step with its alternatives, to top[engine_post_tops()]. */
 static void copy_step(hd_step_tokens *to, hd_alternative *top, const hd_step_tokens *from) {
     const size_t n = (size_t)from->n_tokens * (size_t)from->n_top;
     *to = *from;

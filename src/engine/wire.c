@@ -163,7 +163,7 @@ static bool counts_fit(const hd_engine *e, const wire_request *w) {
            hd_is_within(w->params.n_bias, 0, HD_MAX_BIAS) &&
            hd_is_within(w->params.n_ban, 0, w->n_stop) &&
            hd_is_within(w->queue_left_ns, 0, INT64_MAX / 2) &&
-           hd_is_within(w->params.n_top, 0, HD_MAX_ALTERNATIVES) &&
+           hd_is_within(w->params.n_top, 0, e->max_logprobs) &&
            hd_is_within(c->n_ban, 0, w->n_stop) &&
            hd_is_within(c->n_forced, 0, e->max_context) && c->n_key <= MAX_KEY &&
            pages_fit(e, &w->pages, w->n_prompt) &&
@@ -434,19 +434,19 @@ hd_status engine_put_output(hd_bytes *to, int32_t group, const engine_step_outpu
     return hd_bytes_append(to, p->why, (size_t)w.n_why, err);
 }
 
-static bool step_fits(const hd_step_tokens *s) {
+static bool step_fits(const hd_engine *e, const hd_step_tokens *s) {
     return hd_is_within(s->n_tokens, 0, HD_MAX_STEP_TOKENS) &&
-           hd_is_within(s->n_top, 0, HD_MAX_ALTERNATIVES) &&
+           hd_is_within(s->n_top, 0, e->max_logprobs) &&
            hd_is_within(s->n_drafted, 0, HD_MAX_DRAFTS) &&
            hd_is_within(s->n_accepted, 0, s->n_drafted) &&
            hd_is_within((int)s->finish_reason, HD_FINISH_NONE, HD_FINISH_ERROR);
 }
 
-hd_status engine_take_output(engine_reader *from, uint64_t id, engine_step_output *p,
-                             hd_err *err) {
+hd_status engine_take_output(const hd_engine *e, engine_reader *from, uint64_t id,
+                             engine_step_output *p, hd_err *err) {
     wire_output w;
     HD_TRY(engine_take_bytes(from, &w, sizeof w, err));
-    if (!step_fits(&w.step) || !hd_is_within(w.n_why, 0, MAX_WHY))
+    if (!step_fits(e, &w.step) || !hd_is_within(w.n_why, 0, MAX_WHY))
         return refuse("an output", err);
     const size_t n_top = (size_t)w.step.n_tokens * (size_t)w.step.n_top;
     p->id = id;

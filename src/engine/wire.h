@@ -75,9 +75,9 @@ void engine_forget_request(hd_engine *e, engine_request *r);
 hd_status engine_put_output(hd_bytes *to, int32_t group, const engine_step_output *p,
                             hd_err *err);
 
-/* p->top has room for ENGINE_POST_TOPS; the caller frees p->why. */
-hd_status engine_take_output(engine_reader *from, uint64_t id, engine_step_output *p,
-                             hd_err *err);
+/* p->top has room for engine_post_tops(); the caller frees p->why. */
+hd_status engine_take_output(const hd_engine *e, engine_reader *from, uint64_t id,
+                             engine_step_output *p, hd_err *err);
 
 hd_status engine_put_prompt(hd_bytes *to, int32_t group, uint64_t id,
                             const hd_prompt_logprobs *p, hd_err *err);

@@ -32,7 +32,7 @@ typedef struct hd_sampling {
      * whose values are ignored. */
     int32_t ban_at, n_ban;
     int32_t ban_until;
-    int32_t n_top; /* top alternatives to report, <= HD_MAX_ALTERNATIVES */
+    int32_t n_top; /* top alternatives to report, <= top_stride */
     bool logprob;  /* report the token's log-probability */
     /* of reported log-probabilities; with temperature 0 they are raw */
     hd_logprob_mode logprob_mode;
@@ -82,8 +82,8 @@ typedef struct hd_count_tokens_args {
 typedef struct hd_sample_args {
     int32_t *token;            /* [rows] or HD_TOKEN_NONE, HD_TOKEN_BROKEN */
     float *logprob;            /* [rows] written where requested */
-    int32_t *top_id;           /* [rows, HD_MAX_ALTERNATIVES] the first n_top written, most */
-    float *top_logprob;        /* probable first; id -1 where the row has no more */
+    int32_t *top_id;           /* [rows, top_stride] the first n_top written, most probable */
+    float *top_logprob;        /* first; id -1 where the row has no more */
     const float *logits;       /* [rows, vocab] finite or -inf */
     const hd_sampling *params; /* [*] */
     const int32_t *slot;       /* [rows] of params */
@@ -97,6 +97,7 @@ typedef struct hd_sample_args {
     const int32_t *given;      /* [rows] below vocab, -1: sample; or NULL: all sample */
     const int32_t *draft;      /* [rows] -1: none; or NULL: none */
     int32_t rows, vocab, n_ids;
+    int32_t top_stride; /* at most HD_MAX_ALTERNATIVES */
 } hd_sample_args;
 
 #define HD_ROWS_sample(T)

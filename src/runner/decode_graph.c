@@ -52,7 +52,8 @@ static runner_graph_inputs graph_inputs_in(const hd_model_runner *x, void *block
     return o;
 }
 
-static runner_graph_outputs graph_outputs_in(void *block, const runner_graph_shape *z) {
+static runner_graph_outputs graph_outputs_in(const hd_model_runner *x, void *block,
+                                             const runner_graph_shape *z) {
     hd_arena a = over(block);
     runner_graph_outputs o;
     const int64_t rows = (int64_t)z->n * (1 + z->n_drafts);
@@ -63,8 +64,8 @@ static runner_graph_outputs graph_outputs_in(void *block, const runner_graph_sha
     o.accepted = ints(&a, z->n);
     o.draft = ints(&a, (int64_t)z->n * z->n_drafts);
     o.top_at = a.used;
-    o.top_id = ints(&a, rows * HD_MAX_ALTERNATIVES);
-    o.top_logprob = take(&a, rows * HD_MAX_ALTERNATIVES, sizeof *o.top_logprob);
+    o.top_id = ints(&a, rows * x->o.top_stride);
+    o.top_logprob = take(&a, rows * x->o.top_stride, sizeof *o.top_logprob);
     o.bytes = a.used;
     return o;
 }
@@ -148,7 +149,7 @@ hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
     f->page_tokens = hd_kv_shape_of(x->env.spec).page_tokens;
     f->table_stride = x->o.seq_pages + (int32_t)hd_ceil_div(RUNNER_LOOKAHEAD, f->page_tokens);
     const size_t graph_inputs = graph_inputs_in(x, NULL, &most).bytes;
-    const size_t graph_outputs = graph_outputs_in(NULL, &most).bytes;
+    const size_t graph_outputs = graph_outputs_in(x, NULL, &most).bytes;
     const size_t graph_state = graph_state_in(x, NULL, &most).bytes;
     f->on = true;
     f->next = &f->inflight[0];
@@ -316,7 +317,8 @@ static void queue_sample(hd_model_runner *x, const runner_graph_inputs *o,
                                                         .given = b->given,
                                                         .rows = z->n * (1 + z->n_drafts),
                                                         .vocab = x->env.spec->vocab,
-                                                        .n_ids = x->o.n_ids});
+                                                        .n_ids = x->o.n_ids,
+                                                        .top_stride = x->o.top_stride});
 }
 
 /* The leader of several ranks samples, and all go on from its tokens, which travel as the bits of
@@ -419,7 +421,7 @@ static void queue_choices_out(hd_model_runner *x, const runner_graph_inputs *o,
 /* Queues all operators of a step, from the shape alone. A follower has no outputs. */
 static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
     const runner_graph_inputs o = graph_inputs_in(x, x->fixed.graph_inputs_device, z);
-    const runner_graph_outputs out = graph_outputs_in(x->fixed.graph_outputs_device, z);
+    const runner_graph_outputs out = graph_outputs_in(x, x->fixed.graph_outputs_device, z);
     hd_batch rows = runner_graph_rows(x, &o, z);
     hd_batch *step = &rows;
     const int32_t places = x->n_drafts ? hd_max_i32(z->n_drafts, 1) : 0;
@@ -484,7 +486,7 @@ static void fill_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
     runner_decode_graphs *a = &x->fixed;
     const runner_graph_inputs o =
         graph_inputs_in(x, a->graph_inputs_host[a->parity], &f->shape);
-    const runner_graph_outputs out = graph_outputs_in(f->graph_outputs, &f->shape);
+    const runner_graph_outputs out = graph_outputs_in(x, f->graph_outputs, &f->shape);
     const int32_t per_seq = 1 + f->shape.n_drafts;
     int32_t live = 0, masks = 0;
     for (int32_t s = 0; s < x->o.n_slots; s++) f->index[s] = -1;
@@ -594,7 +596,7 @@ hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, 
     hd_model_runner_times *t = &x->fixed.times;
     f->under_way = false;
     HD_TRY(hd_stream_sync_event(x->env.stream, f->done, err));
-    const runner_graph_outputs o = graph_outputs_in(f->graph_outputs, &f->shape);
+    const runner_graph_outputs o = graph_outputs_in(x, f->graph_outputs, &f->shape);
     t->steps++;
     t->graph_steps += f->as_graph;
     t->step_ns += *o.ended - *o.begun;
@@ -634,7 +636,7 @@ static bool take_token(hd_model_runner *x, const hd_seq_input *w, hd_seq_output 
 
 void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *f,
                                 const hd_seq_input *w, hd_seq_output *c) {
-    const runner_graph_outputs o = graph_outputs_in(f->graph_outputs, &f->shape);
+    const runner_graph_outputs o = graph_outputs_in(x, f->graph_outputs, &f->shape);
     const int32_t i = f->index[w->slot], n_drafts = f->shape.n_drafts;
     const int32_t first = i * (1 + n_drafts);
     assert(o.accepted[i] >= 0);
@@ -648,8 +650,8 @@ void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *
         step->logprobs[step->n_tokens++] = o.logprob[row];
         goes_on = take_token(x, w, c, o.token[row]);
     }
-    runner_show_tops(x, w->slot, o.top_id + (int64_t)first * HD_MAX_ALTERNATIVES,
-                     o.top_logprob + (int64_t)first * HD_MAX_ALTERNATIVES, step);
+    runner_show_tops(x, w->slot, o.top_id + (int64_t)first * x->o.top_stride,
+                     o.top_logprob + (int64_t)first * x->o.top_stride, step);
     if (!goes_on) {
         x->fixed.known[w->slot].position = -1;
         return;

@@ -38,7 +38,7 @@ typedef struct runner_graph_outputs {
     int32_t *accepted;      /* [n] */
     int32_t *draft;         /* [n, n_drafts] */
     size_t top_at;
-    int32_t *top_id;    /* [rows, HD_MAX_ALTERNATIVES] */
+    int32_t *top_id;    /* [rows, top_stride] */
     float *top_logprob; /* likewise */
     size_t bytes;
 } runner_graph_outputs;

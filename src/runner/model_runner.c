@@ -26,7 +26,7 @@ static void place(runner_sampler_buffers *v, hd_arena *a, const hd_model_runner 
     int32_t **const lists[] = {&v->slot,      &v->position,  &v->input,
                                &v->n_drafted, &v->given,     &v->draft,
                                &v->mask_row,  &v->count_row, &v->count_token};
-    const int64_t tops = (int64_t)x->n_rows * HD_MAX_ALTERNATIVES;
+    const int64_t tops = (int64_t)x->n_rows * x->o.top_stride;
     v->params = take(a, (int64_t)x->o.n_slots + 1, sizeof *v->params);
     v->bias = take(a, (int64_t)x->o.n_slots * RUNNER_BIAS_ENTRIES, sizeof *v->bias);
     v->draft_mask = take(a, x->o.n_slots, sizeof *v->draft_mask);
@@ -147,9 +147,9 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     HD_TRY(open_constraints(x, err));
     if (o->fixed_steps) HD_TRY(runner_decode_graph_open(x, err));
     HD_TRY(open_choices(x, err));
-    const size_t n = (size_t)o->n_slots;
-    x->tops = calloc(n * HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES, sizeof *x->tops);
-    x->prompt_tops = calloc((size_t)x->n_rows * HD_MAX_ALTERNATIVES, sizeof *x->prompt_tops);
+    const size_t n = (size_t)o->n_slots, top_stride = (size_t)o->top_stride;
+    x->tops = calloc(n * HD_MAX_STEP_TOKENS * top_stride, sizeof *x->tops);
+    x->prompt_tops = calloc((size_t)x->n_rows * top_stride, sizeof *x->prompt_tops);
     x->places = calloc(n, sizeof *x->places);
     x->drafting = calloc(n, sizeof *x->drafting);
     if (x->tops && x->prompt_tops && x->places && x->drafting) return HD_OK;

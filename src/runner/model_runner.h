@@ -37,6 +37,7 @@ typedef struct hd_model_runner_options {
     /* logits rows of one step, for sampling and prompt log-probabilities; 0: as many as all
      * slots can sample at */
     int32_t sample_rows;
+    int32_t top_stride; /* alternatives of one token at most; 0: none */
     /* vocabulary of the grammar masks; NULL: no request has a constraint */
     const hd_grammar_vocab *vocab;
     int32_t expert_rows;  /* expert_rows of hd_model_limits */

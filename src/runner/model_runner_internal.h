@@ -91,8 +91,8 @@ struct hd_model_runner {
     runner_mirrored sampling, mask;
     runner_sampler_buffers host, device; /* views of `sampling` */
     /* Alternatives that the outputs of a step point at. */
-    hd_alternative *tops;          /* [n_slots, HD_MAX_STEP_TOKENS, HD_MAX_ALTERNATIVES] */
-    hd_alternative *prompt_tops;   /* [n_rows, HD_MAX_ALTERNATIVES] */
+    hd_alternative *tops;          /* [n_slots, HD_MAX_STEP_TOKENS, top_stride] */
+    hd_alternative *prompt_tops;   /* [n_rows, top_stride] */
     uint16_t *counts;              /* [n_slots, vocab] device memory */
     int32_t n_rows;                /* logits rows of a step, at most */
     int32_t n_drafts;              /* of a sequence in one step, at most; 0: nothing drafts */
@@ -158,13 +158,13 @@ static inline void runner_note_failure(hd_seq_output *c, int32_t token) {
     if (token == HD_TOKEN_BROKEN) c->status = HD_EDEVICE;
 }
 
-/* Writes alternatives of n rows, which the sampler wrote with a stride of
- * HD_MAX_ALTERNATIVES, to out[n, n_top]. */
-static inline void runner_pair_tops(hd_alternative *out, const int32_t *ids,
-                                    const float *logprobs, int32_t n, int32_t n_top) {
+/* Writes alternatives of n rows, which the sampler wrote with its stride, to out[n, n_top]. */
+static inline void runner_pair_tops(const hd_model_runner *x, hd_alternative *out,
+                                    const int32_t *ids, const float *logprobs, int32_t n,
+                                    int32_t n_top) {
     for (int32_t i = 0; i < n; i++) {
         for (int32_t k = 0; k < n_top; k++) {
-            const int32_t at = i * HD_MAX_ALTERNATIVES + k;
+            const int32_t at = i * x->o.top_stride + k;
             *out++ = (hd_alternative){ids[at], logprobs[at]};
         }
     }
@@ -174,8 +174,8 @@ static inline void runner_pair_tops(hd_alternative *out, const int32_t *ids,
 static inline void runner_show_tops(const hd_model_runner *x, int32_t slot, const int32_t *ids,
                                     const float *logprobs, hd_step_tokens *step) {
     step->n_top = x->host.params[slot].n_top;
-    hd_alternative *out = x->tops + (int64_t)slot * HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES;
-    runner_pair_tops(out, ids, logprobs, step->n_tokens, step->n_top);
+    hd_alternative *out = x->tops + (int64_t)slot * HD_MAX_STEP_TOKENS * x->o.top_stride;
+    runner_pair_tops(x, out, ids, logprobs, step->n_tokens, step->n_top);
     step->top = out;
 }
 

@@ -161,7 +161,8 @@ static hd_status sample(hd_model_runner *x, int32_t groups, hd_err *err) {
                                                         .draft = d->draft,
                                                         .rows = x->batch.n_logits,
                                                         .vocab = x->env.spec->vocab,
-                                                        .n_ids = x->o.n_ids});
+                                                        .n_ids = x->o.n_ids,
+                                                        .top_stride = x->o.top_stride});
     x->env.ops->verify(x->env.stream, &(hd_verify_args){.accepted = d->accepted,
                                                         .next = d->next,
                                                         .token = d->token,
@@ -176,13 +177,13 @@ static hd_status sample(hd_model_runner *x, int32_t groups, hd_err *err) {
 static void collect_prompt(const hd_model_runner *x, const hd_seq_input *w,
                            const runner_input_rows *place, hd_seq_output *c) {
     const int32_t first = place->first_prompt, n = w->n_prompt_logprobs;
-    const int64_t at = (int64_t)first * HD_MAX_ALTERNATIVES;
+    const int64_t at = (int64_t)first * x->o.top_stride;
     c->prompt = (hd_prompt_logprobs){.logprobs = x->host.logprob + first,
                                      .top = x->prompt_tops + at,
                                      .n = n,
                                      .n_top = x->host.params[w->slot].n_top};
     for (int32_t k = 0; k < n; k++) runner_note_failure(c, x->host.token[first + k]);
-    runner_pair_tops(x->prompt_tops + at, x->host.top_id + at, x->host.top_logprob + at, n,
+    runner_pair_tops(x, x->prompt_tops + at, x->host.top_id + at, x->host.top_logprob + at, n,
                      c->prompt.n_top);
 }
 
@@ -199,8 +200,8 @@ static void collect_tokens(hd_model_runner *x, const hd_seq_input *w,
         if (x->constraints)
             runner_constraint_advance(&x->constraints[w->slot], &x->masks, token);
     }
-    runner_show_tops(x, w->slot, x->host.top_id + (int64_t)first * HD_MAX_ALTERNATIVES,
-                     x->host.top_logprob + (int64_t)first * HD_MAX_ALTERNATIVES, step);
+    runner_show_tops(x, w->slot, x->host.top_id + (int64_t)first * x->o.top_stride,
+                     x->host.top_logprob + (int64_t)first * x->o.top_stride, step);
 }
 
 /* Collects the output of each sequence, and adds accepted tokens to the penalty counts in

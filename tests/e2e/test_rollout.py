@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import itertools
 import math
 import re
 import threading
@@ -295,3 +296,24 @@ def test_masks_of_greedy_answers_and_refusals(tiny):
     assert mask_request(tiny, 400, return_logprob=True)["error"]["param"] == "logprob_mode"
     plain = tiny.post("/generate", {"text": "Once", "sampling_params": {"max_new_tokens": 2}}).json
     assert "output_token_sampling_mask" not in plain["meta_info"]
+
+
+def test_a_server_may_give_more_alternatives(serve):
+    """--max-logprobs: masks of hundreds of ids, the best first, whose probabilities are all that could be drawn; of all endpoints."""
+    server = serve("--max-logprobs", 512, "--tp", 2)
+    hot = {"temperature": 2, "top_k": 512, "top_p": 0.97}
+    info = mask_request(server, sampling=hot, return_logprob=True, logprob_mode="sampled", top_logprobs_num=512)["meta_info"]
+    masks = info["output_token_sampling_mask"]
+    assert max(map(len, masks)) > 100
+    for mask, tops, drawn in zip(masks, info["output_top_logprobs"], info["output_token_logprobs"]):
+        assert [t[1] for t in tops] == mask and len(set(mask)) == len(mask) and drawn[1] in mask
+        assert abs(sum(math.exp(t[0]) for t in tops) - 1) < 1e-4
+        assert all(a[0] >= b[0] for a, b in itertools.pairwise(tops))
+    assert mask_request(server, 400, {"top_k": 513})["error"]["param"] == "sampling_params.top_k"
+    reply = server.post("/v1/completions", {"prompt": "Once upon", "max_tokens": 3, "logprobs": 300, "echo": True}).json
+    assert [len(t) > 290 for t in reply["choices"][0]["logprobs"]["top_logprobs"][-3:]] == [True] * 3
+    messages = [{"role": "user", "content": "hi"}]
+    asked = {"messages": messages, "max_tokens": 2, "logprobs": True, "top_logprobs": 400}
+    content = server.post("/v1/chat/completions", asked).json["choices"][0]["logprobs"]["content"]
+    assert [len(t["top_logprobs"]) for t in content] == [400, 400]
+    assert server.post("/v1/chat/completions", asked | {"top_logprobs": 513}).status == 400

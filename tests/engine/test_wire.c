@@ -221,7 +221,8 @@ static void numbers_out_of_range_are_refused(void **state) {
 
 static void an_output_arrives_whole(void **state) {
     (void)state;
-    hd_alternative top[ENGINE_POST_TOPS] = {0}, memory[ENGINE_POST_TOPS];
+    hd_alternative top[HD_MAX_STEP_TOKENS * HD_DEFAULT_LOGPROBS] = {0},
+                   memory[HD_LEN(top)];
     for (int i = 0; i < 4; i++) top[i] = (hd_alternative){i, -(float)i};
     const engine_step_output p = {
         .id = 77,
@@ -245,7 +246,7 @@ static void an_output_arrives_whole(void **state) {
         engine_step_output got = {.top = memory};
         engine_reader from = {bytes.data, n};
         hd_status st = engine_take_bytes(&from, &record, sizeof record, NULL);
-        if (st == HD_OK) st = engine_take_output(&from, record.id, &got, NULL);
+        if (st == HD_OK) st = engine_take_output(engine, &from, record.id, &got, NULL);
         assert_int_equal(st, n < bytes.n ? HD_EPEER : HD_OK);
         if (st != HD_OK) continue;
         assert_true(got.id == 77 && record.group == 1 && got.admitted_ns == 0);

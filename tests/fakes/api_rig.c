@@ -355,7 +355,7 @@ static void send_event(rig *r, int32_t i, hd_event *e) {
     rig_request *q = &r->requests[i];
     static const int32_t prompt_ids[3] = {10, 11, 12};
     static const float scores[3] = {-0.5f, -1.0f, -1.5f};
-    static hd_alternative top[3 * HD_MAX_ALTERNATIVES];
+    static hd_alternative top[3 * HD_DEFAULT_LOGPROBS];
     const int32_t n_top = q->g.top_logprobs;
     for (size_t k = 0; k < HD_LEN(top); k++) top[k] = (hd_alternative){97, -0.25f};
     e->id = q->id;
@@ -472,7 +472,7 @@ void rig_init(rig *r) {
         .model_name = "toy",
         .created = 5,
         .limits = {.max_choices = 8,
-                   .max_top_logprobs = 20,
+                   .max_top_logprobs = HD_DEFAULT_LOGPROBS,
                    .max_messages = 4096,
                    .max_batch_prompts = 64,
                    .stream_interval = 1},

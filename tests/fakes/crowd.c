@@ -185,6 +185,7 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
         .n_ids = m->n_ids,
         .max_drafts = HD_MAX_DRAFTS,
         .sample_rows = STEP_ROWS,
+        .top_stride = TOPS,
         .vocab = m->vocab,
         .forced = hd_acceptance_of(how.forced_acceptance),
         .fixed_steps = how.fixed,

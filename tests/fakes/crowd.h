@@ -15,7 +15,7 @@ enum {
     POSITIONS = 441, /* with drafts after it a multiple of the 64-token pages */
     MAX_PAGES = 128,
     STEP_ROWS = 160,
-    TOPS = HD_MAX_ALTERNATIVES,
+    TOPS = 25,
     /* the ids of every test model that are not text */
     BOS = 0,
     EOS = 1,

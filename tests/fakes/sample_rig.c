@@ -133,7 +133,8 @@ void make_step(step *s, int32_t rows, int32_t vocab) {
                             .draft = s->draft,
                             .rows = rows,
                             .vocab = vocab,
-                            .n_ids = vocab};
+                            .n_ids = vocab,
+                            .top_stride = HD_DEFAULT_LOGPROBS};
 }
 
 void free_step(step *s) {

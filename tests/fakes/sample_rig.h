@@ -8,6 +8,7 @@
 #include "ops/ops.h"
 
 enum { RIG_TABLES = 5, RIG_STREAMS = 3, MAX_ROWS = 24, POOL = 64, N_MASKS = 3, N_COUNTS = 3 };
+enum { RIG_TOPS = 3 * HD_MAX_ALTERNATIVES }; /* alternatives of all rows of a step */
 
 typedef struct rig {
     hd_ops table[RIG_TABLES]; /* the reference first, CUDA last where there is a GPU */
@@ -35,8 +36,8 @@ typedef struct step {
 typedef struct answer {
     int32_t token[MAX_ROWS];
     float logprob[MAX_ROWS];
-    int32_t top_id[MAX_ROWS * HD_MAX_ALTERNATIVES];
-    float top_logprob[MAX_ROWS * HD_MAX_ALTERNATIVES];
+    int32_t top_id[RIG_TOPS];
+    float top_logprob[RIG_TOPS];
 } answer;
 
 void open_rig(rig *r, int32_t vocab);

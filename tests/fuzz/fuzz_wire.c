@@ -36,10 +36,10 @@ static void take_request(engine_reader from) {
 }
 
 static void take_output(engine_reader from) {
-    hd_alternative top[ENGINE_POST_TOPS];
+    hd_alternative top[HD_MAX_STEP_TOKENS * HD_DEFAULT_LOGPROBS];
     engine_step_output p = {.top = top};
-    if (engine_take_output(&from, 1, &p, NULL) != HD_OK) return;
-    if (p.step.n_tokens > HD_MAX_STEP_TOKENS || p.step.n_top > HD_MAX_ALTERNATIVES) abort();
+    if (engine_take_output(engine, &from, 1, &p, NULL) != HD_OK) return;
+    if (p.step.n_tokens > HD_MAX_STEP_TOKENS || p.step.n_top > HD_DEFAULT_LOGPROBS) abort();
     free(p.why);
 }
 

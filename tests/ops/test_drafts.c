@@ -215,7 +215,7 @@ static void given_tokens_are_reported(void **state) {
         s.mask_row[i] = 0; /* it allows no token */
     }
     for (int32_t t = 0; t < r.n_tables; t++) {
-        answer got;
+        static answer got;
         run_sample(&r.table[t], r.stream[1], &s.a, &got);
         for (int32_t i = 0; i < ROWS - 1; i++) {
             if (i == 1) continue;
@@ -290,7 +290,7 @@ static void relaxed_drafts_stand_when_near(void **state) {
             s.position[i] = 5;
         }
         for (int32_t t = 0; t < r.n_tables; t++) {
-            answer got;
+            static answer got;
             run_sample(&r.table[t], r.stream[1], &s.a, &got);
             for (int32_t i = 1; i < ROWS; i++) {
                 const bool near = is_near(y, VOCAB, &s.params[0], s.draft[i]);
@@ -332,7 +332,7 @@ typedef struct verdict {
  * rejected. */
 static int32_t draw_pair(const hd_ops *ops, hd_stream *stream, step *s, verdict *v,
                          float x[PAIR_VOCAB + 1][PAIR_VOCAB], int32_t draft, bool relaxed) {
-    answer got;
+    static answer got;
     s->a.rows = 2;
     s->input[1] = draft;
     s->n_drafted[1] = 1;
@@ -473,7 +473,7 @@ static int32_t write_rows(generation *g, const hd_ops *ops, hd_stream *stream, s
 static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
                      const int32_t *n_drafts) {
     step s;
-    answer got;
+    static answer got;
     int32_t *sampled = rig_zeros(sizeof got.token);
     stream = rig_stream(ops, stream);
     make_step(&s, MAX_ROWS, SPEC_VOCAB);

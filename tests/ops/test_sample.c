@@ -29,8 +29,8 @@ static void run_apart(const hd_ops *ops, hd_stream *stream, const hd_sample_args
         a.rows = 1;
         a.token = to->token + r;
         a.logprob = to->logprob + r;
-        a.top_id = to->top_id + r * HD_MAX_ALTERNATIVES;
-        a.top_logprob = to->top_logprob + r * HD_MAX_ALTERNATIVES;
+        a.top_id = to->top_id + r * a.top_stride;
+        a.top_logprob = to->top_logprob + r * a.top_stride;
         a.logits += (int64_t)r * a.vocab;
         a.slot += r;
         a.position += r;
@@ -61,7 +61,7 @@ static float one_of(const float *values, size_t n) {
     return values[rig_below((int32_t)n)];
 }
 
-static hd_sampling random_params(void) {
+static hd_sampling random_params(int32_t most_top) {
     static const float temperature[] = {0, 1e-6f, 0.1f, 0.7f, 1, 1, 2, 50, 1e9f};
     static const float top_p[] = {0, 1, 1e-7f, 0.1f, 0.5f, 0.9f, 0.95f, 0.999f, 0.9999999f};
     static const float min_p[] = {0, 0, 1e-14f, 1e-3f, 0.05f, 0.5f, 1};
@@ -82,7 +82,7 @@ static hd_sampling random_params(void) {
                          .ban_at = rig_below(POOL / 2),
                          .n_ban = rig_below(POOL / 2),
                          .ban_until = rig_below(3 * MAX_ROWS),
-                         .n_top = rig_below(3) ? 0 : rig_below(HD_MAX_ALTERNATIVES + 1),
+                         .n_top = rig_below(3) ? 0 : rig_below(most_top + 1),
                          .logprob = rig_below(2) != 0,
                          .logprob_mode = (hd_logprob_mode)rig_below(HD_LOGPROB_SAMPLED + 1),
                          .relaxed_top = rig_below(3) * rig_below(9),
@@ -105,6 +105,7 @@ static void random_logits(float *x, int32_t vocab) {
 static void random_step(step *s, int32_t rows, int32_t vocab) {
     make_step(s, rows, vocab);
     s->a.n_ids = rig_below(2) ? vocab : 1 + rig_below(vocab);
+    s->a.top_stride = rig_below(4) ? HD_DEFAULT_LOGPROBS : RIG_TOPS / MAX_ROWS;
     const int32_t words = (vocab + 31) / 32;
     for (int32_t i = 0; i < N_MASKS * words; i++) {
         s->mask[i] = i < words ? rig_word() : i < 2 * words ? UINT32_MAX << (i % 32) : 0;
@@ -117,7 +118,7 @@ static void random_step(step *s, int32_t rows, int32_t vocab) {
         s->bias[i] = (hd_logit_bias){rig_below(vocab), jitter(9.0f)};
     for (int32_t r = 0; r < rows; r++) {
         random_logits(s->logits + (int64_t)r * vocab, vocab);
-        s->params[r] = random_params();
+        s->params[r] = random_params(s->a.top_stride);
         s->slot[r] = rig_below(rows);
         s->position[r] = rig_below(4 * MAX_ROWS);
         s->mask_row[r] = rig_below(3) ? -1 : rig_below(N_MASKS);
@@ -140,7 +141,7 @@ void op_sample(void **state) {
         const int32_t rows = round % 20 == 0 ? 0 : 1 + rig_below(MAX_ROWS);
         step s;
         random_step(&s, rows, vocabs[round % (int32_t)HD_LEN(vocabs)]);
-        answer want, got;
+        static answer want, got;
         run_sample(&r.table[0], r.stream[0], &s.a, &want);
         for (int32_t t = 1; t < r.n_tables; t++) {
             for (int i = 0; i < n_streams; i++) {
@@ -284,7 +285,7 @@ static void rows_fail_alone(void **state) {
     s.bias[1].token = 4;
     s.params[2] = (hd_sampling){.ban_at = 0, .n_ban = 2, .ban_until = 3};
     s.params[3] = s.params[2];
-    answer got;
+    static answer got;
     for (int32_t t = 0; t < r.n_tables; t++) {
         run_sample(&r.table[t], r.stream[2], &s.a, &got);
         const int32_t want[4] = {5, HD_TOKEN_BROKEN, 3, 5};
@@ -456,7 +457,7 @@ static void draws_follow_the_probabilities(void **state) {
         const transformation *t = &transformations[i / 2];
         int32_t seen[N_IDS] = {0};
         double probability[N_IDS];
-        answer got;
+        static answer got;
         step s;
         fill_distribution(&s);
         for (int32_t row = 0; row < MAX_ROWS; row++) {
@@ -493,8 +494,8 @@ static void check_logprobs(const step *s, const answer *got, int32_t row) {
     if (!(fabs((double)got->logprob[row] - want) <= 5e-7 * (1 + fabs(want)))) {
         fail_msg("%.9g and not %.9g", (double)got->logprob[row], want);
     }
-    const int32_t *top = got->top_id + row * HD_MAX_ALTERNATIVES;
-    const float *top_logprob = got->top_logprob + row * HD_MAX_ALTERNATIVES;
+    const int32_t *top = got->top_id + row * s->a.top_stride;
+    const float *top_logprob = got->top_logprob + row * s->a.top_stride;
     const int32_t n = s->params[row].n_top;
     for (int32_t i = 0; i < n; i++) {
         if (i >= s->a.n_ids) {
@@ -520,6 +521,7 @@ static void logprobs_are_those_of_the_logits(void **state) {
         step s;
         make_step(&s, 3, vocabs[round % (int32_t)HD_LEN(vocabs)]);
         s.a.n_ids = round % 3 ? s.a.vocab : (s.a.vocab + 1) / 2;
+        s.a.top_stride = round % 8 ? HD_DEFAULT_LOGPROBS : HD_MAX_ALTERNATIVES;
         for (int32_t i = 0; i < 3 * s.a.vocab; i++) {
             s.logits[i] = jitter((float)(1 << round % 7));
             if (round % 2) s.logits[i] = roundf(s.logits[i]);
@@ -529,10 +531,10 @@ static void logprobs_are_those_of_the_logits(void **state) {
                                         .top_p = 0.9f,
                                         .presence_penalty = 1,
                                         .n_bias = i,
-                                        .n_top = i * 10,
+                                        .n_top = i * s.a.top_stride / 2,
                                         .logprob = true};
         }
-        answer got;
+        static answer got;
         for (int32_t t = 0; t < r.n_tables; t++) {
             run_sample(&r.table[t], r.stream[1], &s.a, &got);
             for (int32_t i = 0; i < 3; i++) check_logprobs(&s, &got, i);
@@ -580,7 +582,7 @@ static void modes_rescore_to_the_bit(void **state) {
         const hd_logprob_mode mode = (hd_logprob_mode)(round % 3);
         const bool biased = round % 2;
         step s;
-        answer got, again;
+        static answer got, again;
         make_step(&s, 1, N_IDS);
         for (int32_t id = 0; id < N_IDS; id++) s.logits[id] = jitter(5.0f);
         s.bias[0] = (hd_logit_bias){rig_below(N_IDS), 2.0f};

@@ -295,7 +295,9 @@ server_options serve_settings_options(const serve_settings *set) {
         .engine = set->engine.options,
         .pd = set->pd,
         .api = {.max_choices = (int32_t)set->answers,
-                .max_top_logprobs = HD_MAX_ALTERNATIVES,
+                .max_top_logprobs = set->engine.options.max_logprobs
+                                        ? set->engine.options.max_logprobs
+                                        : HD_DEFAULT_LOGPROBS,
                 .max_messages = (int32_t)set->messages,
                 .max_batch_prompts = (int32_t)set->batch_prompts,
                 .stream_interval = (int32_t)set->stream_interval,

@@ -408,7 +408,7 @@ static void report(row_state *r, float rest, float raw_max, int32_t token) {
     if (r->p->n_top <= 0) return;
     top_list l = {.size = r->p->n_top};
     list_top(r, b.x, &l);
-    const int64_t at = (int64_t)r->row * HD_MAX_ALTERNATIVES;
+    const int64_t at = (int64_t)r->row * a->top_stride;
     for (int32_t i = 0; i < l.size; i++) {
         const float logprob = i < l.n ? logprob_of(r, &b, l.x[i], l.id[i]) : -INFINITY;
         a->top_id[at + i] = logprob > -INFINITY ? l.id[i] : -1;

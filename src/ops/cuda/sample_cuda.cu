@@ -88,13 +88,15 @@ struct crossing {
 
 /* A block's shared memory, besides its scores. */
 struct sample_shared {
-    heaps bins;
+    union {
+        heaps bins;
+        whole top[BLOCKS][HD_MAX_ALTERNATIVES]; /* when the search in bins is over */
+    };
     whole list[THREADS];    /* candidates of the block; then of the cluster, in order */
     tally given[2][BLOCKS]; /* by every block to every other, in turn */
     crossing found;         /* by one of the blocks */
     uint32_t n_listed;
     int32_t token;
-    whole top[BLOCKS][HD_MAX_ALTERNATIVES];
 };
 
 /* What the blocks of a row know of each other. */
@@ -581,7 +583,7 @@ static __device__ void report_top(row_cluster *c, const hd_sample_args &a, const
         if (best && best == mine) at++;
         const int32_t id = best ? index_of(best) : -1;
         if (threadIdx.x != 0) continue;
-        const int64_t place = (int64_t)row * HD_MAX_ALTERNATIVES + k;
+        const int64_t place = (int64_t)row * a.top_stride + k;
         a.top_id[place] = id;
         a.top_logprob[place] =
             id < 0 ? -CUDART_INF_F : logprob_at(score_of(best), b.inverse, b.log_all);

@@ -190,7 +190,7 @@ static void report(hd_stream *s, const hd_sample_args *a, int32_t row) {
     const double log_total = ops_log_total(max, inverse, total_weight(c, n_all, max, inverse));
     if (own) a->logprob[row] = ops_logprob(y, inverse, log_total);
     for (int32_t i = 0; i < p->n_top; i++) {
-        const int64_t at = (int64_t)row * HD_MAX_ALTERNATIVES + i;
+        const int64_t at = (int64_t)row * a->top_stride + i;
         a->top_id[at] = i < n ? c[i].id : -1;
         a->top_logprob[at] = i < n ? ops_logprob(c[i].y, inverse, log_total) : -INFINITY;
     }
