@@ -173,7 +173,7 @@ static hd_status check_formats(const model *m, hd_err *err) {
         const hd_weight like = matrix_of(d, &f);
         const hd_format_row *row = row_of(&f);
         if (d->duplicate || d->unused || f.scale_type == HD_NONE) continue;
-        if (row && hd_can_quantize(&like)) continue;
+        if (row && !row->global_name && hd_can_quantize(&like)) continue;
         return HD_FAIL(err, HD_EUNSUPPORTED, "%s: no %s weights are made here", d->name,
                        row ? row->name : "such");
     }

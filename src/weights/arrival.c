@@ -147,7 +147,10 @@ static hd_status quantize(const work *k, const weights_bound *have, const hd_wei
     uint8_t *data = take_block(k, n);
     uint8_t *scale = data ? take_block(k, n_scale) : NULL;
     if (!scale) return HD_ENOMEM;
-    HD_TRY(hd_quantize(w, data, scale, in->type, in->data, k->err));
+    hd_err why = {0};
+    const hd_status st = hd_quantize(w, data, scale, in->type, in->data, &why);
+    if (st == HD_EFORMAT) return misfit(k, k->a->in.data, why.msg);
+    if (st != HD_OK) return HD_FAIL(k->err, st, "%s", why.msg);
     replace(k, w->data, read->data, data, n);
     replace(k, w->scale, read->scale, scale, n_scale);
     return HD_OK;

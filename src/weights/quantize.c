@@ -1,10 +1,11 @@
-/* quantize.c - rounding to FP8 and FP4, one row of blocks at a time: convert to float32, find
+/* quantize.c - rounding to FP8, FP4 and NVFP4, one row of blocks at a time: convert to float32, find
  * each block's scale, encode.
  *
  * The loops over LANES columns have no branches and a fixed length, so that compilers vectorize
  * them; the last columns of a row are filled up with zeros. Codes are those of base/dtype.c. */
 #include "weights/quantize.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,10 +20,14 @@ static float largest_of(hd_dtype t) {
     return hd_dtypes[t].decode(hd_dtypes[t].largest);
 }
 
+static bool has_global(const hd_weight *like) {
+    return like->scale_type == HD_E4M3;
+}
+
 bool hd_can_quantize(const hd_weight *like) {
     if (!like->scale || like->block_rows < 1 || like->block_cols < 1) return false;
     if (like->type == HD_E4M3) return true;
-    return like->type == HD_E2M1 && like->scale_type == HD_E8M0;
+    return like->type == HD_E2M1 && (like->scale_type == HD_E8M0 || has_global(like));
 }
 
 static float power_of_two_up(float x) {
@@ -64,13 +69,24 @@ static float amax_of(const block *b) {
     return amax;
 }
 
-static uint32_t put_scale(const hd_weight *like, uint8_t *scale, int64_t at, float amax) {
+static float scale_of(const hd_weight *like, float amax) {
+    const float largest = largest_of(like->type);
+    if (has_global(like)) return amax > 0 ? amax / (largest * like->global) : 1.0f;
+    const float s = fmaxf(amax, LEAST) / largest;
+    return like->power_scales ? power_of_two_up(s) : s;
+}
+
+/* Returns the scale that is stored, times the global one. */
+static float put_scale(const hd_weight *like, uint8_t *scale, int64_t at, float amax) {
     const hd_dtype_row *row = &hd_dtypes[like->scale_type];
-    float s = fmaxf(amax, LEAST) / largest_of(like->type);
-    if (like->power_scales) s = power_of_two_up(s);
-    const uint32_t code = row->encode(s);
+    const uint32_t code = row->encode(scale_of(like, amax));
     memcpy(scale + (size_t)at * (size_t)row->bits / 8, &code, (size_t)row->bits / 8);
-    return code;
+    return row->decode(code) * (has_global(like) ? like->global : 1.0f);
+}
+
+/* Halfway between E2M1's 6 and the 8 that it lacks, by the largest scale. */
+static float most_of(const hd_weight *like) {
+    return has_global(like) ? 7.0f * largest_of(like->scale_type) * like->global : INFINITY;
 }
 
 /* Below 2^-6 steps are 2^-9, as those of float32 from 2^14 on. */
@@ -86,8 +102,10 @@ static void encode_e4m3(uint32_t *restrict code, const float *restrict x, float 
     }
 }
 
-/* The code of zero has no sign. */
-static void encode_e2m1(uint32_t *restrict code, const float *restrict x, float s) {
+/* signed_zeros: of negative numbers that round to zero, as NVFP4's exporter writes them; FP4's
+ * writes zeros without sign. s is not 0. */
+static void encode_e2m1(uint32_t *restrict code, const float *restrict x, float s,
+                        bool signed_zeros) {
     for (int k = 0; k < LANES; k++) {
         const float f = x[k] / s, a = fabsf(f);
         const uint32_t magnitude = (uint32_t)(a > 0.25f) + (uint32_t)(a >= 0.75f) +
@@ -95,7 +113,7 @@ static void encode_e2m1(uint32_t *restrict code, const float *restrict x, float 
                                    (uint32_t)(a > 2.5f) + (uint32_t)(a >= 3.5f) +
                                    (uint32_t)(a > 5.0f);
         const uint32_t sign = hd_f32_bits(f) >> 28 & 8u;
-        code[k] = magnitude ? sign | magnitude : 0;
+        code[k] = magnitude || (signed_zeros && x[k] < 0) ? sign | magnitude : 0;
     }
 }
 
@@ -107,8 +125,10 @@ static void put_pairs(uint8_t *restrict out, const uint32_t *restrict code) {
     for (int k = 0; k < LANES / 2; k++) out[k] = (uint8_t)(code[2 * k] | code[2 * k + 1] << 4);
 }
 
-/* Columns of rows of a block, LANES at a time; per_byte codes share one. */
-static void put_block(const block *b, uint8_t *out, float s, int32_t per_byte) {
+/* Columns of rows of a block, LANES at a time. */
+static void put_block(const hd_weight *like, const block *b, uint8_t *out, float s) {
+    const int32_t per_byte = like->type == HD_E4M3 ? 1 : 2; /* codes */
+    const bool signed_zeros = has_global(like);
     float last[LANES];
     uint32_t code[LANES];
     uint8_t bytes[LANES];
@@ -120,7 +140,7 @@ static void put_block(const block *b, uint8_t *out, float s, int32_t per_byte) {
                 encode_e4m3(code, x, s);
                 put_bytes(bytes, code);
             } else { /* the even column in the low half */
-                encode_e2m1(code, x, s);
+                encode_e2m1(code, x, s, signed_zeros);
                 put_pairs(bytes, code);
             }
             memcpy(out + (at + c) / per_byte, bytes,
@@ -164,10 +184,16 @@ hd_status hd_quantize(const hd_weight *like, uint8_t *data, uint8_t *scale, hd_d
         for (int32_t c = 0; c < cols; c += like->block_cols) {
             const block b = {band, cols, rows, c, hd_min_i32(like->block_cols, cols - c)};
             const int64_t at = r / like->block_rows * per_row + c / like->block_cols;
-            const uint32_t code = put_scale(like, scale, at, amax_of(&b));
-            const float s = hd_dtypes[like->scale_type].decode(code);
-            const int32_t per_byte = like->type == HD_E4M3 ? 1 : 2;
-            put_block(&b, data + first / per_byte, s, per_byte);
+            const float amax = amax_of(&b);
+            /* of a scale that rounds to zero the exporter has infinite quotients, which are 0 again */
+            const float s = fmaxf(put_scale(like, scale, at, amax), FLT_MIN);
+            if (amax > most_of(like)) {
+                free(band);
+                return HD_FAIL(err, HD_EFORMAT,
+                               "too large: %g, but the global scale, %g, stays",
+                               (double)amax, (double)like->global);
+            }
+            put_block(like, &b, data + hd_dtype_bytes(like->type, first), s);
         }
     }
     free(band);

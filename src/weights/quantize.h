@@ -1,7 +1,9 @@
 /* quantize.h - rounds a matrix to a stored format, as the checkpoints' exporters do.
  *
  * A block's scale is amax / 448 of FP8 or amax / 6 of FP4, at least 1e-12 / 448 or / 6. Where
- * scales are powers of two it is the next one up. An element is the quotient, rounded to the
+ * scales are powers of two it is the next one up. Of NVFP4 it is amax / (6 global), rounded to
+ * E4M3; 1 for a block of zeros. The matrix keeps its global scale, amax / (6 * 448) of the
+ * matrices that share it when they were exported. An element is the quotient, rounded to the
  * nearest code, ties to even. So what is loaded from an exported checkpoint equals, bit for
  * bit, what this makes of the tensors that it was exported from. */
 #ifndef HD_WEIGHTS_QUANTIZE_H
@@ -10,14 +12,14 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-/* Returns whether matrices of like's format can be made of plain ones: FP8 and FP4, not
- * NVFP4, whose global scale belongs to more than one matrix. */
+/* Returns whether matrices of like's format can be made of plain ones: FP8, FP4 and NVFP4. */
 bool hd_can_quantize(const hd_weight *like);
 
 /* Rounds values [rows, cols] of type F32, F16 or BF16, all finite, to the shape and format of
  * like, of which data and scale are not read. data and scale receive the arrays, of
  * hd_stored_data_bytes() and hd_stored_scale_bytes(). HD_ENOMEM: no memory for a row of
- * blocks. */
+ * blocks. HD_EFORMAT: a value is too large for the global scale of NVFP4: it would not round to
+ * the largest number but be cut to it. */
 hd_status hd_quantize(const hd_weight *like, uint8_t *data, uint8_t *scale, hd_dtype type,
                       const void *values, hd_err *err);
 

@@ -395,6 +395,39 @@ def test_plain_tensors_are_rounded_as_the_export_does(server, dtype):
         assert (got == (q.E4M3[codes] if kind == "fp8" else codes.view(np.int8))).all()
 
 
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_nvfp4_is_rounded_by_the_global_scale_that_it_has(tmp_path, dtype):
+    """The export of the same numbers has the same bytes; of larger ones, the old global scale."""
+    model = make_toy_model("v3", tmp_path / "model")
+    plain = {n: io.bf16(io.to_f32(t)) if dtype == "BF16" else t for n, t in io.read_checkpoint(model).items()}
+    stored = q.quantize({n: io.from_array(io.to_f32(t)) for n, t in plain.items()}, "nvfp4", False, 16)[0]
+    io.write_checkpoint(model, stored)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}))
+    names = [n for n in plain if f"{n}_scale_2" in stored]
+    assert len(names) > 10
+    s = Server("--weights-dir", tmp_path, model=model)
+    before = checksums(s)
+    name = names[0]
+    w = io.to_f32(plain[name])
+    w[1, :16], w[2, 16:32] = 0, -1e-9
+    send(s, {name: io.from_array(w / 2)}, shared=True)
+    whole = np.array(io.to_f32(stored[f"{name}_scale_2"])).reshape(())
+    scale = q.e4m3_encode(np.where((amax := q.block_max(w / 2, 1, 16)) > 0, amax / (np.float32(6) * whole), 1))
+    with np.errstate(divide="ignore"):
+        codes = q.pack(q.e2m1_encode(w / 2 / q.spread(np.maximum(q.E4M3[scale], 1e-30) * whole, w.shape, 1, 16)))
+    read = lambda n: np.array(s.post("/get_weights_by_name", {"name": n, "truncate_size": 4096}).json)  # noqa: E731
+    assert (read(f"{name}_scale") == q.E4M3[scale]).all() and (read(name) == codes).all()
+    assert checksums(s) != before
+    largest = np.abs(io.to_f32(plain[name])).max()
+    w[0, 0] = 3 * largest
+    reply = send(s, {name: io.from_array(w)}, 400, shared=True)
+    assert name in reply["message"] and "too large" in reply["message"]
+    send(s, {n: plain[n] for n in names}, shared=True)
+    assert checksums(s) == before
+    s.close()
+
+
 def test_rounding_what_was_rounded_changes_nothing(server):
     """Dequantized, sent as F32 and rounded again: the same hashes, unless a block's largest code
     was rounded below half of the range, which the export of the dequantized model would change, too."""
