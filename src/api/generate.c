@@ -317,8 +317,8 @@ static bool take_mask(api_request *r) {
     const int32_t most = r->ctx->limits.max_top_logprobs;
     if (r->g.top_k < 1 || r->g.top_k > most) {
         return api_refuse(r, "invalid_value", "sampling_params.top_k",
-                          "top_k is %d; return_sampling_mask wants 1 to %d (--max-logprobs)", r->g.top_k,
-                          most);
+                          "top_k is %d; return_sampling_mask wants 1 to %d (--max-logprobs)",
+                          r->g.top_k, most);
     }
     r->g.top_logprobs = hd_max_i32(r->g.top_logprobs, r->g.top_k);
     return true;

@@ -110,8 +110,9 @@ struct engine_request {
 typedef struct engine_step_output {
     uint64_t id;
     hd_step_tokens step;
-    hd_alternative *top; /* [engine_post_tops()] memory of its own for the step's alternatives */
-    char *why;           /* HD_FINISH_ERROR: the receiver frees it */
+    hd_alternative
+        *top;  /* [engine_post_tops()] memory of its own for the step's alternatives */
+    char *why; /* HD_FINISH_ERROR: the receiver frees it */
     int32_t n_retracted;
     int64_t admitted_ns;
     const char *weight_version;

@@ -190,8 +190,8 @@ hd_status hd_quantize(const hd_weight *like, uint8_t *data, uint8_t *scale, hd_d
             if (amax > most_of(like)) {
                 free(band);
                 return HD_FAIL(err, HD_EFORMAT,
-                               "too large: %g, but the global scale, %g, stays",
-                               (double)amax, (double)like->global);
+                               "too large: %g, but the global scale, %g, stays", (double)amax,
+                               (double)like->global);
             }
             put_block(like, &b, data + hd_dtype_bytes(like->type, first), s);
         }

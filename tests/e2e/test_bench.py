@@ -3,6 +3,7 @@
 import json
 import os
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from toy_models import make_toy_model
@@ -82,6 +83,32 @@ def test_dummy_weights_need_no_checkpoint(hadal, config, backend):
     assert result.returncode == 0, result.stderr
     r = json.loads(result.stdout)
     assert (r["completed"], r["failed"], r["total_output_tokens"]) == (3, 0, 12)
+
+
+@pytest.mark.parametrize("flags", [["--threads", "1"], ["--threads", "2", "--muon", "--rows", "40"]])
+def test_training_adds_up(hadal, tmp_path, flags):
+    """The loss is that of the logits, whatever the threads and micro-batches are; nothing is learned meanwhile."""
+    tokens = [[3 + i * j % 500 for j in range(1, 20 + i)] for i in range(5)]
+    (tmp_path / "tokens.json").write_text(json.dumps(tokens))
+    model = MODEL.parent / "tiny-v3"
+    said = hadal("bench", "train", model, "--tokens", tmp_path / "tokens.json", "--times", 2, "--json", *flags)
+    assert said.returncode == 0, said.stderr
+    report = json.loads(said.stdout)
+    hadal("logits", model, "--tokens", tmp_path / "tokens.json", "--out", tmp_path / "out.npy", "-q")
+    logits, at, losses = np.load(tmp_path / "out.npy").astype(np.float64), 0, []
+    for one in tokens:
+        rows = logits[at : at + len(one) - 1]
+        top = rows.max(1)
+        losses += list(np.log(np.exp(rows - top[:, None]).sum(1)) + top - rows[range(len(rows)), one[1:]])
+        at += len(one)
+    assert report["tokens"] == at and abs(report["loss"] - np.mean(losses)) < 1e-5
+    assert abs(report["step"]["seconds"] - sum(report[p]["seconds"] for p in ("forward", "backward", "optimizer"))) < 0.2 * report["step"]["seconds"]
+    assert 0 < report["forward"]["of_limit"] < 2 and report["optimizer"]["of_limit"] == 0
+
+
+def test_training_refuses_what_is_no_sequence(refused, tmp_path):
+    (tmp_path / "tokens.json").write_text("[[5]]")
+    refused(["bench", "train", MODEL, "--tokens", tmp_path / "tokens.json"], "training needs two")
 
 
 def test_updates(hadal, tmp_path):

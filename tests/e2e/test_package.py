@@ -62,7 +62,7 @@ def test_bash_completes(tmp_path):
     assert bash_completes(tmp_path, "hadal", "serve", "--trace-dir", "") == {"folder"}
     assert bash_completes(tmp_path, "hadal", "serve", "--api-key-file", "fi") == {"file"}
     assert bash_completes(tmp_path, "hadal", "serve", "") == {"folder", "file", "script"}
-    assert bash_completes(tmp_path, "hadal", "bench", "") == {"throughput", "latency", "ops", "comm", "update", "serve"}
+    assert bash_completes(tmp_path, "hadal", "bench", "") == {"throughput", "latency", "ops", "comm", "update", "serve", "train"}
     for command in COMMANDS:
         if command != "bench":
             assert {w for w in bash_completes(tmp_path, "hadal", command, "--") if w != "-h"} == {f"--{o}" for o in options_of(command)}, command
@@ -82,7 +82,7 @@ def test_fish_completes(tmp_path):
 
     assert completes("hadal ") == set(COMMANDS)
     assert completes("hadal serve --backend ") == {"auto", "cpu", "cuda", "ref", "null"}
-    assert completes("hadal bench ") == {"throughput", "latency", "ops", "comm", "update", "serve"}
+    assert completes("hadal bench ") == {"throughput", "latency", "ops", "comm", "update", "serve", "train"}
     assert {f"--{o}" for o in options_of("serve")} <= completes("hadal serve --")
     assert "--emulate-rank" in completes("hadal bench latency --emu")
 

@@ -12,7 +12,7 @@ from terminal import Terminal, on_terminal
 TINY = ROOT / "models" / "tiny-v4"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ASK = ["generate", TINY, "-p", "What is 347 + 586?", "--thinking", "on", "-q"]
-COMMANDS = ["serve", "chat", "generate", "pull", "eval", "bench throughput", "bench latency", "bench ops", "bench update", "inspect", "tokenize", "detokenize", "render", "logits", "eplb", "simulate", "record", "kv", "plan", "router", "train", "rl", "replay", "version"]
+COMMANDS = ["serve", "chat", "generate", "pull", "eval", "bench throughput", "bench latency", "bench ops", "bench update", "bench train", "inspect", "tokenize", "detokenize", "render", "logits", "eplb", "simulate", "record", "kv", "plan", "router", "train", "rl", "replay", "version"]
 
 
 def widest(text):

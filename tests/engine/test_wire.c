@@ -221,8 +221,7 @@ static void numbers_out_of_range_are_refused(void **state) {
 
 static void an_output_arrives_whole(void **state) {
     (void)state;
-    hd_alternative top[HD_MAX_STEP_TOKENS * HD_DEFAULT_LOGPROBS] = {0},
-                   memory[HD_LEN(top)];
+    hd_alternative top[HD_MAX_STEP_TOKENS * HD_DEFAULT_LOGPROBS] = {0}, memory[HD_LEN(top)];
     for (int i = 0; i < 4; i++) top[i] = (hd_alternative){i, -(float)i};
     const engine_step_output p = {
         .id = 77,

@@ -1,5 +1,6 @@
 /* cmd_bench.c - `hadal bench`: measures an engine under a synthetic load; bench_ops.c measures
- * operators, bench_comm.c communication, bench_serve.c any server, bench_update.c new weights. `throughput` sends all requests at once, `latency` one
+ * operators, bench_comm.c communication, bench_serve.c any server, bench_update.c new weights,
+ * bench_train.c training. `throughput` sends all requests at once, `latency` one
  * after the other. */
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "cli/bench/bench_rank.h"
 #include "cli/bench/bench_report.h"
 #include "cli/bench/bench_serve.h"
+#include "cli/bench/bench_train.h"
 #include "cli/bench/bench_update.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
@@ -165,8 +167,9 @@ static int latency(int argc, char **argv) {
     return run_load(argc, argv, &line, &b);
 }
 
-const char *const bench_forms[] = {
-    "throughput", "latency", "latency --emulate-rank", "ops", "comm", "serve", "update", NULL};
+const char *const bench_forms[] = {"throughput", "latency", "latency --emulate-rank",
+                                   "ops",        "comm",    "serve",
+                                   "update",     "train",   NULL};
 
 int cmd_bench(int argc, char **argv) {
     static const struct {
@@ -178,7 +181,8 @@ int cmd_bench(int argc, char **argv) {
         {"ops",        bench_ops   },
         {"comm",       bench_comm  },
         {"serve",      bench_serve },
-        {"update",     bench_update}
+        {"update",     bench_update},
+        {"train",      bench_train }
     };
     const char *const wanted = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < HD_LEN(kinds); i++) {
@@ -190,13 +194,15 @@ int cmd_bench(int argc, char **argv) {
             "       hadal bench ops CONFIG [options]\n"
             "       hadal bench comm [options]\n"
             "       hadal bench serve URL [options]\n"
-            "       hadal bench update MODEL_DIR [options]\n\n"
+            "       hadal bench update MODEL_DIR [options]\n"
+            "       hadal bench train MODEL_DIR [options]\n\n"
             "hadal bench KIND --help explains one; each takes --config FILE too.");
         return 0;
     }
     hd_err err = {0};
-    HD_FAIL(&err, HD_EINVAL,
-            "hadal bench needs throughput, latency, ops, comm, serve or update, not '%s'",
-            wanted);
+    HD_FAIL(
+        &err, HD_EINVAL,
+        "hadal bench needs throughput, latency, ops, comm, serve, update or train, not '%s'",
+        wanted);
     return report_error(&err);
 }

@@ -13,6 +13,7 @@
     X(swiglu_back)              \
     X(attention_back)           \
     X(hc_post_back)             \
+    X(hc_pre_back)              \
     X(cross_entropy)
 
 #define X(op) void back_##op##_cpu(hd_stream *s, const hd_##op##_args *a, const ops_kernels *k);

@@ -8,4 +8,8 @@
 HD_BACKWARD_OP_LIST(X)
 #undef X
 
+/* Row r of hc_pre_back; its part of the gradients of scale and base is added to dscale[3] and
+ * dbase[n], NULL: left out. */
+void back_hc_pre_row(const hd_hc_pre_back_args *a, int32_t r, float *dscale, float *dbase);
+
 #endif

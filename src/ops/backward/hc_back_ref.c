@@ -1,5 +1,8 @@
 /* hc_back_ref.c - reference gradients of V4's hyper-connections (mHC) in plain C;
  * docs/training.md. */
+#include <string.h>
+
+#include "base/checked.h"
 #include "ops/backward/backward_internal.h"
 #include "ops/ops.h"
 #include "ops/ref/act_internal.h"
@@ -40,7 +43,11 @@ void hd_hc_post_back_ref(hd_stream *s, const hd_hc_post_back_args *a) {
 
 /* ---- Sinkhorn backwards ---- */
 
-enum { MAX_MIX = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC };
+enum {
+    LANES = 16,
+    MAX_MIX = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC,
+    KEPT = 800 /* numbers of kept normalizations */
+};
 
 /* One normalization by the sums of rows, or of columns: in place, sums[line] receives them. */
 static void normalize(double *m, double *sums, int32_t hc, bool rows, double eps) {
@@ -86,13 +93,23 @@ static void run_sinkhorn(double *m, double *sums, const double *z, int32_t hc, i
     for (int32_t i = 0; i < steps; i++) normalize(m, sums, hc, i % 2 == 1, eps);
 }
 
-/* d = the gradient of the mixing matrix becomes that of its logits z. The normalizations are
- * computed again for every step backwards, so that none has to be kept. */
+/* d = the gradient of the mixing matrix becomes that of its logits z. The last normalizations are
+ * kept, as many as fit, for the steps backwards; then those before them, from the start again. */
 static void sinkhorn_back(double *d, const double *z, int32_t hc, int32_t iters, double eps) {
-    double m[HD_MAX_HC * HD_MAX_HC], sums[HD_MAX_HC];
-    for (int32_t i = 2 * iters - 1; i > 0; i--) {
-        run_sinkhorn(m, sums, z, hc, i, eps);
-        normalize_back(d, m, sums, hc, i % 2 == 0);
+    double m[HD_MAX_HC * HD_MAX_HC], sums[HD_MAX_HC], kept[KEPT];
+    const int32_t size = hc * hc, each = size + hc, room = KEPT / each;
+    for (int32_t last = 2 * iters - 1; last > 0; last -= room) {
+        const int32_t first = hd_max_i32(1, last - room + 1);
+        run_sinkhorn(m, sums, z, hc, first - 1, eps);
+        for (int32_t i = first; i <= last; i++) {
+            double *at = kept + (int64_t)(i - first) * each;
+            normalize(m, at + size, hc, i % 2 == 0, eps);
+            memcpy(at, m, (size_t)size * sizeof *m);
+        }
+        for (int32_t i = last; i >= first; i--) {
+            const double *at = kept + (int64_t)(i - first) * each;
+            normalize_back(d, at, at + size, hc, i % 2 == 0);
+        }
     }
     for (int32_t k = 0; k < hc * hc; k++) m[k] = z[k];
     softmax_rows(m, hc);
@@ -110,18 +127,23 @@ static double sigmoid64(double x) {
     return 1.0 / (1.0 + exp(-x));
 }
 
+/* In LANES partial sums, which compilers vectorize. */
+static double dot64(const float *a, const float *b, int32_t n) {
+    double part[LANES] = {0}, sum = 0.0;
+    int32_t c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        for (int k = 0; k < LANES; k++) part[k] += (double)a[c + k] * (double)b[c + k];
+    }
+    for (; c < n; c++) part[0] += (double)a[c] * (double)b[c];
+    for (int k = 0; k < LANES; k++) sum += part[k];
+    return sum;
+}
+
 /* mix = fn x / rms(x); returns 1 / rms(x). */
 static double mix_values(double *mix, const float *x, const float *fn, int32_t n, int32_t wide,
                          float norm_eps) {
-    double square = 0.0;
-    for (int32_t c = 0; c < wide; c++) square += (double)x[c] * (double)x[c];
-    const double inverse = 1.0 / sqrt(square / wide + (double)norm_eps);
-    for (int32_t i = 0; i < n; i++) {
-        double sum = 0.0;
-        for (int32_t c = 0; c < wide; c++)
-            sum += (double)fn[(int64_t)i * wide + c] * (double)x[c];
-        mix[i] = sum * inverse;
-    }
+    const double inverse = 1.0 / sqrt(dot64(x, x, wide) / wide + (double)norm_eps);
+    for (int32_t i = 0; i < n; i++) mix[i] = dot64(fn + (int64_t)i * wide, x, wide) * inverse;
     return inverse;
 }
 
@@ -133,12 +155,17 @@ static void mix_back(float *dx, float *dmix, const double *dm, const double *mix
         along += dm[i] * mix[i];
         dmix[i] = (float)(dm[i] * inverse);
     }
-    for (int32_t c = 0; c < wide; c++) {
-        double sum = 0.0;
+    for (int32_t c = 0; c < wide; c += LANES) {
+        const int32_t m = hd_min_i32(LANES, wide - c);
+        double sum[LANES] = {0};
         for (int32_t i = 0; i < n; i++) {
-            sum += dm[i] * inverse * (double)fn[(int64_t)i * wide + c];
+            const float *row = fn + (int64_t)i * wide + c;
+            const double of_row = dm[i] * inverse;
+            for (int32_t k = 0; k < m; k++) sum[k] += of_row * (double)row[k];
         }
-        dx[c] += (float)(sum - (double)x[c] * inverse * inverse * along / wide);
+        for (int32_t k = 0; k < m; k++) {
+            dx[c + k] += (float)(sum[k] - (double)x[c + k] * inverse * inverse * along / wide);
+        }
     }
 }
 
@@ -170,7 +197,7 @@ static void weigh_back(double *dz, float *dx, const float *g, const float *x, co
     }
 }
 
-static void pre_row(const hd_hc_pre_back_args *a, int32_t r) {
+void back_hc_pre_row(const hd_hc_pre_back_args *a, int32_t r, float *dscale, float *dbase) {
     const int32_t hc = a->hc, n = 2 * hc + hc * hc, wide = hc * a->cols;
     const float *x = act_in(a->x) + (int64_t)r * wide;
     const float *g = act_in(a->g) + (int64_t)r * a->cols;
@@ -189,16 +216,15 @@ static void pre_row(const hd_hc_pre_back_args *a, int32_t r) {
     sinkhorn_back(dz + 2 * hc, z, hc, a->iters, (double)a->eps);
     const int32_t first[] = {0, hc, 2 * hc}, size[] = {hc, hc, hc * hc};
     for (int32_t k = 0; k < 3; k++) {
-        affine_back(dz + first[k], mix + first[k], a->scale[k],
-                    a->dscale ? a->dscale + k : NULL, a->dbase ? a->dbase + first[k] : NULL,
-                    size[k]);
+        affine_back(dz + first[k], mix + first[k], a->scale[k], dscale ? dscale + k : NULL,
+                    dbase ? dbase + first[k] : NULL, size[k]);
     }
     mix_back(dx, a->dmix + (int64_t)r * n, dz, mix, inverse, x, a->fn, n, wide);
 }
 
 void hd_hc_pre_back_ref(hd_stream *s, const hd_hc_pre_back_args *a) {
     (void)s;
-    for (int32_t r = 0; r < a->rows; r++) pre_row(a, r);
+    for (int32_t r = 0; r < a->rows; r++) back_hc_pre_row(a, r, a->dscale, a->dbase);
 }
 
 void hd_hc_head_back_ref(hd_stream *s, const hd_hc_head_back_args *a) {

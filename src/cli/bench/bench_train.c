@@ -1,0 +1,269 @@
+/* bench_train.c - `hadal bench train`: steps of supervised training on one batch, whose rate is 0, so
+ * that every step computes the same. A step is timed part by part. The limit is that of float32
+ * products in the nearest cache, measured in the same run. */
+#include "cli/bench/bench_train.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/json.h"
+#include "base/progress.h"
+#include "base/quantiles.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/token_lists.h"
+#include "ops/profile/op_profiler.h"
+#include "train/trainer.h"
+#include "weights/summary.h"
+#include "weights/update.h"
+
+enum { MAX_TIMES = 1000 };
+
+typedef enum part { FORWARD, BACKWARD, OPTIMIZER, STEP, N_PARTS } part;
+
+static const struct {
+    const char *name, *about;
+    double passes; /* products of this part over those of a forward pass */
+} parts[N_PARTS] = {
+    [FORWARD] = {"forward",   "log-probabilities of all tokens",                      1},
+    [BACKWARD] = {"backward",  "a forward pass with gradients, less forward",          2},
+    [OPTIMIZER] = {"optimizer", "masters, rounding to the stored formats, new weights", 0},
+    [STEP] = {"step",      "all of them; the forward pass counts once",            3},
+};
+
+typedef struct settings {
+    const char *model_dir, *tokens;
+    int64_t sequences, length, times, rows, threads;
+    bool muon, json;
+} settings;
+
+typedef struct run {
+    settings set;
+    hd_model_spec *spec;
+    hd_weights *weights;
+    hd_trainer *trainer;
+    token_lists lists;
+    hd_train_sequence *seqs; /* [lists.n] */
+    float *numbers;          /* [3, lists.total] factors, log-probabilities, entropies */
+    int64_t targets;         /* tokens with a loss */
+    double loss;
+    double flops_per_token; /* of a forward pass: products with matrices, attention left out */
+    double limit;           /* float32 operations per second */
+    double seconds[N_PARTS][MAX_TIMES];
+} run;
+
+/* ---- opening ---- */
+
+static hd_status random_lists(run *r, hd_err *err) {
+    token_lists *l = &r->lists;
+    const int64_t n = r->set.sequences, length = r->set.length;
+    uint32_t state = 1;
+    *l = (token_lists){.n = (int32_t)n, .longest = (int32_t)length, .total = n * length};
+    l->tokens = calloc((size_t)l->total + 1, sizeof *l->tokens);
+    l->first = calloc((size_t)n + 1, sizeof *l->first);
+    if (!l->tokens || !l->first) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %lld tokens", (long long)l->total);
+    }
+    for (int64_t i = 0; i <= n; i++) l->first[i] = i * length;
+    for (int64_t i = 0; i < l->total; i++) {
+        state = state * 1664525u + 1013904223u;
+        l->tokens[i] = (int32_t)((state >> 8) % (uint32_t)r->spec->vocab);
+    }
+    return HD_OK;
+}
+
+static hd_status place_sequences(run *r, hd_err *err) {
+    const token_lists *l = &r->lists;
+    r->seqs = calloc((size_t)l->n, sizeof *r->seqs);
+    r->numbers = calloc((size_t)l->total * 3, sizeof *r->numbers);
+    if (!r->seqs || !r->numbers) return HD_FAIL(err, HD_ENOMEM, "no memory for a batch");
+    r->targets = l->total - l->n;
+    for (int64_t i = 0; i < l->total; i++) r->numbers[i] = (float)(1.0 / (double)r->targets);
+    for (int32_t i = 0; i < l->n; i++) {
+        float *at = r->numbers + l->first[i];
+        r->seqs[i] = (hd_train_sequence){.tokens = l->tokens + l->first[i],
+                                         .n = (int32_t)(l->first[i + 1] - l->first[i]),
+                                         .first = 1,
+                                         .factor = at,
+                                         .logprob = at + l->total,
+                                         .entropy = at + 2 * l->total};
+        if (r->seqs[i].n < 2) {
+            return HD_FAIL(err, HD_EINVAL, "sequence %d has one token; training needs two", i);
+        }
+    }
+    return HD_OK;
+}
+
+static hd_status count_products(run *r, hd_err *err) {
+    hd_schema schema;
+    hd_summary sum;
+    HD_TRY(hd_schema_open(&schema, r->spec, err));
+    hd_summarize(&sum, r->spec, &schema);
+    hd_schema_close(&schema);
+    const int64_t looked_up = (int64_t)r->spec->vocab * r->spec->hidden;
+    r->flops_per_token = 2.0 * (double)(hd_summary_main(&sum).active - looked_up);
+    return HD_OK;
+}
+
+static hd_status open_all(run *r, hd_err *err) {
+    HD_TRY(hd_model_spec_open(&r->spec, r->set.model_dir, err));
+    if (r->set.tokens) {
+        HD_TRY(token_lists_load(&r->lists, r->set.tokens, r->spec->vocab,
+                                r->spec->max_positions, err));
+    } else {
+        HD_TRY(random_lists(r, err));
+    }
+    HD_TRY(place_sequences(r, err));
+    HD_TRY(count_products(r, err));
+    HD_TRY(hd_weights_open_updatable(&r->weights, r->set.model_dir, r->spec, err));
+    const int32_t least = r->lists.longest - 1;
+    const hd_trainer_options o = {
+        .spec = r->spec,
+        .weights = r->weights,
+        .rows = r->set.rows > least ? (int32_t)r->set.rows : least,
+        .context = r->lists.longest,
+        .threads = (int32_t)r->set.threads,
+        .matrices = r->set.muon ? HD_UPDATE_MUON : HD_UPDATE_ADAMW,
+        .optimizer = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .momentum = 0.95, .clip = 1.0}
+    };
+    HD_TRY(hd_trainer_open(&r->trainer, &o, err));
+    r->limit = hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), hd_now_ns);
+    return HD_OK;
+}
+
+static void close_all(run *r) {
+    hd_trainer_close(r->trainer);
+    hd_weights_close(r->weights);
+    hd_model_spec_close(r->spec);
+    token_lists_free(&r->lists);
+    free(r->seqs);
+    free(r->numbers);
+}
+
+/* ---- steps ---- */
+
+static double since(int64_t start) {
+    return (double)(hd_now_ns() - start) * 1e-9;
+}
+
+static hd_status optimize(run *r, hd_err *err) {
+    hd_optimizer_report report;
+    hd_weights_update *u;
+    HD_TRY(hd_trainer_step(r->trainer, &u, &report, err));
+    if (!u) return HD_FAIL(err, HD_EINVAL, "a gradient is not finite");
+    const hd_status st =
+        hd_weights_update_apply(u, r->weights, hd_trainer_stream(r->trainer), err);
+    hd_weights_update_close(u);
+    return st;
+}
+
+static void note_loss(run *r) {
+    double sum = 0;
+    for (int32_t i = 0; i < r->lists.n; i++) {
+        for (int32_t k = 0; k < r->seqs[i].n - 1; k++) sum -= (double)r->seqs[i].logprob[k];
+    }
+    r->loss = sum / (double)r->targets;
+}
+
+static hd_status run_once(run *r, int64_t time, hd_err *err) {
+    int64_t start = hd_now_ns();
+    HD_TRY(hd_trainer_score(r->trainer, r->seqs, r->lists.n, err));
+    const double forward = since(start);
+    start = hd_now_ns();
+    HD_TRY(hd_trainer_accumulate(r->trainer, r->seqs, r->lists.n, err));
+    const double both = since(start);
+    start = hd_now_ns();
+    HD_TRY(optimize(r, err));
+    const double last = since(start);
+    const double seconds[N_PARTS] = {forward, both - forward, last, both + last};
+    for (int i = 0; i < N_PARTS && time >= 0; i++) r->seconds[i][time] = seconds[i];
+    note_loss(r);
+    return HD_OK;
+}
+
+/* ---- the report ---- */
+
+static double share_of_limit(const run *r, int i, double seconds) {
+    const double tokens = (double)(r->lists.total - r->lists.n);
+    return parts[i].passes * r->flops_per_token * tokens / seconds / r->limit;
+}
+
+static void print_lines(const run *r, const hd_quantiles *q) {
+    printf("%d sequences, %lld tokens, %lld times, medians; loss %.6f; limit %.1f GFLOP/s\n",
+           r->lists.n, (long long)r->lists.total, (long long)r->set.times, r->loss,
+           r->limit * 1e-9);
+    printf("%-9s %12s %12s %10s %9s\n", "part", "ms", "90th ms", "tokens/s", "of limit");
+    for (int i = 0; i < N_PARTS; i++) {
+        printf("%-9s %12.1f %12.1f %10.0f %9.3f  %s\n", parts[i].name, q[i].median * 1e3,
+               q[i].p90 * 1e3, (double)r->lists.total / q[i].median,
+               share_of_limit(r, i, q[i].median), parts[i].about);
+    }
+}
+
+static hd_status print_json(const run *r, const hd_quantiles *q, hd_err *err) {
+    json_t *o = json_pack("{s:I, s:I, s:f, s:f}", "tokens", (json_int_t)r->lists.total, "times",
+                          (json_int_t)r->set.times, "loss", r->loss, "limit_flops", r->limit);
+    for (int i = 0; i < N_PARTS; i++) {
+        json_object_set_new(o, parts[i].name,
+                            json_pack("{s:f, s:f, s:f}", "seconds", q[i].median, "p90",
+                                      q[i].p90, "of_limit", share_of_limit(r, i, q[i].median)));
+    }
+    char *text = hd_json_write(o, JSON_COMPACT);
+    json_decref(o);
+    if (!text) return HD_FAIL(err, HD_ENOMEM, "no memory for the report");
+    puts(text);
+    free(text);
+    return HD_OK;
+}
+
+static hd_status bench(run *r, hd_err *err) {
+    hd_quantiles q[N_PARTS];
+    HD_TRY(open_all(r, err));
+    for (int64_t i = -1; i < r->set.times; i++)
+        HD_TRY(run_once(r, i, err)); /* first: warm-up */
+    for (int i = 0; i < N_PARTS; i++) q[i] = hd_quantiles_of(r->seconds[i], r->set.times);
+    if (r->set.json) return print_json(r, q, err);
+    print_lines(r, q);
+    return HD_OK;
+}
+
+int bench_train(int argc, char **argv) {
+    run *r = calloc(1, sizeof *r);
+    hd_err err = {0};
+    if (!r) {
+        HD_FAIL(&err, HD_ENOMEM, "no memory for a benchmark");
+        return report_error(&err);
+    }
+    r->set = (settings){.sequences = 16, .length = 256, .times = 5, .rows = 1024};
+    const option options[] = {
+        option_text("tokens", &r->set.tokens, "FILE",
+                    "a JSON list of sequences of token ids; default: random ones"),
+        option_int("sequences", &r->set.sequences, 1, 1 << 20,
+                   "without --tokens: how many; default 16"),
+        option_int("length", &r->set.length, 2, 1 << 20,
+                   "without --tokens: tokens of each; default 256"),
+        option_int("times", &r->set.times, 1, MAX_TIMES, "steps; default 5, and one before"),
+        option_int("rows", &r->set.rows, 1, 1 << 20,
+                   "tokens of a micro-batch at least; default 1024"),
+        option_flag("muon", &r->set.muon, "hidden matrices by Muon, not AdamW"),
+        option_int("threads", &r->set.threads, 0, 1024, "default: one per core"),
+        option_flag("json", &r->set.json, "print one JSON object"),
+    };
+    const positional model = {"MODEL_DIR", &r->set.model_dir, false, POSITIONAL_MODEL};
+    const command_line line = {
+        .command = "bench train",
+        .summary = "Tokens per second of training on the CPU: forward, backward, optimizer.",
+        .positionals = &model,
+        .n_positionals = 1,
+        .options = options,
+        .n_options = (int)HD_LEN(options)};
+    int code = 0;
+    if (options_parse(&line, argc, argv, &code) && bench(r, &err) != HD_OK) {
+        code = report_error(&err);
+    }
+    close_all(r);
+    free(r);
+    return code;
+}
