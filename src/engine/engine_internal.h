@@ -97,8 +97,7 @@ struct engine_request {
     hd_ids forced;           /* the constraint's forced tokens */
     engine_grammar *grammar; /* the constraint's grammar, or NULL */
 
-    /* Prompt log-probabilities from token prompt_logprobs_from on; 0: none. They are written
-     * before the first step output of choice 0. */
+    /* Prompt log-probabilities from this token on; 0: none. Before step outputs of choice 0. */
     int32_t prompt_logprobs_from, n_prompt_logprobs, n_top;
     float *prompt_logprobs;     /* [n_prompt - prompt_logprobs_from] */
     hd_alternative *prompt_top; /* [n_prompt - prompt_logprobs_from, n_top] */
@@ -111,7 +110,7 @@ typedef struct engine_step_output {
     uint64_t id;
     hd_step_tokens step;
     hd_alternative
-        *top;  /* [engine_post_tops()] memory of its own for the step's alternatives */
+        *top;  /* [engine_post_tops()] the step's alternatives, in memory of its own */
     char *why; /* HD_FINISH_ERROR: the receiver frees it */
     int32_t n_retracted;
     int64_t admitted_ns;
@@ -207,7 +206,7 @@ struct hd_engine {
     int64_t paused_ns; /* when the pause began */
 };
 
-/* Returns how many alternatives a step of one choice has at most. */
+/* Alternatives of a step of one choice, at most. */
 static inline size_t engine_post_tops(const hd_engine *e) {
     return (size_t)HD_MAX_STEP_TOKENS * (size_t)e->max_logprobs;
 }
