@@ -73,12 +73,22 @@ void hd_swiglu_back_ref(hd_stream *s, const hd_swiglu_back_args *a) {
     }
 }
 
-/* log sum exp(l * inverse) */
-static double log_sum(const float *l, int32_t n, double inverse) {
-    double top = -(double)INFINITY, total = 0.0;
+/* Of p = softmax(l * inverse): log_total = log sum exp(l * inverse), and -sum p log p. With
+ * e = exp(l * inverse - top) the latter is log sum e - sum e (l * inverse - top) / sum e. */
+typedef struct spread {
+    double log_total, entropy;
+} spread;
+
+static spread spread_of(const float *l, int32_t n, double inverse) {
+    double top = -(double)INFINITY, total = 0.0, along = 0.0;
     for (int32_t i = 0; i < n; i++) top = fmax(top, (double)l[i] * inverse);
-    for (int32_t i = 0; i < n; i++) total += exp((double)l[i] * inverse - top);
-    return total > 0.0 ? top + log(total) : top + total; /* NaN stays NaN */
+    for (int32_t i = 0; i < n; i++) {
+        const double below = (double)l[i] * inverse - top, e = exp(below);
+        total += e;
+        if (e > 0.0) along += e * below;
+    }
+    if (!(total > 0.0)) return (spread){top + total, 0.0}; /* NaN stays NaN */
+    return (spread){top + log(total), log(total) - along / total};
 }
 
 /* The log-probability of id by the sampler's arithmetic. */
@@ -98,19 +108,14 @@ void hd_cross_entropy_ref(hd_stream *s, const hd_cross_entropy_args *a) {
         const float temperature = a->temperature ? a->temperature[r] : 1.0f;
         a->logprob[r] = sampled_logprob(l, a->vocab, temperature, a->target[r]);
         const double inverse = a->temperature ? 1.0 / (double)a->temperature[r] : 1.0;
-        const double log_total = log_sum(l, a->vocab, inverse);
-        double entropy = 0.0;
-        for (int32_t v = 0; v < a->vocab; v++) {
-            const double logp = (double)l[v] * inverse - log_total, p = exp(logp);
-            if (p > 0.0) entropy -= p * logp;
-        }
-        a->entropy[r] = (float)entropy;
+        const spread all = spread_of(l, a->vocab, inverse);
+        a->entropy[r] = (float)all.entropy;
         if (!a->factor) continue;
         const double more = a->entropy_factor ? (double)a->entropy_factor[r] : 0.0;
         for (int32_t v = 0; v < a->vocab; v++) {
-            const double logp = (double)l[v] * inverse - log_total, p = exp(logp);
+            const double logp = (double)l[v] * inverse - all.log_total, p = exp(logp);
             double d = (double)a->factor[r] * (p - (v == a->target[r] ? 1.0 : 0.0));
-            if (more != 0.0 && p > 0.0) d += more * p * (logp + entropy);
+            if (more != 0.0 && p > 0.0) d += more * p * (logp + all.entropy);
             l[v] = (float)(d * inverse);
         }
     }
