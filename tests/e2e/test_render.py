@@ -8,7 +8,7 @@ import pytest
 import chat_cases
 import chat_oracle
 from conftest import GOLDEN as ALL_GOLDEN
-from conftest import NO_SHARED, SHARED, run_hadal
+from conftest import LONG, NO_SHARED, SHARED, run_hadal
 
 GOLDEN = ALL_GOLDEN / "chat"
 PACKAGED = SHARED / "data" / "deepseek-v3-tokenizer"
@@ -62,7 +62,7 @@ V3_FAMILY = ["v3", "v3-0324", "r1", "r1-0528", "v3.1", "v3.1-terminus"]
 
 @pytest.mark.parametrize("encoding", V3_FAMILY)
 def test_template_families_equal_their_rules(encoding):
-    for seed in range(150):
+    for seed in range(150 if LONG else 60):
         r = random.Random(f"{encoding} {seed}")
         messages = chat_cases.conversation(r)
         for m in messages:
@@ -74,7 +74,7 @@ def test_template_families_equal_their_rules(encoding):
 
 @pytest.mark.parametrize("encoding", ["v3.2", "v4", "v4-0731"])
 def test_dsml_families_equal_their_rules(encoding):
-    for seed in range(300):
+    for seed in range(300 if LONG else 100):
         r = random.Random(f"{encoding} {seed}")
         messages = chat_cases.dsml_conversation(r, encoding != "v3.2")
         how = {"thinking": r.random() < 0.6, "generation": r.random() < 0.7}
