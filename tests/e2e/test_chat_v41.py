@@ -1,17 +1,21 @@
 """V4.1's conversations and replies against golden prompts and against the vendor's package."""
 
 import json
+import pathlib
 import random
+import subprocess
 
 import pytest
 
 import chat_cases
 import serving
-from conftest import BACKEND, GOLDEN as ALL_GOLDEN, LONG
+from conftest import BACKEND, GOLDEN as ALL_GOLDEN, HADAL, LONG
 from test_generate import drive
 from test_render import render, run
 
 SMALL = ALL_GOLDEN / "v41_small"
+DRIVER = pathlib.Path(HADAL).parent / "drive_reply"
+V41 = 5  # HD_REPLY_V41
 
 THINKS = "<｜begin▁of▁sentence｜><｜System｜>Reasoning Effort: %d (range 1-100, the higher the value, the more thorough the reasoning)\n\n"
 HIGH, PLAIN = THINKS % 75, "<｜begin▁of▁sentence｜>"
@@ -218,6 +222,81 @@ def test_conversations_are_the_packages():
         assert got == want, seed
         seen += 1
     assert seen >= (2000 if LONG else 300)
+
+
+# ---- replies ----
+
+
+def prose(r):
+    """Without tags, which a reply means that spells them, and without the blanks that a block of calls takes with it."""
+    return chat_cases.some_text(r).replace("<", "(").strip()
+
+
+def an_object(r):
+    """With names of one word, since the package cuts others at the blank, and values without tags."""
+    v = {f"key{i}": plain(chat_cases.value(r)) for i in range(r.randint(0, 4))}
+    return json.dumps(v, ensure_ascii=r.random() < 0.5).replace("<", "(")
+
+
+def random_reply(r):
+    """An answer with or without reasoning, content and calls, of tools that were offered."""
+    tools = offered(r)
+    names = [t["function"]["name"] for t in tools]
+    calls = [{"id": f"call_{i}", "type": "function", "function": {"name": r.choice(names), "arguments": an_object(r)}} for i in range(r.randint(0, 3))]
+    said = prose(r) if not calls or r.random() < 0.5 else ""
+    return tools, answer(said, prose(r) if r.random() < 0.8 else None, **({"tool_calls": calls} if calls else {}))
+
+
+def written(package, encoding, tools, thinking, *more):
+    """The prompt and the settings of its reply."""
+    document = {"model": "DeepSeek-V4.1-Flash", "thinking": {"type": "enabled" if thinking else "disabled"}, "tools": tools, "messages": [HELLO, *more]}
+    request = package.ChatCompletionRequest(document).convert(package.ConversionOptions())
+    return encoding.render_conversation(request.conversation).prompt, request
+
+
+def the_packages_reading(package, request, text):
+    stream = package.StreamProcessor(package.ChatCompletionRequest.chunk_generator(request, "id", "model"), request.parsing_options)
+    response = package.ChatCompletionResponse("id", "model", 0, 0, 0)
+    chunks = [package.InferenceChunk.ready(), package.InferenceChunk.text(text, 1), package.InferenceChunk.finish(package.InferenceFinishReason.Stop)]
+    for made in [*(stream.push(c) for c in chunks), stream.finish()]:
+        for chunk in made:
+            response.accumulate(chunk)
+    message = json.loads(response.to_json())["choices"][0]["message"]
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
+    return message.get("reasoning_content") or "", message.get("content") or "", calls
+
+
+def read(calls):
+    return [(name, json.loads(text)) for name, text in calls]
+
+
+def test_replies_are_read_as_the_package_reads_them():
+    """Replies as V4.1 writes them, in slices of any size; arguments as JSON."""
+    package = pytest.importorskip("deepseek_recipe")
+    encoding, seen = package.DeepseekV41Encoding(), 0
+    with subprocess.Popen([DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parser:
+        for seed in range(2600):
+            r = random.Random("reply %d" % seed)
+            thinking, (tools, message) = r.random() < 0.7, random_reply(r)
+            try:
+                opener, request = written(package, encoding, tools, thinking)
+                results = [says("tool", "r", tool_call_id=c["id"]) for c in message.get("tool_calls", [])]
+                whole, _ = written(package, encoding, tools, thinking, message, *results)
+            except (ValueError, package.ConversionError):
+                continue
+            assert whole.startswith(opener)
+            text = whole[len(opener) : whole.rindex(EOS)]  # behind it the next answer is opened
+            line = {"format": V41, "reasoning": thinking, "off": not thinking, "tools": tools, "text": text, "slices": [r.randint(0, 9) for _ in range(40)]}
+            parser.stdin.write(json.dumps(line) + "\n")
+            parser.stdin.flush()
+            got = json.loads(parser.stdout.readline())
+            assert "error" not in got, (seed, got)
+            reasoning, content, calls = the_packages_reading(package, request, text)
+            assert got["notes"] == [], (seed, got)
+            assert (got["reasoning"], got["content"]) == (reasoning, content), (seed, text)
+            assert read((c["name"], c["arguments"]) for c in got["calls"]) == read(calls), (seed, text)
+            seen += 1
+    assert seen >= 2000
 
 
 @pytest.fixture(scope="module")
