@@ -97,10 +97,10 @@ int main(void) {
         json_error_t why;
         json_t *line = hd_json_read(text, (size_t)n, JSON_ALLOW_NUL, &why);
         json_t *out = line ? answer(line) : json_pack("{s:s}", "error", why.text);
-        char *said = out ? hd_json_write(out, JSON_COMPACT) : NULL;
-        puts(said ? said : "{\"error\":\"no memory\"}");
+        char *text_out = out ? hd_json_write(out, JSON_COMPACT) : NULL;
+        puts(text_out ? text_out : "{\"error\":\"no memory\"}");
         fflush(stdout);
-        free(said);
+        free(text_out);
         json_decref(out);
         json_decref(line);
     }
