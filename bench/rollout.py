@@ -3,15 +3,13 @@
 log-probabilities, and with the choices of layers, too; and what keeping the choices costs when nobody asks.
 
     bench/rollout.py [MODEL_DIR] [--rounds 3] [--prompts 64] [--samples 8] [--tokens 64] [--threads N] [--kinds 4]
-                     [--instructions]
 
 --kinds N leaves out the last ones, so that less memory and time is needed.
 
 Servers run side by side, one of each kind, and take turns in every round, so that all of them meet
 the same neighbours on a shared machine. Prints a table: medians, and the ratio to the plain server. Beside the
 clock it prints the processor time that the server took for a token, which neighbours lengthen little; with
---threads 1 no thread spins meanwhile. --instructions counts instead of timing: what the servers execute for a token
-under valgrind (callgrind), without their start. It takes about 100 times as long, and no neighbour changes it.
+--threads 1 no thread spins meanwhile.
 """
 
 import argparse
@@ -20,11 +18,9 @@ import http.client
 import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -44,8 +40,8 @@ KINDS = {
 
 
 class Server:
-    def __init__(self, model, flags, args, launcher=()):
-        command = [*launcher, HADAL, "serve", model, "--port", 0, "--max-running", args.prompts, "--threads", args.threads, "--context", 1024, *flags]
+    def __init__(self, model, flags, args):
+        command = [HADAL, "serve", model, "--port", 0, "--max-running", args.prompts, "--threads", args.threads, "--context", 1024, *flags]
         self.process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for line in self.process.stdout:
             if line.startswith("hadal "):
@@ -82,39 +78,13 @@ def measure(server, args, wanted, round_):
     return tokens / seconds, processor / tokens * 1e6, sum(n for _, n in replies) / tokens
 
 
-def instructions(args, flags, wanted, rounds):
-    """What a server executes from its start to its end, with so many rounds of requests."""
-    with tempfile.NamedTemporaryFile() as log:
-        launcher = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", f"--log-file={log.name}"]
-        server = Server(args.model, [*flags, "--no-sandbox"], args, launcher)
-        for round_ in range(rounds):
-            measure(server, args, wanted, round_)
-        server.close()
-        return int(re.search(rb"Collected : (\d+)", log.read()).group(1))
-
-
-def count(args, kinds):
-    """Of two rounds less those of one, which has the start and the first use of everything."""
-    plain = None
-    print(f"{args.prompts} prompts x {args.samples} samples x {args.tokens} tokens, {args.threads} threads, under valgrind")
-    print("| | instructions per token | to plain |\n|---|---|---|")
-    for kind, (flags, wanted) in kinds.items():
-        once, twice = (instructions(args, flags, wanted, n) for n in (1, 2))
-        each = (twice - once) / (args.prompts * args.samples * args.tokens)
-        plain = plain or each
-        print(f"| {kind} | {each:,.0f} | {each / plain:.4f} |", flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?", default=ROOT / "models" / "tiny-v4")
     for name, default in (("rounds", 3), ("prompts", 64), ("samples", 8), ("tokens", 64), ("threads", os.cpu_count()), ("kinds", len(KINDS))):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--instructions", action="store_true")
     args = parser.parse_args()
     kinds, servers = dict(list(KINDS.items())[: args.kinds]), {}
-    if args.instructions:
-        return count(args, kinds)
     try:
         for flags, _ in kinds.values():
             servers.setdefault(tuple(flags), None)
