@@ -129,7 +129,7 @@ def test_updates(hadal, tmp_path):
 
 
 @pytest.mark.parametrize("args, words", [
-    (["bench"], "throughput, latency, ops, comm, serve or update"),
+    (["bench"], "throughput, latency, ops, comm, serve, update or train"),
     (["bench", "speed"], "'speed'"),
     (["bench", "latency", MODEL, "--shared-prefix", 512], "shared prefix"),
     (["bench", "latency", MODEL, "--num-prompts", 0], "num-prompts"),
