@@ -57,8 +57,7 @@ struct engine_request {
     uint64_t id; /* 0: free. The id of choice i is id + i. */
     uint32_t uses;
     int32_t n_choices;
-    /* guarded by the lock: choices whose last step output the polling thread has not
-     * taken */
+    /* guarded by the lock: choices whose last step output the polling thread did not take */
     int32_t n_left;
     engine_choice *choices; /* [n_choices] the choices */
     /* owned by the polling thread: choices whose last event was shown; whose last output was
