@@ -31,6 +31,7 @@ ROOMS = {
     "model": ["backward"],
     "weights": ["config", "torch"],
     "ops": ["ref", "cpu", "cuda", "backward", "profile"],
+    "server": ["metrics"],
     "cli": ["terminal", "inspect", "bench", "planning", "training", "serving"],
 }
 

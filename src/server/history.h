@@ -3,7 +3,7 @@
 #define HD_SERVER_HISTORY_H
 
 #include "api/text.h"
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 
 enum { HISTORY_SAMPLES = 240 }; /* four per second: one minute */
 

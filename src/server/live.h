@@ -8,7 +8,7 @@
 #include "hadal.h"
 #include "api/text.h"
 #include "http/http.h"
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 #include "server/rank_view.h"
 
 typedef struct live_view live_view;

@@ -12,7 +12,7 @@
 #include "server/line_file.h"
 #include "server/live.h"
 #include "server/rank_view.h"
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 #include "server/prefix_ring.h"
 #include "server/record.h"
 #include "server/server.h"

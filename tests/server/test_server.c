@@ -14,7 +14,7 @@
 #include "server/history.h"
 #include "http/url.h"
 #include "http/keys.h"
-#include "server/metrics.h"
+#include "server/metrics/metrics.h"
 
 enum { MOST_ARGS = 4 };
 
