@@ -34,7 +34,7 @@ static lease_parts parts_of(const hd_lease_options *o) {
     lease_parts p = {.peers = sizeof(hd_leases)};
     p.leases = p.peers + n_peers * sizeof(lease_peer);
     p.seen = p.leases + n_leases * sizeof(hd_lease);
-    p.actions = p.seen + n_peers * HD_LEASE_MAX * sizeof(uint64_t);
+    p.actions = p.seen + n_peers * n_leases * sizeof(uint64_t);
     p.pages = p.actions + (2 * n_leases + 2) * sizeof(hd_lease_action);
     p.bytes = p.pages + n_leases * (size_t)o->max_pages;
     return p;
@@ -54,7 +54,12 @@ static hd_lease *lease_at(const hd_leases *l, int32_t slot) {
 
 /* The highest generation that a slot of a peer has used to ask for a lease. */
 static uint64_t *seen_at(const hd_leases *l, int32_t peer, uint32_t slot) {
-    return (uint64_t *)part(l, parts_of(&l->o).seen) + (size_t)peer * HD_LEASE_MAX + slot;
+    return (uint64_t *)part(l, parts_of(&l->o).seen) + (size_t)peer * (size_t)l->o.max_leases +
+           slot;
+}
+
+static void forget_seen(hd_leases *l, int32_t peer) {
+    memset(seen_at(l, peer, 0), 0, (size_t)l->o.max_leases * sizeof(uint64_t));
 }
 
 static hd_lease_action *action_at(const hd_leases *l, uint32_t i) {
@@ -213,7 +218,7 @@ static hd_status refuse(hd_leases *l, const hd_lease_event *e, hd_lease_reason r
 
 static hd_status on_reserve(hd_leases *l, const hd_lease_event *e) {
     const hd_lease_message *m = e->message;
-    if (m->from.slot >= HD_LEASE_MAX) return discard(l, HD_LEASE_UNKNOWN);
+    if (m->from.slot >= (uint32_t)l->o.max_leases) return discard(l, HD_LEASE_UNKNOWN);
     uint64_t *seen = seen_at(l, e->peer, m->from.slot);
     if (m->from.generation <= *seen) return discard(l, HD_LEASE_STALE);
     *seen = m->from.generation;
@@ -327,7 +332,8 @@ static hd_status without_lease(hd_leases *l, const hd_lease_event *e, hd_lease_r
         answer_gone(l, e->peer, m, why);
     }
     /* An ABORT that overtook its RESERVE: the RESERVE comes too late. */
-    if (m->kind == HD_LEASE_MSG_ABORT && m->to.generation == 0 && m->from.slot < HD_LEASE_MAX) {
+    if (m->kind == HD_LEASE_MSG_ABORT && m->to.generation == 0 &&
+        m->from.slot < (uint32_t)l->o.max_leases) {
         uint64_t *seen = seen_at(l, e->peer, m->from.slot);
         if (*seen < m->from.generation) *seen = m->from.generation;
     }
@@ -372,7 +378,7 @@ static hd_status on_hello(hd_leases *l, const hd_lease_event *e) {
     if (e->epoch == 0 || e->epoch < peer->epoch) return discard(l, HD_LEASE_EPOCH);
     if (e->epoch > peer->epoch) {
         abort_all_of(l, e->peer);
-        memset(seen_at(l, e->peer, 0), 0, HD_LEASE_MAX * sizeof(uint64_t));
+        forget_seen(l, e->peer);
     }
     peer->epoch = e->epoch;
     peer->is_up = true;
@@ -509,7 +515,7 @@ hd_status hd_leases_forget(hd_leases *l, int32_t peer) {
         lease->peer_id = (hd_lease_id){0}; /* no answer of its last lease is repeated */
     }
     *peer_at(l, peer) = (lease_peer){0};
-    memset(seen_at(l, peer, 0), 0, HD_LEASE_MAX * sizeof(uint64_t));
+    forget_seen(l, peer);
     return HD_OK;
 }
 

@@ -160,7 +160,7 @@ typedef struct hd_lease {
 typedef struct hd_lease_options {
     uint64_t epoch;       /* of this process, higher in each life */
     uint64_t max_time_ns; /* no lease lasts longer */
-    int32_t max_leases;   /* <= HD_LEASE_MAX */
+    int32_t max_leases;   /* <= HD_LEASE_MAX; the same in every process */
     int32_t max_per_peer; /* leases that one peer may ask for */
     int32_t max_peers;
     int32_t max_pages; /* of one lease */

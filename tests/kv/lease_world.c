@@ -216,6 +216,12 @@ void lease_world_open(world *w, int32_t n_servers, int32_t n_pool) {
     }
 }
 
+void lease_world_copy(world *to, const world *from) {
+    memcpy(to, from, offsetof(world, message));
+    memcpy(to->message, from->message, (size_t)from->n_messages * sizeof *from->message);
+    memcpy(to->copy, from->copy, (size_t)from->n_copies * sizeof *from->copy);
+}
+
 bool lease_world_add(world *w, int32_t receiver, int32_t sender, uint32_t n_pages) {
     for (int32_t i = 0; i < WORLD_REQUESTS; i++) {
         if (w->request[i].id) continue;

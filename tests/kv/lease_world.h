@@ -21,8 +21,8 @@ enum {
     WORLD_MESSAGES = 64,
     WORLD_COPIES = 96,
     WORLD_MOVES = 512,
-    WORLD_MACHINE = 40000, /* bytes of a machine */
-    WORLD_TIME_NS = 1000   /* of a lease */
+    WORLD_MACHINE = 6000, /* bytes of a machine */
+    WORLD_TIME_NS = 1000  /* of a lease */
 };
 
 /* Checks that the world leaves out, to prove that the shadow memory finds what follows. */
@@ -77,12 +77,12 @@ typedef struct world {
     int32_t n_servers, n_pool, n_messages, n_copies;
     world_server server[WORLD_SERVERS];
     world_request request[WORLD_REQUESTS];
-    world_message message[WORLD_MESSAGES];
-    world_copy copy[WORLD_COPIES];
     world_omission omits;
     bool has_order;       /* messages of a link stay in order unless a fault says so */
     const char *wrong;    /* the first invariant that failed */
     hd_lease_counts gone; /* counts of former lives */
+    world_message message[WORLD_MESSAGES]; /* [n_messages] */
+    world_copy copy[WORLD_COPIES];         /* [n_copies] */
 } world;
 
 typedef enum world_move_kind {
@@ -121,6 +121,9 @@ int32_t lease_world_moves(const world *w, world_move *moves);
 int32_t lease_world_faults(const world *w, world_move *moves);
 
 void lease_world_make(world *w, world_move move);
+
+/* Copies what is in use: most of a world is room for messages and copies. */
+void lease_world_copy(world *to, const world *from);
 
 /* Checks machines and pages. */
 void lease_world_check(world *w, bool idle);

@@ -37,7 +37,7 @@ static void setup(side *s) {
                      HD_OK);
 }
 
-static const hd_lease_id theirs = {.generation = 77, .slot = 3};
+static const hd_lease_id theirs = {.generation = 77, .slot = 1};
 
 static hd_status hear(side *s, hd_lease_message m, uint64_t digest) {
     if (!m.from_epoch) m.from_epoch = PEER_EPOCH;
@@ -64,7 +64,7 @@ static hd_status hear_reserve(side *s, uint64_t generation, uint32_t n_pages) {
     return hear(s,
                 (hd_lease_message){
                     .kind = HD_LEASE_MSG_RESERVE,
-                    .from = {.generation = generation, .slot = 3},
+                    .from = {.generation = generation, .slot = 1},
                     .time_ns = 500,
                     .n_tokens = N_TOKENS,
                     .n_pages = n_pages
@@ -213,7 +213,14 @@ static void unknown_leases_are_answered(void **state) {
     assert_int_equal(hear_page(&s, (hd_lease_id){1, 2, 0}, 0), HD_EFORMAT);
     assert_true(says(&s, HD_LEASE_MSG_GONE));
     assert_int_equal(hear_page(&s, (hd_lease_id){1, UINT32_MAX, 0}, 0), HD_EFORMAT);
-    assert_int_equal(discarded(&s, HD_LEASE_UNKNOWN), 2);
+    const hd_lease_message far = {
+        .kind = HD_LEASE_MSG_RESERVE,
+        .from = {.generation = 90, .slot = 2},
+        .n_pages = 1
+    }; /* no process has a third slot */
+    assert_int_equal(hear(&s, far, 0), HD_EFORMAT);
+    assert_int_equal(s.n_done, 0);
+    assert_int_equal(discarded(&s, HD_LEASE_UNKNOWN), 3);
 }
 
 /* X15, FT62: data of a former lease of the slot, and late completions, change nothing. */
