@@ -218,6 +218,7 @@ typedef struct hd_request {
     /* A server, as "HOST:PORT", whose pages of the prompt may be fetched instead of computing them
      * here; NULL: none. Changes no output (docs/pd.md). */
     const char *prefill;
+    const char *trace_id; /* what both servers call it in their logs; NULL: nothing */
 
     float temperature, top_p, min_p;
     int32_t top_k;

@@ -437,6 +437,7 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     g.n_tokens = p->n;
     if (!g.max_tokens) g.max_tokens = r->most_tokens;
     g.prefill = http_header(job->call, "X-Hadal-Prefill");
+    g.trace_id = http_request_id(job->call);
     g.on_event = on_event;
     g.user = sub;
     atomic_fetch_add(&job->refs, 1);

@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/serving/serve_settings.h"
 #include "router/router.h"
+#include "server/access_log.h"
 
 static const char details[] = "Has the whole API of the servers, and sends each request to the "
                               "one that will answer first:\n"
@@ -18,7 +19,7 @@ static const char details[] = "Has the whole API of the servers, and sends each 
 
 typedef struct settings {
     const char *host, *decode, *prefill, *api_key_file, *admin_key_file, *certificate,
-        *private_key;
+        *private_key, *access_log;
     int64_t port, connections, drain_s;
     bool open;
 } settings;
@@ -59,7 +60,8 @@ static void wait_for_end(router *r, const sigset_t *signals) {
 }
 
 static hd_status run(const settings *set, hd_err *err) {
-    const router_options o = options_of(set);
+    router_options o = options_of(set);
+    line_file access_log;
     router *r;
     sigset_t signals;
     sigemptyset(&signals);
@@ -68,7 +70,12 @@ static hd_status run(const settings *set, hd_err *err) {
     sigaddset(&signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &signals, NULL); /* for all threads */
     signal(SIGPIPE, SIG_IGN);
-    HD_TRY(router_open(&r, &o, err));
+    HD_TRY(access_log_open(&access_log, set->access_log, &o.http, err));
+    const hd_status st = router_open(&r, &o, err);
+    if (st != HD_OK) {
+        line_file_close(&access_log);
+        return st;
+    }
     printf("hadal %s routes at %s://%s:%d\nready\n", HD_VERSION,
            set->certificate ? "https" : "http", set->host, router_port(r));
     fflush(stdout);
@@ -81,6 +88,7 @@ static hd_status run(const settings *set, hd_err *err) {
         hd_log_write(HD_LOG_WARN, "drain_cut_short", NULL, 0);
     }
     router_close(r);
+    line_file_close(&access_log);
     return HD_OK;
 }
 
@@ -101,6 +109,8 @@ int cmd_router(int argc, char **argv) {
         option_text("tls-cert", &set.certificate, "FILE", "PEM certificate chain: speak TLS"),
         option_text("tls-key", &set.private_key, "FILE", "PEM private key"),
         option_int("max-connections", &set.connections, 1, 65536, "default 10000"),
+        option_text("log-access", &set.access_log, "FILE",
+                    "append a JSON line per request, without content; -: standard error"),
         option_int("drain-seconds", &set.drain_s, 0, 86400,
                    "for responses at the end; default 120"),
     };

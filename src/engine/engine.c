@@ -127,7 +127,7 @@ static hd_status submit(hd_engine *e, uint64_t *id, const hd_request *g,
     pthread_mutex_lock(&e->lock);
     r->n_left = n;
     engine_route(e, r, &prefix);
-    engine_deliver(e, r, g->prefill);
+    engine_deliver(e, r, g);
     pthread_mutex_unlock(&e->lock);
     free(prefix.hashes);
     return HD_OK;

@@ -127,6 +127,7 @@ hd_status hd_engine_submit_watched(hd_engine *e, uint64_t *id, const hd_request 
 typedef struct hd_page_wish {
     uint64_t id;
     const char *server;
+    const char *trace_id;  /* "": none */
     const int32_t *tokens; /* [n_tokens] its prompt */
     int32_t n_tokens, priority, group;
     uint64_t salt;

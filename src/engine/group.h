@@ -74,7 +74,7 @@ void engine_mail_close(engine_mail *m);
 /* ---- pages.c: the caller holds the lock ---- */
 
 /* Puts a request into its group's mailbox, or has it wait for pages. server: or NULL. */
-void engine_deliver(hd_engine *e, engine_request *r, const char *server);
+void engine_deliver(hd_engine *e, engine_request *r, const hd_request *g);
 void engine_stop_fetching(hd_engine *e, engine_request *r); /* if it waits, it is cancelled */
 
 /* Ends all jobs of a list with HD_EPEER, and empties it. */

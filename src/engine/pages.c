@@ -36,15 +36,16 @@ static bool may_fetch(const hd_engine *e, const engine_request *r, const char *s
     return server && e->source.fetch && !r->prompt_logprobs_from;
 }
 
-void engine_deliver(hd_engine *e, engine_request *r, const char *server) {
+void engine_deliver(hd_engine *e, engine_request *r, const hd_request *g) {
     const hd_page_wish wish = {.id = r->id,
-                               .server = server,
+                               .server = g->prefill,
+                               .trace_id = g->trace_id ? g->trace_id : "",
                                .tokens = r->prompt.ids,
                                .n_tokens = r->n_prompt,
                                .priority = r->priority,
                                .group = r->group,
                                .salt = r->request.salt};
-    r->fetching = may_fetch(e, r, server) && e->source.fetch(e->source.ctx, &wish);
+    r->fetching = may_fetch(e, r, g->prefill) && e->source.fetch(e->source.ctx, &wish);
     if (r->fetching) {
         e->n_fetching += r->n_choices;
     } else {

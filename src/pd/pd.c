@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "comm/address.h"
 #include "pd/pd_internal.h"
@@ -67,13 +68,22 @@ hd_lease_event pd_event(hd_lease_event_kind kind, hd_lease_id id) {
     return (hd_lease_event){.kind = kind, .now_ns = (uint64_t)hd_now_ns(), .id = id};
 }
 
+void pd_log_end(pd *p, const char *event, hd_lease_id id, const char *trace_id,
+                hd_lease_reason reason, int64_t ns) {
+    const hd_lease *l = hd_leases_at(p->leases, (int32_t)id.slot);
+    HD_LOG(HD_LOG_INFO, event, hd_log_text("request_id", trace_id),
+           hd_log_text("peer", p->peers[l->peer].name),
+           hd_log_text("end", hd_lease_reason_name(reason)), hd_log_int("pages", l->n_done),
+           hd_log_int("of", l->n_pages), hd_log_real("ms", (double)ns * 1e-6));
+}
+
 static void release(pd *p, const hd_lease_action *a) {
     pd_fetch *f = p->fetch_of[a->id.slot];
     pd_send *s = p->send_of[a->id.slot];
     if (f) {
-        pd_fetch_over(p, f, false);
+        pd_fetch_over(p, f, a->reason);
     } else if (s) {
-        pd_send_over(p, s);
+        pd_send_over(p, s, a->reason);
     }
 }
 
@@ -96,7 +106,7 @@ static void act(pd *p, const hd_lease_action *a) {
         pd_write(p, a);
         break;
     case HD_LEASE_DO_OWN:
-        pd_fetch_over(p, p->fetch_of[a->id.slot], true);
+        pd_fetch_over(p, p->fetch_of[a->id.slot], HD_LEASE_DONE);
         break;
     case HD_LEASE_DO_RELEASE:
         release(p, a);

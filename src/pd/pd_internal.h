@@ -79,6 +79,7 @@ typedef struct pd_send {
     int32_t peer;
     hd_lease_id lease;
     uint64_t request;
+    int64_t since_ns;
     bool released, finished; /* the lease; the request */
     atomic_bool stop;        /* nobody wants more pages */
     pd_prompt prompt;
@@ -137,6 +138,10 @@ void pd_count(pd *p, int64_t *counter, int64_t amount);
 
 hd_lease_event pd_event(hd_lease_event_kind kind, hd_lease_id id);
 
+/* Logs the end of a lease, before its slot is used again. */
+void pd_log_end(pd *p, const char *event, hd_lease_id id, const char *trace_id,
+                hd_lease_reason reason, int64_t ns);
+
 /* Steps an event and those that follow from it. Inside of another: after it, and returns HD_OK. */
 hd_status pd_raise(pd *p, const hd_lease_event *event);
 void pd_raise_message(pd *p, int32_t peer, const hd_lease_message *m, uint64_t digest);
@@ -164,7 +169,7 @@ uint8_t *pd_take_page(pd *p, int32_t peer, const hd_lease_message *m, uint8_t *p
                       size_t n);
 void pd_say_reserve(pd *p, const hd_lease_action *a);
 void pd_write(pd *p, const hd_lease_action *a);
-void pd_fetch_over(pd *p, pd_fetch *f, bool owned);
+void pd_fetch_over(pd *p, pd_fetch *f, hd_lease_reason reason);
 
 /* ---- send.c ---- */
 
@@ -172,6 +177,6 @@ hd_status pd_take_reserve(pd *p, int32_t peer, const hd_lease_message *m, uint8_
                           size_t n, hd_err *err);
 void pd_prefill(pd *p, const hd_lease_action *a);
 void pd_send_pages(pd *p, const hd_lease_action *a);
-void pd_send_over(pd *p, pd_send *s);
+void pd_send_over(pd *p, pd_send *s, hd_lease_reason reason);
 
 #endif

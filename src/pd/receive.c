@@ -1,5 +1,6 @@
 /* receive.c - the side that fetches: finds which pages of a prompt lack, has them sent, and puts
  * them into the cache. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,10 +25,12 @@ static void end(pd *p, pd_fetch *f) {
     drop(p, f);
 }
 
-void pd_fetch_over(pd *p, pd_fetch *f, bool owned) {
+void pd_fetch_over(pd *p, pd_fetch *f, hd_lease_reason reason) {
+    const int64_t ns = hd_now_ns() - f->since_ns;
+    pd_log_end(p, "pages_fetched", f->lease, f->prompt.trace_id, reason, ns);
     p->fetch_of[f->lease.slot] = NULL;
-    pd_count(p, &p->stats.wait_ns, hd_now_ns() - f->since_ns);
-    if (owned) {
+    pd_count(p, &p->stats.wait_ns, ns);
+    if (reason == HD_LEASE_DONE) {
         const int64_t pages = f->prompt.pages.n[HD_KV_FULL];
         pd_count(p, &p->stats.tokens_in, pages * f->side.page_tokens);
     }
@@ -248,6 +251,7 @@ static bool fetch(void *ctx, const hd_page_wish *w) {
         f->side.tokens = f->tokens;
         f->side.n_tokens = w->n_tokens;
         f->prompt.priority = w->priority;
+        snprintf(f->prompt.trace_id, sizeof f->prompt.trace_id, "%s", w->trace_id);
         memcpy(f->tokens, w->tokens, tokens);
     }
     pthread_mutex_unlock(&p->lock);

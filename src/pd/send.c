@@ -89,6 +89,7 @@ void pd_prefill(pd *p, const hd_lease_action *a) {
     s->ended.take = take_ended;
     s->peer = a->peer;
     s->lease = a->id;
+    s->since_ns = hd_now_ns();
     s->prompt = prompt;
     memcpy(s->tokens, from + sizeof prompt, tokens);
     p->n_sends++;
@@ -181,7 +182,9 @@ void pd_send_pages(pd *p, const hd_lease_action *a) {
     pd_raise(p, &e);
 }
 
-void pd_send_over(pd *p, pd_send *s) {
+void pd_send_over(pd *p, pd_send *s, hd_lease_reason reason) {
+    const int64_t ns = hd_now_ns() - s->since_ns;
+    pd_log_end(p, "pages_sent", s->lease, s->prompt.trace_id, reason, ns);
     p->send_of[s->lease.slot] = NULL;
     s->released = true;
     atomic_store(&s->stop, true);

@@ -82,6 +82,9 @@ hd_status pd_prompt_read(pd_prompt *out, const int32_t **tokens, const void *pay
         return HD_FAIL(err, HD_EFORMAT, "a prompt of %d tokens and %u pages", out->n_tokens,
                        m.n_pages);
     }
+    if (!is_text(out->trace_id, sizeof out->trace_id)) {
+        return HD_FAIL(err, HD_EFORMAT, "a trace id without an end");
+    }
     if (n - before != (size_t)out->n_tokens * sizeof **tokens) {
         return HD_FAIL(err, HD_EFORMAT, "%zu bytes for %d tokens", n - before, out->n_tokens);
     }

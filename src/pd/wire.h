@@ -12,7 +12,7 @@
 #include "kv/handover.h"
 #include "kv/lease.h"
 
-enum { PD_NAME = 272, PD_WORD = 48, PD_MAX_TEXT = 200 };
+enum { PD_TRACE_ID = 136, PD_NAME = 272, PD_WORD = 48, PD_MAX_TEXT = 200 };
 
 typedef enum pd_frame_kind {
     PD_FRAME_CHALLENGE = HD_FRAME_CHALLENGE, /* nonce of the listening side */
@@ -55,7 +55,8 @@ typedef struct pd_prompt {
     uint64_t weights; /* hd_page_job.weights of the receiver */
     int32_t n_tokens; /* that follow: all of the pages and one more */
     int32_t priority;
-    hd_page_range pages; /* of the lease */
+    hd_page_range pages;        /* of the lease */
+    char trace_id[PD_TRACE_ID]; /* what the receiver's log calls the request; "": nothing */
 } pd_prompt;
 
 /* Reads the message at the beginning of a payload of n bytes in a frame of this kind. HD_EFORMAT:
@@ -63,7 +64,7 @@ typedef struct pd_prompt {
 hd_status pd_lease_read(hd_lease_message *out, pd_frame_kind frame, const void *payload,
                         size_t n, hd_err *err);
 
-/* Reads the prompt of a RESERVE. Tokens are in [0, vocab). *tokens points into payload, which is
+/* Reads the prompt of a RESERVE. The trace id is a text, tokens are in [0, vocab). *tokens points into payload, which is
  * aligned for them. HD_EFORMAT: a length, count or token is wrong. */
 hd_status pd_prompt_read(pd_prompt *out, const int32_t **tokens, const void *payload, size_t n,
                          int32_t page_tokens, int32_t vocab, hd_err *err);

@@ -7,6 +7,7 @@
 #include <strings.h>
 
 #include "base/base64.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "router/router_internal.h"
 
@@ -406,6 +407,9 @@ static void start(router_exchange *e) {
 /* ---- the end of a transfer ---- */
 
 static void lose_peer(router_exchange *e) {
+    HD_LOG(HD_LOG_WARN, "request_lost_server",
+           hd_log_text("request_id", http_request_id(e->call)),
+           hd_log_text("server", peer_of(e)->name));
     leave_peer(e, true);
     e->tried |= 1ull << e->choice.peer;
     if (try_later(e)) {

@@ -2,9 +2,12 @@
  * also when memory has run out. */
 #include "server/access_log.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { MAX_LINE = 2048, MAX_TEXT = 512 };
 
@@ -46,7 +49,7 @@ static double milliseconds(int64_t ns) {
     return (double)ns * 1e-6;
 }
 
-void access_log_write(void *file, const http_ended *e) {
+static void write_line(void *file, const http_ended *e) {
     line l = {.n = 0};
     put_time(&l);
     put_text(&l, "method", e->method);
@@ -63,4 +66,19 @@ void access_log_write(void *file, const http_ended *e) {
     put_text(&l, "request_id", e->request_id);
     put(&l, "}\n");
     line_file_append(file, l.text, l.n);
+}
+
+/* "-": a duplicate of standard error, so that closing it leaves the log's descriptor open. */
+hd_status access_log_open(line_file *file, const char *path, http_options *http, hd_err *err) {
+    *file =
+        (line_file){.fd = -1, .failed = "access_log_failed", .resumed = "access_log_goes_on"};
+    if (!path) return HD_OK;
+    if (strcmp(path, "-") != 0) {
+        HD_TRY(line_file_open(&file->fd, path, err));
+    } else if ((file->fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3)) < 0) {
+        return HD_FAIL(err, HD_EIO, "no descriptor for the access log: %s", strerror(errno));
+    }
+    http->on_end = write_line;
+    http->on_end_user = file;
+    return HD_OK;
 }

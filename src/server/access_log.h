@@ -7,7 +7,8 @@
 #include "http/listen.h"
 #include "server/line_file.h"
 
-/* For http_options.on_end, with the line_file as user. */
-void access_log_write(void *file, const http_ended *e);
+/* Has each request that ends logged. path: a file; "-": standard error; NULL: nothing is logged, and
+ * the file is that of line_file_close() all the same. */
+hd_status access_log_open(line_file *file, const char *path, http_options *http, hd_err *err);
 
 #endif

@@ -2,11 +2,22 @@
 #include "server/line_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/log.h"
+
+hd_status line_file_open(int *fd, const char *path, hd_err *err) {
+    *fd = -1;
+    if (!path) return HD_OK;
+    /* Opening and writing a pipe must not block. */
+    const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK;
+    *fd = open(path, how, 0600);
+    if (*fd >= 0) return HD_OK;
+    return HD_FAIL(err, HD_EIO, "cannot write %s: %s", path, strerror(errno));
+}
 
 void line_file_append(line_file *f, char *line, size_t n) {
     const bool was_broken = atomic_load(&f->broken);

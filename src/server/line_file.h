@@ -9,11 +9,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/status.h"
+
 typedef struct line_file {
     int fd;                       /* owned; -1: no file */
     const char *failed, *resumed; /* events of the log */
     atomic_bool broken;           /* the last line is incomplete */
 } line_file;
+
+/* Opens a file for appending; path NULL: none, and *fd is -1. */
+hd_status line_file_open(int *fd, const char *path, hd_err *err);
 
 /* line[n] must end with a line feed. */
 void line_file_append(line_file *f, char *line, size_t n);

@@ -201,43 +201,19 @@ static void on_unknown_field(void *user, const char *endpoint, const char *field
 
 /* ---- opening and closing ---- */
 
-static hd_status open_for_append(int *fd, const char *path, hd_err *err) {
-    *fd = -1;
-    if (!path) return HD_OK;
-    /* Opening and writing a pipe must not block. */
-    const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK;
-    *fd = open(path, how, 0600);
-    if (*fd >= 0) return HD_OK;
-    return HD_FAIL(err, HD_EIO, "cannot write %s: %s", path, strerror(errno));
-}
-
 static hd_status open_records(server *s, hd_err *err) {
     int log_fd, crash_fd = -1;
-    hd_status st = open_for_append(&log_fd, s->options.request_log, err);
+    hd_status st = line_file_open(&log_fd, s->options.request_log, err);
     if (st == HD_OK) {
         st = dump_keep_earlier(s->options.crash_file, s->options.engine.model_dir, err);
     }
-    if (st == HD_OK) st = open_for_append(&crash_fd, s->options.crash_file, err);
+    if (st == HD_OK) st = line_file_open(&crash_fd, s->options.crash_file, err);
     if (st != HD_OK) {
         if (log_fd >= 0) close(log_fd);
         return st;
     }
     s->records = records_new(s->options.http.limits.connections, log_fd, crash_fd);
     return s->records ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for records of requests");
-}
-
-/* "-": a duplicate of standard error, so that closing it leaves the log's descriptor open. */
-static hd_status open_access_log(server *s, hd_err *err) {
-    const char *path = s->options.access_log;
-    if (!path) return HD_OK;
-    if (strcmp(path, "-") != 0) {
-        HD_TRY(open_for_append(&s->access_log.fd, path, err));
-    } else if ((s->access_log.fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3)) < 0) {
-        return HD_FAIL(err, HD_EIO, "no descriptor for the access log: %s", strerror(errno));
-    }
-    s->options.http.on_end = access_log_write;
-    s->options.http.on_end_user = &s->access_log;
-    return HD_OK;
 }
 
 const http_route *server_route(size_t i) {
@@ -305,7 +281,7 @@ static hd_status prepare(server *s, hd_err *err) {
                        "--api-key-file");
     }
     s->options.http.keys = s->keys;
-    HD_TRY(open_access_log(s, err));
+    HD_TRY(access_log_open(&s->access_log, s->options.access_log, &s->options.http, err));
     HD_TRY(http_open(&s->http, &s->options.http, err));
     if (!http_is_loopback(s->http) && !hd_keys_user_set(s->keys) && !o->open) {
         return HD_FAIL(err, HD_EINVAL,
@@ -363,8 +339,7 @@ hd_status server_open(server **out, const server_options *options, hd_err *err) 
     s->options = *options;
     s->start_ns = hd_now_ns();
     s->pd_listener = -1;
-    s->access_log =
-        (line_file){.fd = -1, .failed = "access_log_failed", .resumed = "access_log_goes_on"};
+    s->access_log.fd = -1;
     open_locks(s);
     hd_status st = prepare(s, err);
     if (st != HD_OK) {

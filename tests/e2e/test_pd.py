@@ -4,6 +4,7 @@ prefill server has, does or loses."""
 import concurrent.futures
 import json
 import pathlib
+import re
 import socket
 
 import pytest
@@ -369,3 +370,26 @@ def test_prefill_servers_of_a_name_join_and_leave(alone, tmp_path):
     decode.close()
     for s in prefill:
         s.close()
+
+
+def test_one_request_id_is_in_every_log(tmp_path):
+    """From the client to the router, the decode server and the prefill server."""
+    prefill = Pd("prefill")
+    decode = Pd("decode", "--log-access", tmp_path / "decode", peers=[prefill]).wait_paired()
+    router = Router("--decode", of(decode), "--prefill", of(prefill), "--log-access", str(tmp_path / "router")).wait_up(2)
+    hold = decode.post("/pause_generation")  # the prefill server is sooner
+    assert hold.status == 200, hold.text
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        replies = [pool.submit(router.post, "/v1/completions", {"prompt": ids(900, 60 + i), "max_tokens": 2}, headers={"X-Request-Id": f"trace-{i}"}) for i in range(3)]
+        wait_until(lambda: prefill.figure("leases_total", side="send") > 0, "a prompt is sent to the prefill server")
+        assert decode.post("/continue_generation").status == 200
+        assert [r.result().headers["X-Request-Id"] for r in replies] == [f"trace-{i}" for i in range(3)]
+    wait_until(lambda: prefill.is_quiet() and decode.is_quiet(), "no lease is left")
+    for process in (router, decode, prefill):
+        process.close()
+    for log in ("router", "decode"):
+        lines = [json.loads(line) for line in (tmp_path / log).read_text().splitlines()]
+        assert sorted(e["request_id"] for e in lines if e["path"] == "/v1/completions") == [f"trace-{i}" for i in range(3)]
+    fetched = re.findall(rb"pages_fetched request_id=(trace-\d) peer=%s end=done" % of(prefill).encode(), decode.log)
+    sent = re.findall(rb"pages_sent request_id=(trace-\d) peer=\S+:%d end=done" % decode.port, prefill.log)
+    assert sorted(sent) == sorted(fetched) and fetched, prefill.log + decode.log

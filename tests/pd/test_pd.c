@@ -123,7 +123,7 @@ static hd_status read_prompt(const reserve *r, size_t n) {
 static void prompts_are_checked(void **state) {
     (void)state;
     const reserve r = right();
-    reserve bad[] = {r, r, r, r, r, r, r, r, r, r};
+    reserve bad[] = {r, r, r, r, r, r, r, r, r, r, r};
     assert_int_equal(read_prompt(&r, WHOLE), HD_OK);
     assert_int_equal(read_prompt(&r, WHOLE - 1), HD_EFORMAT);
     assert_int_equal(read_prompt(&r, WHOLE - sizeof(int32_t)), HD_EFORMAT);
@@ -138,6 +138,7 @@ static void prompts_are_checked(void **state) {
     bad[7].prompt.pages.first[HD_KV_WINDOW] = INT32_MAX;
     bad[8].tokens[0] = VOCAB;
     bad[9].tokens[3 * PAGE] = -1;
+    memset(bad[10].prompt.trace_id, 1, sizeof bad[10].prompt.trace_id);
     for (size_t i = 0; i < HD_LEN(bad); i++) {
         assert_int_equal(read_prompt(&bad[i], WHOLE), HD_EFORMAT);
     }
