@@ -84,6 +84,12 @@ hd_leases *hd_leases_place(void *memory, const hd_lease_options *o) {
     return l;
 }
 
+const char *hd_lease_state_name(hd_lease_state state) {
+    static const char *const names[HD_N_LEASE_STATES] = {
+        "free", "reserved", "granted", "sending", "committed", "aborting", "owned"};
+    return names[state];
+}
+
 const char *hd_lease_reason_name(hd_lease_reason reason) {
     static const char *const names[] = {"done",    "cancel", "deadline", "hole",    "peer",
                                         "busy",    "type",   "epoch",    "unknown", "stale",

@@ -68,6 +68,8 @@ typedef enum hd_lease_reason {
     HD_N_LEASE_REASONS
 } hd_lease_reason;
 
+const char *hd_lease_state_name(hd_lease_state state); /* "reserved" */
+
 /* Returns the reason as one word: "digest". */
 const char *hd_lease_reason_name(hd_lease_reason reason);
 

@@ -15,13 +15,11 @@ static void put(FILE *out, const char *label, const char *name, const char *type
 }
 
 static void put_leases(FILE *out, const char *label, const pd_stats *s) {
-    static const char *const states[] = {"free",      "reserved", "granted", "sending",
-                                         "committed", "aborting", "owned"};
     put_head(out, "leases", "gauge", "open leases, by side and state");
     for (int side = 0; side < 2; side++) {
         for (int i = HD_LEASE_RESERVED; i <= HD_LEASE_ABORTING; i++) {
             fprintf(out, "hadal_pd_leases{%s,side=\"%s\",state=\"%s\"} %d\n", label,
-                    sides[side], states[i], s->open[side][i]);
+                    sides[side], hd_lease_state_name((hd_lease_state)i), s->open[side][i]);
         }
     }
     put_head(out, "leases_total", "counter", "leases opened, by side");

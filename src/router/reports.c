@@ -10,7 +10,7 @@
 #include "base/progress.h"
 #include "router/router_internal.h"
 
-enum { INTERVAL_MS = 250, TIMEOUT_MS = 1000, MOST_MISSED = 3, MAX_BYTES = 64 << 10 };
+enum { INTERVAL_MS = 250, TIMEOUT_MS = 1000, MOST_MISSED = 3, MAX_BYTES = 128 << 10 };
 static const int64_t MS_NS = 1000000;
 
 /* ---- the message ---- */
@@ -42,11 +42,13 @@ static void read_news(router_news *out, const json_t *report) {
     out->next = (uint64_t)next;
 }
 
-bool router_load_parse(router_load *out, router_news *news, const char *text, size_t n) {
+bool router_load_parse(router_load *out, router_news *news, json_t **detail, const char *text,
+                       size_t n) {
     enum { MOST_REQUESTS = 1 << 20 };
     const int64_t most_tokens = (int64_t)1 << 40;
     json_t *object = NULL;
     int64_t running, waiting, max_running, used, total;
+    if (detail) *detail = NULL;
     if (n == 0 || hd_json_parse(&object, text, n, "the load", &(hd_err){0}) != HD_OK)
         return false;
     const json_t *load = json_array_get(json_object_get(object, "loads"), 0);
@@ -57,6 +59,7 @@ bool router_load_parse(router_load *out, router_news *news, const char *text, si
                       read_number(load, "num_total_tokens", most_tokens, &total) &&
                       total >= used;
     if (good) read_news(news, json_object_get(object, "prefixes"));
+    if (good && detail) *detail = router_detail_of(load);
     json_decref(object);
     if (good) {
         *out = (router_load){(int32_t)running, (int32_t)waiting, (int32_t)max_running,
@@ -101,20 +104,25 @@ static void on_report(router_transfer *t, CURLcode code) {
     router_reports *a = (router_reports *)t;
     router *r = a->router;
     router_load load;
+    json_t *detail = NULL;
     long status = 0;
     curl_easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
     const bool good = code == CURLE_OK && status == 200 &&
-                      router_load_parse(&load, &r->news, a->body.data, a->body.n);
+                      router_load_parse(&load, &r->news, &detail, a->body.data, a->body.n);
     router_transfer_close(r, t);
     a->due_ns = hd_now_ns() + INTERVAL_MS * MS_NS;
     if (good) {
         pthread_mutex_lock(&r->lock);
         r->picture.peers[a->peer].load = load;
+        router_detail_take(a, detail, hd_now_ns());
         learn(r, a);
         pthread_mutex_unlock(&r->lock);
         a->missed = 0;
         set_up(a, true, "it reports");
     } else if (code == CURLE_COULDNT_CONNECT || ++a->missed >= MOST_MISSED) {
+        pthread_mutex_lock(&r->lock);
+        router_detail_take(a, NULL, hd_now_ns()); /* it may be true no more */
+        pthread_mutex_unlock(&r->lock);
         set_up(a, false,
                code == CURLE_OK ? "its report is refused or malformed"
                                 : curl_easy_strerror(code));
@@ -125,7 +133,7 @@ static void ask(router *r, router_reports *a) {
     router_transfer *t = &a->transfer;
     char key[600], path[100];
     a->body.n = 0;
-    snprintf(path, sizeof path, "/v1/loads?include=core&prefixes=%llu.%llu",
+    snprintf(path, sizeof path, "/v1/loads?include=core,disagg&prefixes=%llu.%llu",
              (unsigned long long)a->epoch, (unsigned long long)a->next);
     bool whole = router_transfer_open(t, r->picture.peers[a->peer].name, path);
     if (whole && r->options.key) {
@@ -149,6 +157,8 @@ static void remove_peer(router *r, router_reports *a) {
     router_transfer_close(r, &a->transfer);
     pthread_mutex_lock(&r->lock);
     router_picture_remove(&r->picture, a->peer);
+    json_decref(a->detail);
+    a->detail = NULL;
     pthread_mutex_unlock(&r->lock);
     a->epoch = a->next = 0;
     a->missed = 0;
@@ -186,5 +196,6 @@ void router_reports_close(router *r) {
     for (int32_t i = 0; i < ROUTER_MAX_PEERS; i++) {
         router_transfer_close(r, &r->reports[i].transfer);
         hd_bytes_deinit(&r->reports[i].body);
+        json_decref(r->reports[i].detail);
     }
 }

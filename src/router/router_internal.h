@@ -3,6 +3,7 @@
 #ifndef HD_ROUTER_ROUTER_INTERNAL_H
 #define HD_ROUTER_ROUTER_INTERNAL_H
 
+#include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -26,6 +27,9 @@ typedef struct router_reports {
     int64_t due_ns;
     hd_bytes body;
     uint64_t epoch, next; /* place in the server's prefixes; epoch 0: none */
+    /* guarded by the router's lock */
+    json_t *detail; /* of the last report, see router_detail_of(); NULL: none */
+    int64_t detail_ns;
 } router_reports;
 
 enum { ROUTER_NEWS = 4096 };
@@ -86,8 +90,20 @@ void router_reports_close(router *r);
 /* Asks where it is time; returns when it is next. */
 int64_t router_ask_due(router *r, int64_t now_ns);
 
-/* Reads the body of /v1/loads. Returns false if it is none, or out of range. */
-bool router_load_parse(router_load *out, router_news *news, const char *text, size_t n);
+/* Reads the body of /v1/loads. Returns false if it is none, or out of range. detail may be NULL;
+ * else *detail is a new reference, or NULL. */
+bool router_load_parse(router_load *out, router_news *news, json_t **detail, const char *text,
+                       size_t n);
+
+/* ---- detail.c ---- */
+
+/* What waits at a server and why, its leases, the bytes of its connections, its cached share: as a new
+ * reference, whose names and counts are safe to show. load: of a report. NULL: it says nothing of
+ * the kind, or nonsense. */
+json_t *router_detail_of(const json_t *load);
+/* Takes the detail, and adds the rate of every connection since the one before. */
+void router_detail_take(router_reports *a, json_t *detail, int64_t now_ns);
+void router_detail_put(hd_bytes *out, const router *r); /* as metrics; the caller locks */
 
 /* ---- resolve.c ---- */
 
@@ -105,6 +121,8 @@ bool router_transfer_send(router *r, router_transfer *t);
 void router_transfer_close(router *r, router_transfer *t);
 
 /* ---- status.c ---- */
+
+const char *router_role_name(router_role role);
 
 extern const http_route router_own_routes[]; /* their handlers expect a router * */
 extern const size_t router_own_n_routes;

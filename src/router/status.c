@@ -25,7 +25,7 @@ static void on_health(http_call *c, void *user) {
     http_reply(c, ok ? 200 : 503, "text/plain; charset=utf-8", text, strlen(text));
 }
 
-static const char *role_name(router_role role) {
+const char *router_role_name(router_role role) {
     return role == ROUTER_PREFILL ? "prefill" : "decode";
 }
 
@@ -46,14 +46,16 @@ static void on_servers(http_call *c, void *user) {
     for (int32_t i = 0; i < r->picture.n; i++) {
         const router_peer *s = &r->picture.peers[i];
         if (!s->name[0]) continue;
-        json_array_append_new(
-            list,
-            json_pack("{s:s, s:s, s:b, s:b, s:i, s:i, s:i, s:I, s:i, s:I, s:I}", "server",
-                      s->name, "role", role_name(s->role), "up", s->up, "gone", s->gone,
-                      "running", s->load.running, "waiting", s->load.waiting, "max_running",
-                      s->load.max_running, "pending_tokens", (json_int_t)s->load.pending_tokens,
-                      "inflight", s->inflight, "requests", (json_int_t)s->requests, "failures",
-                      (json_int_t)s->failures));
+        json_t *one = json_pack(
+            "{s:s, s:s, s:b, s:b, s:i, s:i, s:i, s:I, s:i, s:I, s:I}", "server", s->name,
+            "role", router_role_name(s->role), "up", s->up, "gone", s->gone, "running",
+            s->load.running, "waiting", s->load.waiting, "max_running", s->load.max_running,
+            "pending_tokens", (json_int_t)s->load.pending_tokens, "inflight", s->inflight,
+            "requests", (json_int_t)s->requests, "failures", (json_int_t)s->failures);
+        json_t *detail = json_deep_copy(r->reports[i].detail); /* written without the lock */
+        if (detail) json_object_update(one, detail);
+        json_decref(detail);
+        json_array_append_new(list, one);
     }
     pthread_mutex_unlock(&r->lock);
     reply_json(c, json_pack("{s:o}", "servers", list));
@@ -79,7 +81,7 @@ static void put_servers(hd_bytes *out, const router_picture *p, const char *name
         const router_peer *s = &p->peers[i];
         if (!s->name[0]) continue;
         n = snprintf(line, sizeof line, "%s{server=\"%s\",role=\"%s\"} %lld\n", name, s->name,
-                     role_name(s->role), (long long)figure(s));
+                     router_role_name(s->role), (long long)figure(s));
         hd_bytes_append(out, line, (size_t)n, NULL);
     }
 }
@@ -106,7 +108,7 @@ static int64_t pending_of(const router_peer *s) {
 
 static void on_metrics(http_call *c, void *user) {
     router *r = user;
-    hd_bytes out = {.max = 1 << 20};
+    hd_bytes out = {.max = 16 << 20};
     put(&out, "hadal_router_retries_total", "counter", "Requests sent to another server",
         atomic_load(&r->retries));
     put(&out, "hadal_router_streams_resumed_total", "counter",
@@ -140,6 +142,7 @@ static void on_metrics(http_call *c, void *user) {
                 requests_of);
     put_servers(&out, p, "hadal_router_server_failures_total", "counter",
                 "Requests that ended without a reply", failures_of);
+    router_detail_put(&out, r);
     pthread_mutex_unlock(&r->lock);
     http_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", out.data ? out.data : "",
                out.n);

@@ -12,6 +12,7 @@
 enum { MOST_REQUESTS = 65536 };
 
 typedef struct figures {
+    pd *pd; /* NULL: without a role */
     hd_engine_stats e;
     int64_t pending_tokens; /* prompt tokens that are not computed yet */
     int32_t pending;        /* choices that have not been admitted */
@@ -39,7 +40,7 @@ static double share(int64_t part, int64_t whole) {
 }
 
 static void read_figures(server *s, figures *f) {
-    *f = (figures){.pending = 0};
+    *f = (figures){.pd = s->pd};
     hd_engine_read_stats(s->engine, &f->e);
     if (!f->e.running && !f->e.waiting) return;
     hd_request_status *r = calloc(MOST_REQUESTS, sizeof *r);
@@ -92,6 +93,43 @@ static json_t *queues_section(const figures *f) {
                      f->e.paused ? f->e.waiting : 0, "retracted", (json_int_t)f->e.retracted);
 }
 
+static json_t *leases_of(const pd_stats *s, int side) {
+    json_t *leases = json_object();
+    for (int i = HD_LEASE_RESERVED; i <= HD_LEASE_ABORTING; i++) {
+        const char *state = hd_lease_state_name((hd_lease_state)i);
+        json_object_set_new(leases, state, json_integer(s->open[side][i]));
+    }
+    return leases;
+}
+
+static json_t *links_of(pd *p) {
+    json_t *links = json_array();
+    pd_peer_status q;
+    for (int32_t i = 0; pd_read_peer(p, i, &q); i++) {
+        if (!q.name[0]) continue;
+        json_array_append_new(links, json_pack("{s:s, s:s, s:b, s:I, s:I}", "peer", q.name,
+                                               "side", q.fetches ? "send" : "receive", "up",
+                                               q.up, "in", (json_int_t)q.bytes_in, "out",
+                                               (json_int_t)q.bytes_out));
+    }
+    return links;
+}
+
+/* What waits and why; of a server with a role also its leases and the bytes of its connections. */
+static json_t *disagg_section(const figures *f) {
+    json_t *waiting = json_object();
+    int32_t n[METRICS_N_WAITS];
+    metrics_waiting(&f->e, n);
+    for (int i = 0; i < METRICS_N_WAITS; i++) {
+        json_object_set_new(waiting, metrics_wait_name((metrics_wait)i), json_integer(n[i]));
+    }
+    if (!f->pd) return json_pack("{s:o}", "waiting", waiting);
+    pd_stats s;
+    pd_read_stats(f->pd, &s);
+    return json_pack("{s:o, s:{s:o, s:o}, s:o}", "waiting", waiting, "leases", "send",
+                     leases_of(&s, 0), "receive", leases_of(&s, 1), "links", links_of(f->pd));
+}
+
 typedef struct section {
     const char *word, *name; /* word: in the query. name: in the reply; NULL: not there */
     json_t *(*make)(const figures *f); /* NULL: part of the load object itself */
@@ -103,7 +141,7 @@ static const section sections[] = {
     {"spec",   "speculative", speculative_section},
     {"queues", "queues",      queues_section     },
     {"lora",   NULL,          NULL               },
-    {"disagg", NULL,          NULL               },
+    {"disagg", "disagg",      disagg_section     },
 };
 enum { ALL = (1u << HD_LEN(sections)) - 1 };
 
@@ -162,7 +200,8 @@ static void reply_text(http_call *c, json_t *load) {
             put_gauge(out, "", key, value);
         }
         json_object_foreach(value, inner, v) {
-            if (out) put_gauge(out, prefix, inner, v);
+            if (out && !json_is_object(v) && !json_is_array(v))
+                put_gauge(out, prefix, inner, v);
         }
     }
     if (out && fclose(out) == 0) {

@@ -34,6 +34,10 @@ class Peer(Server):
                 total += float(line.rsplit(" ", 1)[1])
         return total
 
+    def stats_of(self, name, reason):
+        (line,) = (line for line in self.get("/metrics").text.splitlines() if line.startswith(f"hadal_{name}{{") and f'reason="{reason}"' in line)
+        return float(line.rsplit(" ", 1)[1])
+
     def wait_paired(self, n=1):
         wait_until(lambda: self.figure("peer_up") == n, f"{n} peers are up")
         return self
@@ -393,3 +397,50 @@ def test_one_request_id_is_in_every_log(tmp_path):
     fetched = re.findall(rb"pages_fetched request_id=(trace-\d) peer=%s end=done" % of(prefill).encode(), decode.log)
     sent = re.findall(rb"pages_sent request_id=(trace-\d) peer=\S+:%d end=done" % decode.port, prefill.log)
     assert sorted(sent) == sorted(fetched) and fetched, prefill.log + decode.log
+
+
+def shown(router, name, **labels):
+    """The sum of a router's series with these labels."""
+    lines = [line for line in router.get("/metrics").text.splitlines() if line.startswith(f"hadal_router_{name}{{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(f'{k}="{v}"' in line for k, v in labels.items()))
+
+
+def test_the_router_shows_leases_links_waiting_and_cached_share(tmp_path):
+    prefill = Pd("prefill")
+    decode = Pd("decode", peers=[prefill]).wait_paired()
+    router = Router("--decode", of(decode), "--prefill", of(prefill)).wait_up(2)
+    body = {"prompt": ids(700, 80), "max_tokens": 2}
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert prefill.post("/pause_generation").status == 200
+        reply = pool.submit(decode.ask, prefill, body)  # its lease is granted, and no page comes
+        wait_until(lambda: shown(router, "server_leases", server=of(decode), side="receive", state="granted") == 1, "the lease is shown")
+        wait_until(lambda: shown(router, "server_leases", server=of(prefill), side="send", state="granted") == 1, "on the other side too")
+        wait_until(lambda: shown(router, "server_waiting", server=of(decode), reason="prefill") == 1, "the request waits for pages")
+        assert decode.stats_of("waiting_answers", reason="prefill") == 1
+        assert prefill.post("/continue_generation").status == 200
+        assert reply.result().status == 200
+        wait_until(lambda: shown(router, "server_leases") == 0, "no lease is left")
+        moved = decode.figure("peer_bytes_total", direction="in")
+        assert moved > 100_000  # pages
+        wait_until(lambda: shown(router, "link_bytes_total", server=of(decode), direction="in") >= moved, "the bytes are shown")
+        wait_until(lambda: shown(router, "link_bytes_total", server=of(prefill), side="send", direction="out") >= moved, "on the other side too")
+        (server,) = (s for s in router.servers() if s["server"] == of(decode))
+        assert [(link["peer"], link["side"], link["up"]) for link in server["links"]] == [(of(prefill), "receive", True)]
+        assert decode.post("/v1/completions", body).status == 200
+        hits = decode.stats()["hadal_cache_hit_rate"]
+        assert 0.5 < hits < 1
+        wait_until(lambda: abs(shown(router, "server_cached_share", server=of(decode)) - hits) < 1e-9, "the cached share is shown")
+        assert decode.post("/pause_generation").status == 200
+        paused = pool.submit(decode.post, "/v1/completions", {"prompt": "1", "max_tokens": 1})
+        wait_until(lambda: shown(router, "server_waiting", server=of(decode), reason="pause") == 1, "a request waits for the end of the pause")
+        assert decode.post("/continue_generation").status == 200
+        assert paused.result().status == 200
+        long = [pool.submit(decode.post, "/v1/completions", {"prompt": "1", "max_tokens": 1500, "ignore_eos": True}) for _ in range(10)]
+        wait_until(lambda: shown(router, "server_waiting", server=of(decode), reason="place") == 2, "two of ten wait for a place")
+        decode.post("/abort_request", {"abort_all": True})
+        for r in long:
+            r.result()
+    decode.close()
+    prefill.close()
+    wait_until(lambda: not any("links" in s for s in router.servers()), "nothing is shown of servers that are down")
+    router.close()

@@ -10,6 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     router_load load;
     static router_news news;
+    json_t *detail;
     static const uint64_t key[2];
     router_prefix prefix;
     static router_picture picture;
@@ -17,9 +18,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (!text) abort();
     memcpy(text, data, n);
     text[n] = '\0';
-    if (router_load_parse(&load, &news, text, n) &&
+    if (router_load_parse(&load, &news, &detail, text, n) &&
         (load.running < 0 || load.pending_tokens < 0 || news.n > ROUTER_NEWS))
         abort();
+    json_decref(detail);
     router_prefix_of(&prefix, text, n, 1, key);
     if (router_prefix_end(prefix.n) > prefix.bytes) abort();
     picture.n = 0;

@@ -155,14 +155,76 @@ static void test_reports(void **state) {
         " \"num_total_tokens\": 3, \"max_running_requests\": 8}]}"};
     router_load load;
     (void)state;
-    assert_true(router_load_parse(&load, &news, good, sizeof good - 1));
+    assert_true(router_load_parse(&load, &news, NULL, good, sizeof good - 1));
     assert_int_equal(load.running, 1);
     assert_int_equal(load.waiting, 2);
     assert_int_equal(load.max_running, 8);
     assert_int_equal(load.pending_tokens, 40);
     for (size_t i = 0; i < HD_LEN(bad); i++) {
-        assert_false(router_load_parse(&load, &news, bad[i], strlen(bad[i])));
+        assert_false(router_load_parse(&load, &news, NULL, bad[i], strlen(bad[i])));
     }
+}
+
+/* ---- what is shown of servers ---- */
+
+static json_t *detail_of(const char *disagg) {
+    char text[1000];
+    router_load load;
+    json_t *detail;
+    snprintf(
+        text, sizeof text,
+        "{\"loads\": [{\"num_running_reqs\": 1, \"num_waiting_reqs\": 2, \"cache_hit_rate\": "
+        "0.5, \"num_used_tokens\": 3, \"num_total_tokens\": 3, \"max_running_requests\": 8, "
+        "\"disagg\": %s}]}",
+        disagg);
+    assert_true(router_load_parse(&load, &news, &detail, text, strlen(text)));
+    return detail;
+}
+
+static double rate_of(const router_reports *a, const char *name) {
+    const json_t *link = json_array_get(json_object_get(a->detail, "links"), 0);
+    return json_number_value(json_object_get(link, name));
+}
+
+/* A connection's rate follows its bytes, and is none when they begin anew. */
+static void test_detail(void **state) {
+    static const char *const none[] = {
+        "3",
+        "{}",
+        "{\"waiting\": {\"kv\": -1}}",
+        "{\"waiting\": {\"k v\": 1}}",
+        "{\"waiting\": {\"a\\\"}\": 1}}",
+        "{\"waiting\": {}, \"leases\": {\"send\": 3}}",
+        "{\"waiting\": {}, \"leases\": {\"send\": {\"owned\": \"1\"}}}",
+        "{\"waiting\": {}, \"links\": [{\"peer\": \"a\", \"in\": 1, \"out\": 1}]}",
+        "{\"waiting\": {}, \"links\": [{\"peer\": \"\\n\", \"side\": \"send\", \"in\": 1, "
+        "\"out\": 1}]}",
+        "{\"waiting\": {}, \"links\": [{\"peer\": \"a\", \"side\": \"send\", \"in\": -1, "
+        "\"out\": 1}]}"};
+    static const char link[] =
+        "{\"waiting\": {\"kv\": 2}, \"links\": [{\"peer\": \"a:1\", \"side\": "
+        "\"send\", \"in\": %d, \"out\": 7}]}";
+    router_reports a = {.detail = NULL};
+    char text[400];
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(none); i++) assert_null(detail_of(none[i]));
+    static const struct {
+        int bytes;
+        double rate;
+    } at[] = {
+        {1000, 0   },
+        {3000, 1000},
+        {3000, 0   },
+        {10,   0   }
+    };
+    for (size_t i = 0; i < HD_LEN(at); i++) { /* two seconds apart */
+        snprintf(text, sizeof text, link, at[i].bytes);
+        router_detail_take(&a, detail_of(text), (int64_t)(i + 1) * 2000000000);
+        assert_true(rate_of(&a, "in_per_s") == at[i].rate);
+        assert_true(rate_of(&a, "out_per_s") == 0);
+    }
+    router_detail_take(&a, NULL, 0);
+    assert_null(a.detail);
 }
 
 /* ---- prefixes that servers tell ---- */
@@ -175,7 +237,7 @@ static bool parse_news(const char *prefixes) {
              "\"num_used_tokens\": 3, \"num_total_tokens\": 3, \"max_running_requests\": 8}], "
              "\"prefixes\": %s}",
              prefixes);
-    return router_load_parse(&load, &news, text, strlen(text));
+    return router_load_parse(&load, &news, NULL, text, strlen(text));
 }
 
 static void test_news(void **state) {
@@ -258,10 +320,15 @@ static void test_servers_join_and_leave(void **state) {
 
 int test_router(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefixes),         cmocka_unit_test(test_lists),
-        cmocka_unit_test(test_choice),           cmocka_unit_test(test_prefill),
-        cmocka_unit_test(test_reports),          cmocka_unit_test(test_news),
-        cmocka_unit_test(test_learned_prefixes), cmocka_unit_test(test_servers_join_and_leave),
+        cmocka_unit_test(test_prefixes),
+        cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_prefill),
+        cmocka_unit_test(test_reports),
+        cmocka_unit_test(test_detail),
+        cmocka_unit_test(test_news),
+        cmocka_unit_test(test_learned_prefixes),
+        cmocka_unit_test(test_servers_join_and_leave),
     };
     return cmocka_run_group_tests_name("router", tests, NULL, NULL);
 }

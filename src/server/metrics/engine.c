@@ -104,7 +104,32 @@ void metrics_put_places(FILE *out, const metrics_view *v, const metrics_dialect 
     }
 }
 
+const char *metrics_wait_name(metrics_wait why) {
+    static const char *const names[METRICS_N_WAITS] = {"prefill", "pause", "place", "kv"};
+    return names[why];
+}
+
+void metrics_waiting(const hd_engine_stats *e, int32_t n[METRICS_N_WAITS]) {
+    const bool full = e->running >= e->max_running;
+    memset(n, 0, METRICS_N_WAITS * sizeof *n);
+    n[METRICS_WAIT_PREFILL] = e->fetching;
+    n[e->paused ? METRICS_WAIT_PAUSE
+      : full    ? METRICS_WAIT_PLACE
+                : METRICS_WAIT_KV] = e->waiting;
+}
+
+static void put_waiting(FILE *out, const metrics_view *v) {
+    int32_t n[METRICS_N_WAITS];
+    metrics_waiting(&v->e, n);
+    metrics_put_head(out, "hadal_", "waiting_answers", "gauge", "choices that wait, by reason");
+    for (int i = 0; i < METRICS_N_WAITS; i++) {
+        fprintf(out, "hadal_waiting_answers{%s,reason=\"%s\"} %d\n", v->m->label,
+                metrics_wait_name((metrics_wait)i), n[i]);
+    }
+}
+
 void metrics_put_engine(FILE *out, const metrics_view *v) {
+    put_waiting(out, v);
     put_groups(out, v);
     put_step_time(out, v);
     if (v->e.graph_steps) put_graphs(out, v);

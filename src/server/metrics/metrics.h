@@ -45,6 +45,18 @@ typedef struct metrics_spread {
 void metrics_mark(metrics *m);
 metrics_spread metrics_recent(metrics *m, metrics_time which);
 
+/* Why choices wait: for pages of a prefill server; for the end of a pause; for one of max_running
+ * places; else for room in the KV pools or for the next step. */
+typedef enum metrics_wait {
+    METRICS_WAIT_PREFILL,
+    METRICS_WAIT_PAUSE,
+    METRICS_WAIT_PLACE,
+    METRICS_WAIT_KV,
+    METRICS_N_WAITS
+} metrics_wait;
+const char *metrics_wait_name(metrics_wait why); /* "prefill" */
+void metrics_waiting(const hd_engine_stats *e, int32_t n[METRICS_N_WAITS]);
+
 /* Balance of the expert load: mean over maximum, averaged over layers; 1 is even. */
 double metrics_balancedness(const int64_t *load, size_t n, int32_t n_experts);
 
