@@ -8,6 +8,7 @@
 #include "cli/serving/serve_settings.h"
 #include "router/router.h"
 #include "server/access_log.h"
+#include "server/page.h"
 
 static const char details[] = "Has the whole API of the servers, and sends each request to the "
                               "one that will answer first:\n"
@@ -35,6 +36,8 @@ static router_options options_of(const settings *set) {
         .prefill = set->prefill,
         .key = getenv("HADAL_API_KEY"),
         .route = server_route,
+        .page = page_routes,
+        .n_page = page_n_routes,
         .open = set->open
     };
     o.http.host = set->host;

@@ -43,11 +43,16 @@ static void *run(void *user) {
 
 /* ---- routes ---- */
 
-static bool is_own(const http_route *route) {
-    for (size_t i = 0; i < router_own_n_routes; i++) {
-        if (strcmp(router_own_routes[i].path, route->path) == 0) return true;
+static bool is_among(const http_route *route, const http_route *routes, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(routes[i].path, route->path) == 0) return true;
     }
     return false;
+}
+
+static bool is_own(const router *r, const http_route *route) {
+    return is_among(route, router_own_routes, router_own_n_routes) ||
+           is_among(route, r->options.page, r->options.n_page);
 }
 
 /* The API of the servers: what changes them goes to all. */
@@ -59,9 +64,12 @@ static hd_status open_routes(router *r, hd_err *err) {
     for (size_t i = 0; i < n; i++) {
         http_route route = *r->options.route(i);
         route.handler = route.access == HTTP_ADMIN ? router_forward_to_all : router_forward;
-        if (!is_own(&route)) r->routes[r->n_routes++] = route;
+        if (!is_own(r, &route)) r->routes[r->n_routes++] = route;
     }
     HD_TRY(http_mount(r->http, router_own_routes, router_own_n_routes, r, err));
+    if (r->options.n_page) {
+        HD_TRY(http_mount(r->http, r->options.page, r->options.n_page, NULL, err));
+    }
     return http_mount(r->http, r->routes, r->n_routes, r, err);
 }
 

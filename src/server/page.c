@@ -18,32 +18,34 @@
     extern const uint64_t page_##symbol##_bytes;      \
     extern const char page_##symbol[];
 
-#define FILES(X)                                       \
-    X(index, "index.html", "text/html; charset=utf-8") \
-    X(style, "style.css", "text/css; charset=utf-8")   \
-    X(icon, "icon.svg", "image/svg+xml")               \
-    X(theme, "theme.js", SCRIPT)                       \
-    X(app, "app.js", SCRIPT)                           \
-    X(chat, "chat.js", SCRIPT)                         \
-    X(list, "list.js", SCRIPT)                         \
-    X(archive, "archive.js", SCRIPT)                   \
-    X(files, "files.js", SCRIPT)                       \
-    X(own, "own.js", SCRIPT)                           \
-    X(messages, "messages.js", SCRIPT)                 \
-    X(markdown, "markdown.js", SCRIPT)                 \
-    X(tex, "tex.js", SCRIPT)                           \
-    X(symbols, "symbols.js", SCRIPT)                   \
-    X(code, "code.js", SCRIPT)                         \
-    X(tools, "tools.js", SCRIPT)                       \
-    X(settings, "settings.js", SCRIPT)                 \
-    X(store, "store.js", SCRIPT)                       \
-    X(net, "net.js", SCRIPT)                           \
-    X(dom, "dom.js", SCRIPT)                           \
-    X(engine, "engine.js", SCRIPT)                     \
-    X(lanes, "lanes.js", SCRIPT)                       \
-    X(ranks, "ranks.js", SCRIPT)                       \
-    X(plots, "plots.js", SCRIPT)                       \
-    X(heatmap, "heatmap.js", SCRIPT)
+#define FILES(X)                                         \
+    X(index, "index.html", "text/html; charset=utf-8")   \
+    X(style, "style.css", "text/css; charset=utf-8")     \
+    X(icon, "icon.svg", "image/svg+xml")                 \
+    X(theme, "theme.js", SCRIPT)                         \
+    X(app, "app.js", SCRIPT)                             \
+    X(chat, "chat.js", SCRIPT)                           \
+    X(list, "list.js", SCRIPT)                           \
+    X(archive, "archive.js", SCRIPT)                     \
+    X(files, "files.js", SCRIPT)                         \
+    X(own, "own.js", SCRIPT)                             \
+    X(messages, "messages.js", SCRIPT)                   \
+    X(markdown, "markdown.js", SCRIPT)                   \
+    X(tex, "tex.js", SCRIPT)                             \
+    X(symbols, "symbols.js", SCRIPT)                     \
+    X(code, "code.js", SCRIPT)                           \
+    X(tools, "tools.js", SCRIPT)                         \
+    X(settings, "settings.js", SCRIPT)                   \
+    X(store, "store.js", SCRIPT)                         \
+    X(net, "net.js", SCRIPT)                             \
+    X(dom, "dom.js", SCRIPT)                             \
+    X(engine, "engine.js", SCRIPT)                       \
+    X(lanes, "lanes.js", SCRIPT)                         \
+    X(ranks, "ranks.js", SCRIPT)                         \
+    X(plots, "plots.js", SCRIPT)                         \
+    X(heatmap, "heatmap.js", SCRIPT)                     \
+    X(router, "router.html", "text/html; charset=utf-8") \
+    X(router_js, "router.js", SCRIPT)
 #define SCRIPT "text/javascript; charset=utf-8"
 
 /* The Makefile sets PAGE_PACKED to the folder of the compressed files. */

@@ -13,6 +13,8 @@ import pytest
 from conftest import ROOT
 from page_fixtures import IDLE, ask, browser, last_answer, mock, scratch, served, visit, wait_for_answers, write  # noqa: F401
 from page_mock import CSP
+from test_pd import Pd
+from test_router import Router, of
 
 pytestmark = pytest.mark.slow
 
@@ -760,3 +762,22 @@ def test_stopping_frees_the_request(served, visit):
     page.until(IDLE)
     page.click("#tab-engine")
     page.until("document.getElementById('live').textContent === 'Live' && /Running\\s*0 of/.test(document.getElementById('facts').innerText)")
+
+
+def test_the_router_has_a_page(visit, tmp_path):
+    prefill = Pd("prefill")
+    decode = Pd("decode", peers=[prefill]).wait_paired()
+    router = Router("--decode", of(decode), "--prefill", of(prefill)).wait_up(2)
+    assert decode.ask(prefill, {"prompt": list(range(5, 400)), "max_tokens": 1}).status == 200
+    page = visit(f"http://127.0.0.1:{router.port}/page/router.html")
+    page.until("document.getElementById('state').textContent === '2 of 2 up'")
+    page.until("[...document.querySelectorAll('#links td')].some(c => c.textContent.endsWith('MiB'))")
+    rows = page.js("[...document.querySelectorAll('#servers tr')].map(r => [...r.cells].map(c => c.textContent))")
+    assert [row[:3] for row in rows] == [[of(decode), "decode", "up"], [of(prefill), "prefill", "up"]]
+    links = page.js("[...document.querySelectorAll('#links tr')].map(r => [...r.cells].map(c => c.textContent))")
+    assert links[0][:4] == [of(decode), of(prefill), "receives", "up"] and len(links) == 2
+    for process in (decode, prefill):
+        process.close()
+    page.until("document.getElementById('state').textContent === '0 of 2 up'")  # the page is the router's own
+    assert page.js("document.querySelectorAll('#links tr').length") == 0
+    router.close()
