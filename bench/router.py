@@ -2,25 +2,31 @@
 """What the choice by prefix is worth: conversations of several turns, over servers that are chosen by the
 router, in turn, and by a client who knows it all, as a Markdown table.
 
-    bench/router.py [MODEL_DIR] [--servers 2] [--conversations 8] [--turns 6] [--rounds 3]
+    bench/router.py [MODEL_DIR] [--servers 2] [--prefill 0] [--conversations 8] [--turns 6] [--rounds 3]
 
 Each conversation is a thread that sends its turns one after the other, each with all that was said before. Every
 server has one thread of the CPU, and no token history, so that texts are equal. `in turn` sends each request to the next server; `by conversation` all of one
 conversation to one server, which is the most that a cache can hit. The three ways take turns, each with empty
-caches; medians of the rounds."""
+caches; medians of the rounds. With --prefill N so many prefill servers compute prompts for them: the router chooses
+pairs, the other two ways name prefill servers as they choose servers.
+
+Then the hot prefix: so many clients as --clients send requests that all begin alike, through the router; the longest
+queue of a server over the mean of all, both averaged over the run."""
 
 import argparse
 import concurrent.futures
 import itertools
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 from serving import Server  # noqa: E402
-from test_router import Router, of  # noqa: E402
+from test_pd import Peer, role_flags  # noqa: E402
+from test_router import Router, free_port, of  # noqa: E402
 
 WORDS = "river hill stone bird cloud tree lamp road door fish".split()
 
@@ -32,7 +38,7 @@ def talk(number, turns, length, choose):
         words = " ".join(WORDS[(number * 7 + turn * 3 + i * i) % len(WORDS)] for i in range(length))
         messages.append({"role": "user", "content": f"{number}.{turn}: {words}"})
         body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        reply = choose(number).post("/v1/chat/completions", body)
+        reply = choose(number)(body)
         assert reply.status == 200, reply.text
         usage = reply.json["usage"]
         prompt += usage["prompt_tokens"]
@@ -54,6 +60,31 @@ def measure(args, servers, choose):
     return prompt / seconds, sum(t[1] for t in talks) / prompt, [t[2] for t in talks]
 
 
+def hot(args, servers, router):
+    """Returns the longest mean queue over the mean of all."""
+    prefix = "".join(f"{WORDS[i % len(WORDS)]} {i} " for i in range(2 * args.words))
+    left, sums = threading.Event(), [0] * len(servers)
+
+    def ask(number):
+        for turn in range(args.turns):
+            body = {"messages": [{"role": "user", "content": f"{prefix}{number}.{turn}"}], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+            assert router.post("/v1/chat/completions", body).status == 200
+
+    def look():
+        while not left.wait(0.05):
+            for i, s in enumerate(servers):
+                load = s.loads()
+                sums[i] += load["num_running_reqs"] + load["num_waiting_reqs"]
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
+        list(pool.map(ask, range(args.clients)))
+    left.set()
+    looker.join()
+    return max(sums) / (sum(sums) / len(sums))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=str(ROOT / "models" / "tiny-v4"))
@@ -62,29 +93,50 @@ def main():
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--words", type=int, default=120, help="of a question")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prefill", type=int, default=0, help="prefill servers")
+    parser.add_argument("--clients", type=int, default=16, help="of the hot prefix")
     args = parser.parse_args()
-    servers = [Server("--threads", "1", "--max-running", "16", "--token-history", "off", model=args.model) for _ in range(args.servers)]
-    router = Router("--decode", ",".join(of(s) for s in servers)).wait_up(args.servers)
+    flags = ("--threads", "1", "--max-running", "16", "--token-history", "off")
+    prefill = []
+    for _ in range(args.prefill):
+        listen = f"127.0.0.1:{free_port()}"
+        prefill.append(Peer(*flags, "--kv-host", "0.2", *role_flags("prefill", listen), model=args.model))
+        prefill[-1].listen = listen
+    if prefill:
+        words = (*flags, "--kv-host", "0.2", *role_flags("decode", peers=prefill))
+        servers = [Peer(*words, model=args.model).wait_paired(len(prefill)) for _ in range(args.servers)]
+    else:
+        servers = [Server(*flags, model=args.model) for _ in range(args.servers)]
+    names = ["--decode", ",".join(map(of, servers))] + (["--prefill", ",".join(map(of, prefill))] if prefill else [])
+    router = Router(*names).wait_up(len(servers) + len(prefill))
     turn = itertools.count()
+
+    def straight(n):
+        """Asks the nth server, and lets the nth prefill server compute the prompt."""
+        headers = {"X-Hadal-Prefill": of(prefill[n % len(prefill)])} if prefill else {}
+        return lambda body: servers[n % len(servers)].post("/v1/chat/completions", body, headers=headers)
+
     ways = {
-        "router": lambda number: router,
-        "in turn": lambda number: servers[next(turn) % len(servers)],
-        "by conversation": lambda number: servers[number % len(servers)],
+        "router": lambda number: lambda body: router.post("/v1/chat/completions", body),
+        "in turn": lambda number: straight(next(turn)),
+        "by conversation": straight,
     }
     found, texts = {name: [] for name in ways}, None
     for _ in range(args.rounds):
         for name, choose in ways.items():
-            *figures, said = measure(args, servers, choose)
+            *figures, said = measure(args, [*servers, *prefill], choose)
             assert texts in (None, said), "the texts differ"
             texts = said
             found[name].append(figures)
+    queues = [hot(args, servers, router) for _ in range(args.rounds)]
     router.close()
-    for s in servers:
+    for s in [*servers, *prefill]:
         s.close()
     medians = {name: [statistics.median(f[i] for f in all_of) for i in (0, 1)] for name, all_of in found.items()}
     print("| servers are chosen | prompt tokens/s | × in turn | cached | × by conversation |\n|---|---|---|---|---|")
     for name, (speed, share) in medians.items():
         print(f"| {name} | {speed:,.0f} | {speed / medians['in turn'][0]:.2f} | {share:.3f} | {share / medians['by conversation'][1]:.2f} |")
+    print(f"\nhot prefix: the longest queue is {statistics.median(queues):.2f} x the mean")
 
 
 if __name__ == "__main__":
