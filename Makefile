@@ -186,7 +186,7 @@ $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
 $(BUILD)/src/client/%.o: CFLAGS += $(TRAP)
 # Rooms that compute are unrolled; those that wait for people and sockets, or run once, are small.
 $(BUILD)/src/ops/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/moe/%.o $(BUILD)/src/train/%.o $(BUILD)/src/base/%.o: CFLAGS += -O3
-SMALL = cli capacity chat engine ops/profile weights/config weights/torch http hub pd server router client api
+SMALL = model cli capacity chat engine ops/profile weights/config weights/torch http hub pd server router client api
 $(foreach room,$(SMALL),$(BUILD)/src/$(room)/%.o): CFLAGS += -Os
 endif
 
