@@ -226,6 +226,10 @@ static hd_status check_options(hd_engine *e, const hd_engine_options *o,
         return HD_FAIL(err, HD_EINVAL, "kv_host_gb is %g; must be 0 to %d", o->kv_host_gb,
                        MAX_HOST_GB);
     }
+    if (!hd_is_within(o->max_logprobs, 0, HD_MAX_ALTERNATIVES)) {
+        return HD_FAIL(err, HD_EINVAL, "max_logprobs is %d; must be 0 to %d", o->max_logprobs,
+                       HD_MAX_ALTERNATIVES);
+    }
     e->forced_acceptance = o->forced_acceptance > 0;
     HD_TRY(hd_precision_of(precision, o->precision, err));
     HD_TRY(hd_mla_form_of(&e->mla, o->mla, err));

@@ -240,6 +240,33 @@ static void drafts_change_no_probability(void **state) {
     hd_engine_close(e);
 }
 
+/* The engine's limit, and that of the options. */
+static void alternatives_have_a_limit(void **state) {
+    (void)state;
+    char why[600] = "";
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_logprobs = 40});
+    hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 3, .top_logprobs = 41};
+    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+    assert_non_null(strstr(why, "top_logprobs is 41; this engine gives at most 40"));
+    g.top_logprobs = 40;
+    assert_true(hd_engine_submit(e, &g, NULL, NULL, 0) != 0);
+    hd_event event;
+    while (hd_engine_poll(e, &event, -1)) {
+        assert_int_equal(event.step.n_top, 40);
+        for (int32_t i = 0; i < event.step.n_tokens * 40; i++) {
+            assert_true(event.step.top[i].token >= 0);
+        }
+    }
+    hd_engine_close(e);
+    static const int32_t wrong[] = {-1, HD_MAX_ALTERNATIVES + 1, INT32_MAX};
+    for (size_t i = 0; i < HD_LEN(wrong); i++) {
+        const hd_engine_options o = {
+            .size = sizeof o, .model_dir = TINY, .backend = "cpu", .max_logprobs = wrong[i]};
+        assert_int_equal(hd_engine_open(&e, &o, why, sizeof why), HD_EINVAL);
+        assert_non_null(strstr(why, "must be 0 to 512"));
+    }
+}
+
 /* Cancelled after any number of events, also before the first and behind the last, a choice
  * is a prefix of the full one, ends once, and leaves nothing behind. */
 static void a_cancel_may_come_at_any_moment(void **state) {
@@ -293,6 +320,7 @@ int test_answers(void) {
         cmocka_unit_test(answers_are_those_of_lone_requests),
         cmocka_unit_test(many_answers_stop_where_lone_ones_do),
         cmocka_unit_test(drafts_change_no_probability),
+        cmocka_unit_test(alternatives_have_a_limit),
         cmocka_unit_test(a_cancel_may_come_at_any_moment),
     };
     return cmocka_run_group_tests_name("answers", tests, NULL, NULL);
