@@ -43,12 +43,15 @@ typedef struct hd_loss {
     /* [layers, rows, top_k] experts that are used in place of the routers' selection, forward and back;
      * NULL: none. Those of dense and hash layers are not read; the others exist. */
     const int32_t *routes;
+    /* likewise [layers with an indexer, rows, index_topk] keys that are used in place of the indexers'
+     * selection, ascending, then -1 */
+    const int32_t *keys;
 } hd_loss;
 
-/* Rows of MoE layers whose experts were given, and those of them whose router would have selected
- * another set, since open. */
+/* Rows of MoE layers whose experts were given, rows of indexers whose keys were, and those of them for
+ * which others would have been selected, since open. */
 typedef struct hd_replay_count {
-    int64_t routed, other;
+    int64_t routed, other_experts, indexed, other_keys;
 } hd_replay_count;
 hd_replay_count hd_backward_replayed(const hd_backward *b);
 

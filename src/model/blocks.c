@@ -1,4 +1,6 @@
 /* blocks.c - the residual around a block (plain or hyper-connections), and operator helpers. */
+#include <string.h>
+
 #include "model/rows_internal.h"
 
 void model_norm(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
@@ -59,8 +61,26 @@ hd_replay_log model_replay_log(const model_step *s, hd_replay kind, int32_t laye
     return log;
 }
 
+/* The keys that are replayed in this layer, if any, replace the indexer's own. */
+static void take_keys(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const model_replay *replay = s->replay;
+    const int32_t index =
+        replay && replay->keys ? hd_replay_layer(c, HD_REPLAY_KEYS, layer) : -1;
+    if (index < 0) return;
+    const size_t row = (size_t)c->index_topk, rows = (size_t)s->b->n_rows;
+    const int32_t *given = replay->keys + (size_t)index * rows * row;
+    for (size_t r = 0; r < rows; r++) {
+        const int32_t *own = s->t->selected + r * row;
+        *replay->other_keys += memcmp(own, given + r * row, row * sizeof *own) != 0;
+    }
+    *replay->indexed += s->b->n_rows;
+    memcpy(s->t->selected, given, rows * row * sizeof *given);
+}
+
 void model_replay_keys(const model_step *s, int32_t layer) {
     const hd_replay_log log = model_replay_log(s, HD_REPLAY_KEYS, layer, 0);
+    take_keys(s, layer);
     if (!log.data) return;
     s->m->env.ops->replay_store(s->stream,
                                 &(hd_replay_store_args){.choice = s->t->selected,

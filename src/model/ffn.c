@@ -224,11 +224,12 @@ static int64_t count_other(const int32_t *given, const int32_t *own, int32_t row
 /* The selection that is replayed in this layer, or NULL. Compares it with the router's own. */
 static const int32_t *replayed(const model_step *s, hd_moe_topk_args *a, int32_t layer) {
     const model_replay *replay = s->replay;
-    if (!replay || a->table || layer >= s->m->env.spec->n_layers) return NULL;
+    if (!replay || !replay->experts || a->table || layer >= s->m->env.spec->n_layers)
+        return NULL;
     const int32_t *given = replay->experts + (int64_t)layer * a->rows * a->rule.top_k;
     s->m->env.ops->moe_topk(s->stream, a);
     *replay->routed += a->rows;
-    *replay->other += count_other(given, a->expert, a->rows, a->rule.top_k);
+    *replay->other_experts += count_other(given, a->expert, a->rows, a->rule.top_k);
     return given;
 }
 

@@ -46,13 +46,14 @@ struct hd_model {
     void *rest_device, *rest_host; /* their memory */
 };
 
-/* Experts that replace the routers' own selection, in training (docs/training.md); host memory. Hash
- * layers and MTP layers select as ever. */
+/* Experts and keys that replace the own selection of routers and indexers, in training
+ * (docs/training.md); host memory. Hash layers and MTP layers select as ever. */
 typedef struct model_replay {
-    const int32_t *experts; /* [layers, rows, top_k] */
+    const int32_t *experts; /* [layers, rows, top_k]; NULL: routers select */
     const int32_t *row;     /* [rows] 0, 1, ... */
-    int64_t *routed,
-        *other; /* += rows of all layers, and those that would select other experts */
+    const int32_t *keys; /* [layers with an indexer, rows, index_topk]; NULL: indexers select */
+    int64_t *routed, *indexed;           /* += rows of all layers, */
+    int64_t *other_experts, *other_keys; /* and those that would select others */
 } model_replay;
 
 /* One micro-batch during its pass through the layers. */

@@ -15,6 +15,7 @@ typedef struct hd_sample_request {
     float temperature;
     uint64_t seed; /* below 2^63 */
     bool routes;   /* the experts of every position, too */
+    bool keys;     /* and the keys that indexers selected */
 } hd_sample_request;
 
 /* Writes the body of a request. The caller frees it; NULL without memory. */
@@ -23,6 +24,7 @@ char *hd_sample_body(const hd_sample_request *r);
 /* What a sample must be to count, and where it goes. */
 typedef struct hd_sample_reply {
     int32_t vocab, layers, top_k, n_experts; /* of the model */
+    int32_t key_layers, key_top_k;           /* layers with an indexer, and what each selects */
     int32_t n;                               /* out: tokens, 1 to max_tokens of the request */
     int32_t *tokens;                         /* [max_tokens] out */
     float *logprob; /* [max_tokens] out: of the tempered distribution */
@@ -30,10 +32,12 @@ typedef struct hd_sample_reply {
     /* out, read with `routes` of the request: [n_prompt + n - 1, layers, top_k] experts, -1 in
      * layers without; room for n_prompt + max_tokens - 1 rows */
     int32_t *routes;
+    /* likewise with `keys`: [n_prompt + n - 1, key_layers, key_top_k], -1: none */
+    int32_t *keys;
 } hd_sample_reply;
 
 /* Reads the reply text[bytes] to r into out[r->n]. HD_EFORMAT, with the reason: it is none of n
- * samples, one has no or too many tokens, a token, expert or log-probability that cannot be, or was
+ * samples, one has no or too many tokens, a token, expert, key or log-probability that cannot be, or was
  * aborted. */
 hd_status hd_sample_read(hd_sample_reply *out, const hd_sample_request *r, const char *text,
                          size_t bytes, hd_err *err);

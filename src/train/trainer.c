@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/cpu.h"
+#include "kv/replay.h"
 #include "model/backward.h"
 
 enum { MAX_SEQS = 64, LOGIT_ROWS = 64 };
@@ -33,6 +34,8 @@ struct hd_trainer {
     float *draft_factor, *draft_logprob;
     int32_t n_drafts;
     int32_t *routes; /* [layers, rows of the batch, top_k] */
+    int32_t
+        *keys; /* [layers with an indexer, rows of the batch, index_topk]; NULL: never given */
     /* [layers, experts] rows that chose an expert: since the last step, and before a batch */
     int64_t *selected, *selected_before;
     int64_t n_selected;
@@ -156,6 +159,7 @@ void hd_trainer_close(hd_trainer *t) {
     free(t->target);
     free(t->factor);
     free(t->routes);
+    free(t->keys);
     free(t->selected);
     free(t->selected_before);
     free(t);
@@ -208,18 +212,29 @@ static int32_t fill(hd_trainer *t, const hd_train_sequence *s, int32_t n) {
     return i;
 }
 
-/* The experts of the batch's rows: those of a sequence layer by layer. */
-static void set_routes(hd_trainer *t, const hd_train_sequence *s, int32_t n) {
-    const int32_t layers = t->o.spec->n_layers, top_k = t->o.spec->route.top_k;
-    const size_t bytes = (size_t)top_k * sizeof *t->routes;
+/* Puts choices [n, layers, top_k] of a sequence behind those of `before` rows of the batch, layer by
+ * layer. */
+static void place_choices(const hd_trainer *t, int32_t *to, const int32_t *from, int32_t layers,
+                          int32_t top_k, int64_t before, int32_t n) {
     const int64_t rows = t->batch.n_rows;
-    int64_t row = 0;
-    for (int32_t i = 0; i < n; i++) {
-        for (int32_t r = 0; r < s[i].n - 1; r++, row++) {
-            for (int32_t l = 0; l < layers; l++) {
-                memcpy(t->routes + (l * rows + row) * top_k,
-                       s[i].routes + ((int64_t)r * layers + l) * top_k, bytes);
-            }
+    for (int32_t r = 0; r < n; r++) {
+        for (int32_t l = 0; l < layers; l++) {
+            memcpy(to + (l * rows + before + r) * top_k,
+                   from + ((int64_t)r * layers + l) * top_k, (size_t)top_k * sizeof *to);
+        }
+    }
+}
+
+static void set_replays(const hd_trainer *t, const hd_train_sequence *s, int32_t n) {
+    const hd_model_spec *c = t->o.spec;
+    const hd_replay_shape keys = hd_replay_shape_of(c, HD_REPLAY_KEYS);
+    for (int32_t i = 0, row = 0; i < n; row += s[i++].n - 1) {
+        if (s[i].routes) {
+            place_choices(t, t->routes, s[i].routes, c->n_layers, c->route.top_k, row,
+                          s[i].n - 1);
+        }
+        if (s[i].keys) {
+            place_choices(t, t->keys, s[i].keys, keys.layers, keys.top_k, row, s[i].n - 1);
         }
     }
 }
@@ -290,6 +305,46 @@ static hd_status check_routes(const hd_trainer *t, const hd_train_sequence *s, b
     return HD_OK;
 }
 
+/* A row's keys: as many as it sees, at most top_k, in ascending order, then -1. */
+static bool are_keys(const int32_t *keys, int32_t top_k, int32_t n_seen) {
+    const int32_t n = hd_min_i32(top_k, n_seen);
+    for (int32_t i = 0; i < top_k; i++) {
+        const int32_t least = i > 0 ? keys[i - 1] + 1 : 0;
+        if (i < n ? keys[i] < least || keys[i] >= n_seen : keys[i] != -1) return false;
+    }
+    return true;
+}
+
+static hd_status check_keys(const hd_trainer *t, const hd_train_sequence *s, bool given,
+                            hd_err *err) {
+    const hd_model_spec *c = t->o.spec;
+    const hd_replay_shape shape = hd_replay_shape_of(c, HD_REPLAY_KEYS);
+    if ((s->keys != NULL) != given) {
+        return HD_FAIL(err, HD_EINVAL, "some sequences have keys and some have none");
+    }
+    if (given && !shape.row_bytes) {
+        return HD_FAIL(err, HD_EINVAL, "keys are given, but this model has no indexer");
+    }
+    for (int32_t l = 0; given && l < c->n_layers; l++) {
+        const int32_t at = hd_replay_layer(c, HD_REPLAY_KEYS, l);
+        const int32_t ratio = hd_max_i32(c->layers[l].compress_ratio, 1);
+        for (int32_t r = 0; at >= 0 && r < s->n - 1; r++) {
+            const int64_t row = (int64_t)r * shape.layers + at;
+            if (are_keys(s->keys + row * shape.top_k, shape.top_k, (r + 1) / ratio)) continue;
+            return HD_FAIL(err, HD_EINVAL, "layer %d, position %d: keys that cannot be", l, r);
+        }
+    }
+    return HD_OK;
+}
+
+/* Memory for keys, when the first ones come. */
+static hd_status open_keys(hd_trainer *t, hd_err *err) {
+    const hd_replay_shape shape = hd_replay_shape_of(t->o.spec, HD_REPLAY_KEYS);
+    const size_t row = (size_t)shape.layers * (size_t)shape.top_k;
+    if (!t->keys) t->keys = calloc((size_t)t->o.rows, row * sizeof *t->keys);
+    return t->keys ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for keys of a micro-batch");
+}
+
 static hd_status run(hd_trainer *t, const hd_train_sequence *s, int32_t n,
                      const hd_gradients *g, hd_err *err) {
     hd_loss loss = {.routes = n > 0 && s->routes ? t->routes : NULL,
@@ -302,10 +357,15 @@ static hd_status run(hd_trainer *t, const hd_train_sequence *s, int32_t n,
     for (int32_t i = 0; i < n; i++) {
         HD_TRY(check(t, &s[i], err));
         HD_TRY(check_routes(t, &s[i], s->routes != NULL, err));
+        HD_TRY(check_keys(t, &s[i], s->keys != NULL, err));
+    }
+    if (n > 0 && s->keys) {
+        HD_TRY(open_keys(t, err));
+        loss.keys = t->keys;
     }
     for (int32_t done = 0, now; done < n; done += now) {
         now = fill(t, s + done, n - done);
-        if (s->routes) set_routes(t, s + done, now);
+        set_replays(t, s + done, now);
         if (g) {
             count_selected(t, false);
             loss.drafts = (hd_draft_loss){.rows = t->draft_rows,

@@ -47,6 +47,9 @@ typedef struct hd_train_sequence {
     /* [n - 1, layers, top_k] experts that are used in place of the routers' selection; NULL: none.
      * All sequences of a call have them, or none. -1 in layers without routers. */
     const int32_t *routes;
+    /* likewise [n - 1, layers with an indexer, index_topk] keys in place of the indexers' selection: of
+     * each row as many as it sees, at most index_topk, ascending, then -1 */
+    const int32_t *keys;
 } hd_train_sequence;
 
 /* Computes log-probabilities and entropies. */
@@ -63,8 +66,7 @@ hd_status hd_trainer_accumulate(hd_trainer *t, const hd_train_sequence *s, int32
 hd_status hd_trainer_step(hd_trainer *t, hd_weights_update **u, hd_optimizer_report *report,
                           hd_err *err);
 
-/* Since open: rows of MoE layers whose experts were given, and those whose router would have selected
- * others. */
+/* Since open: rows whose experts or keys were given, and those where others would have been selected. */
 hd_replay_count hd_trainer_replayed(const hd_trainer *t);
 
 hd_parameters *hd_trainer_parameters(const hd_trainer *t);

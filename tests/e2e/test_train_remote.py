@@ -9,16 +9,17 @@ from conftest import ROOT
 from serving import Server
 from test_rewards import judge
 from test_train import MODEL, digests, steps
+from toy_models import make_toy_model
 
 SAME = ("reward", "loss", "gradient_norm", "entropy", "tokens", "dlogp_max", "optimizer_steps")
 
 
 @pytest.fixture
 def rl(hadal, tmp_path):
-    def run(out, *args, code=0):
+    def run(out, *args, code=0, model=MODEL):
         log = tmp_path / f"{out}.log"
         done = hadal(
-            "rl", MODEL, "--task", "sort", "--out", tmp_path / out, "--log", log, "--groups", "3", "--samples", "4",
+            "rl", model, "--task", "sort", "--out", tmp_path / out, "--log", log, "--groups", "3", "--samples", "4",
             "--max-tokens", "40", "--context", "128", "--lr", "1e-4", "--seed", "3", "-q", *args,
         )  # fmt: skip
         assert done.returncode == code, done.stderr
@@ -41,6 +42,23 @@ def test_a_server_samples_the_same(rl, tmp_path):
         assert all(line["replay_difference"] == 0 for line in lines)
         version = server.get("/get_weight_version").json["weight_version"]
         assert version == f"step-{own[0]['optimizer_steps']}"  # sampled with before the last step
+
+
+def test_selections_of_indexers_are_replayed(rl, hadal, tmp_path):
+    """A model whose indexer selects 4 keys of prompts of 24 and more: its own ones change nothing."""
+    model = make_toy_model("v4", tmp_path / "toy", index_topk=4)
+    first = ["--steps", "2"]
+    own = rl("own", *first, model=model)
+    with contextlib.closing(Server("--weights-dir", tmp_path, "--indexer-topk", "--routed-experts", model=model)) as server:
+        remote = ["--rollout", f"http://127.0.0.1:{server.port}", "--rollout-dir", tmp_path]
+        for replay in ("indexer", "routes,indexer"):
+            lines = rl(replay.replace(",", "-"), *first, *remote, "--replay", replay, model=model)
+            assert [[line[k] for k in SAME] for line in lines] == [[line[k] for k in SAME] for line in own]
+            assert all(line["indexer_difference"] == 0 for line in lines)
+            assert ("replay_difference" in lines[0]) == ("routes" in replay)
+    with contextlib.closing(Server("--weights-dir", tmp_path, model=MODEL)) as server:
+        said = rl("none", "--steps", "1", "--rollout", f"http://127.0.0.1:{server.port}", "--rollout-dir", tmp_path, "--replay", "indexer", code=2)
+        assert "this model has no indexer" in said
 
 
 def test_servers_that_fail_stop_the_run(refused, rl, tmp_path):

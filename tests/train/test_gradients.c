@@ -6,7 +6,9 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "base/checked.h"
 #include "base/json.h"
+#include "kv/replay.h"
 #include "train/trainer.h"
 
 enum { PARTS = 5 }; /* of numbers: factors, log-probabilities, entropies; the MTP layer's two */
@@ -210,10 +212,12 @@ static void micro_batches_change_no_bit(void **state) {
     }
 }
 
-static double sum_logprobs(rig *r, const int32_t *routes, const float **grads, int64_t *n) {
+static double sum_logprobs(rig *r, const int32_t *routes, const int32_t *keys,
+                           const float **grads, int64_t *n) {
     hd_train_sequence s = sequence(r, r->n);
     double sum = 0.0;
     s.routes = routes;
+    s.keys = keys;
     hd_parameters_clear_gradients(hd_trainer_parameters(r->trainer));
     assert_int_equal(hd_trainer_accumulate(r->trainer, &s, 1, NULL), HD_OK);
     *grads = hd_gradients_all(hd_parameters_gradients(hd_trainer_parameters(r->trainer)), n);
@@ -236,12 +240,13 @@ static void given_routes_are_used(void **state) {
     for (int64_t i = 0; i < all; i++) { /* top_k experts in a row */
         routes[i] = (int32_t)((i / top_k + i % top_k) % r.spec->route.n_experts);
     }
-    const double own = sum_logprobs(&r, NULL, &grads, &n);
+    const double own = sum_logprobs(&r, NULL, NULL, &grads, &n);
     assert_int_equal(hd_trainer_replayed(r.trainer).routed, 0);
-    const double given = sum_logprobs(&r, routes, &grads, &n);
+    const double given = sum_logprobs(&r, routes, NULL, &grads, &n);
     const hd_replay_count count = hd_trainer_replayed(r.trainer);
-    assert_true(own != given && count.other > 0 && count.other <= count.routed);
-    assert_true(sum_logprobs(&r, routes, &grads, &n) == given);
+    assert_true(own != given && count.other_experts > 0 &&
+                count.other_experts <= count.routed && count.indexed == 0);
+    assert_true(sum_logprobs(&r, routes, NULL, &grads, &n) == given);
     routes[(int64_t)(layers - 1) * top_k] = r.spec->route.n_experts; /* of a MoE layer */
     hd_train_sequence s = sequence(&r, r.n);
     s.routes = routes;
@@ -250,12 +255,62 @@ static void given_routes_are_used(void **state) {
     close_rig(&r);
 }
 
+/* Keys that a row sees and its indexer may not select: the first ones change the loss where there are more,
+ * and keys that cannot be are refused. */
+static void given_keys_are_used(void **state) {
+    (void)state;
+    static const char *const indexed[] = {"v32_rope_mtp", "v4_small_mtp"};
+    for (size_t i = 0; i < HD_LEN(indexed); i++) {
+        rig r;
+        int64_t n;
+        const float *grads;
+        open_rig(&r, indexed[i], false);
+        open_trainer(&r, r.n, 2, false);
+        const hd_replay_shape shape = hd_replay_shape_of(r.spec, HD_REPLAY_KEYS);
+        const int64_t row = (int64_t)shape.layers * shape.top_k;
+        int32_t *keys = calloc((size_t)((r.n - 1) * row), sizeof *keys);
+        int32_t more = 0; /* rows that see more than are selected */
+        assert_non_null(keys);
+        for (int32_t l = 0; l < r.spec->n_layers; l++) {
+            const int32_t at = hd_replay_layer(r.spec, HD_REPLAY_KEYS, l);
+            const int32_t ratio = hd_max_i32(r.spec->layers[l].compress_ratio, 1);
+            for (int32_t p = 0; at >= 0 && p < r.n - 1; p++) {
+                const int32_t seen = (p + 1) / ratio;
+                more += seen > shape.top_k;
+                for (int32_t k = 0; k < shape.top_k; k++)
+                    keys[p * row + (int64_t)at * shape.top_k + k] = k < seen ? k : -1;
+            }
+        }
+        const double own = sum_logprobs(&r, NULL, NULL, &grads, &n);
+        const double given = sum_logprobs(&r, NULL, keys, &grads, &n);
+        const hd_replay_count count = hd_trainer_replayed(r.trainer);
+        assert_int_equal(count.routed, 0);
+        assert_int_equal(count.indexed % ((int64_t)(r.n - 1) * shape.layers), 0);
+        assert_true(count.indexed > 0 && count.other_keys <= count.indexed);
+        assert_true(more > 0 && count.other_keys > 0 && own != given);
+        assert_true(sum_logprobs(&r, NULL, keys, &grads, &n) == given);
+        hd_train_sequence s = sequence(&r, r.n);
+        s.keys = keys;
+        int32_t *last = keys + (int64_t)(r.n - 2) * row;
+        const int32_t wrong[] = {-1, r.n, last[1]};
+        for (size_t k = 0; k < HD_LEN(wrong); k++) {
+            const int32_t kept = last[0];
+            last[0] = wrong[k];
+            assert_int_equal(hd_trainer_score(r.trainer, &s, 1, NULL), HD_EINVAL);
+            last[0] = kept;
+        }
+        free(keys);
+        close_rig(&r);
+    }
+}
+
 int test_gradients(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_slopes),
         cmocka_unit_test(gradients_of_the_mtp_loss_are_slopes),
         cmocka_unit_test(a_detached_mtp_layer_moves_itself_alone),
         cmocka_unit_test(given_routes_are_used),
+        cmocka_unit_test(given_keys_are_used),
         cmocka_unit_test(micro_batches_change_no_bit),
     };
     return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);

@@ -19,7 +19,8 @@ enum { HELD_OUT_FIRST = 1 << 30, CONTROL_DRAWS = 5 /* high counter word */ };
 typedef enum control { CONTROL_TRUE, CONTROL_SHUFFLED, CONTROL_FLIPPED, CONTROL_ZERO } control;
 static const char *const controls[] = {"true", "shuffled", "flipped", "zero", NULL};
 static const char *const corrections[] = {"none", "tis", "mis", "icepop", NULL};
-static const char *const replays[] = {"none", "routes", NULL};
+static const char *const replays[] = {"none", "routes", "indexer", "routes,indexer", NULL};
+enum { REPLAYS_ROUTES = 1, REPLAYS_KEYS = 2 }; /* bits of their numbers */
 static const char *const failures[] = {"stop", "drop", NULL};
 
 static const char *const kl_kinds[] = {"k1", "k2", "k3", NULL};
@@ -177,6 +178,11 @@ static hd_status open_all(learning *l, hd_err *err) {
                          l->rewards != NULL, err));
     HD_TRY(open_engine(l, o.context, err));
     o.spec = hd_engine_spec(l->engine);
+    if ((l->set.replay & REPLAYS_KEYS) &&
+        !hd_replay_shape_of(o.spec, HD_REPLAY_KEYS).row_bytes) {
+        return HD_FAIL(err, HD_EINVAL, "--replay %s: this model has no indexer",
+                       replays[l->set.replay]);
+    }
     o.weights = hd_engine_weights(l->engine);
     o.detached = true;
     HD_TRY(hd_trainer_open(&l->trainer, &o, err));
@@ -230,7 +236,8 @@ static hd_status sample(learning *l, rl_rollout *r, int64_t first, bool fixed, h
                                   .fixed = fixed,
                                   .draft_tokens = s->no_drafts ? 0 : HD_DRAFTS_AUTO,
                                   .remote = l->remote,
-                                  .routes = s->replay == 1,
+                                  .routes = s->replay & REPLAYS_ROUTES,
+                                  .keys = s->replay & REPLAYS_KEYS,
                                   .rewards = l->rewards};
     HD_TRY(update_remote(l, err));
     return rl_rollout_run(r, l->engine, &l->tasks, &o, err);
@@ -285,7 +292,8 @@ static void place_samples(learning *l) {
                                 .entropy = numbers_of(l, i, ENTROPY),
                                 .draft_factor = drafts ? numbers_of(l, i, DRAFT_FACTOR) : NULL,
                                 .draft_logprob = numbers_of(l, i, DRAFT_LOGPROB),
-                                .routes = r->routes};
+                                .routes = r->routes,
+                                .keys = r->keys};
     }
 }
 
@@ -390,13 +398,14 @@ static void summarize(const learning *l, step_result *r) {
 static hd_status score_reference(learning *l, hd_err *err) {
     if (!l->reference.trainer) return HD_OK;
     for (int32_t i = 0; i < l->n; i++) {
-        l->seqs[i].routes = NULL; /* they are another model's */
+        l->seqs[i].routes = l->seqs[i].keys = NULL; /* they are another model's */
         l->seqs[i].logprob = numbers_of(l, i, REFERENCE);
         l->seqs[i].entropy = numbers_of(l, i, NOW); /* not needed */
     }
     HD_TRY(hd_trainer_score(l->reference.trainer, l->seqs, l->n, err));
     for (int32_t i = 0; i < l->n; i++) {
         l->seqs[i].routes = l->rollout.samples[i].routes;
+        l->seqs[i].keys = l->rollout.samples[i].keys;
         l->seqs[i].logprob = numbers_of(l, i, OLD);
         l->seqs[i].entropy = numbers_of(l, i, ENTROPY);
     }
@@ -441,8 +450,13 @@ static json_t *line_of(const learning *l, const step_result *r) {
         "unscored_groups", r->unscored);
     const hd_replay_count replayed = hd_trainer_replayed(l->trainer);
     if (line && replayed.routed) {
-        json_object_set_new(line, "replay_difference",
-                            json_real((double)replayed.other / (double)replayed.routed));
+        json_object_set_new(
+            line, "replay_difference",
+            json_real((double)replayed.other_experts / (double)replayed.routed));
+    }
+    if (line && replayed.indexed) {
+        json_object_set_new(line, "indexer_difference",
+                            json_real((double)replayed.other_keys / (double)replayed.indexed));
     }
     if (line && l->set.kl > 0.0) json_object_set_new(line, "reference_kl", json_real(p->kl));
     if (line && !isnan(r->held_out))
@@ -557,8 +571,10 @@ static void add_options(option_list *list, settings *s) {
                     "seconds that a reply may take; default 600"),
         option_int("rollout-retries", &s->remote.retries, 0, 100,
                    "of a request; then the run stops; default 3"),
-        option_choice("replay", &s->replay, replays,
-                      "routes: train with the experts that the server chose; default none"),
+        option_choice(
+            "replay", &s->replay, replays,
+            "train with the experts that the server chose (routes), and the keys that its "
+            "indexers selected (indexer); default none"),
         option_choice("reward-failures", &s->reward_failures, failures,
                       "then: stop the run, or drop the prompt; default stop"),
     };

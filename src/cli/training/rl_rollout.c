@@ -36,6 +36,7 @@ void rl_rollout_close(rl_rollout *r) {
         hd_ids_deinit(&r->samples[i].tokens);
         free(r->samples[i].logprob);
         free(r->samples[i].routes);
+        free(r->samples[i].keys);
     }
     free(r->samples);
     *r = (rl_rollout){0};
@@ -156,23 +157,35 @@ typedef struct remote_work {
     float *logprob;
 } remote_work;
 
+/* Memory for choices of `rows` rows in *out, if they are wanted. */
+static hd_status open_choices(int32_t **out, bool wanted, size_t rows, size_t row,
+                              hd_err *err) {
+    free(*out);
+    *out = wanted ? calloc(rows * row + 1, sizeof **out) : NULL;
+    return !wanted || *out ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for what layers chose");
+}
+
 static hd_status prepare_remote(const work *w, remote_work *m, hd_err *err) {
     const rl_rollout_options *o = w->o;
     const hd_model_spec *spec = hd_engine_spec(w->e);
+    const hd_replay_shape keys = hd_replay_shape_of(spec, HD_REPLAY_KEYS);
     for (int32_t i = 0; i < o->n_groups * o->group; i++) {
         rl_sample *s = &w->r->samples[i];
         const size_t rows = (size_t)(s->first + o->max_tokens);
-        const size_t row = (size_t)spec->n_layers * (size_t)spec->route.top_k;
-        free(s->routes);
-        s->routes = o->routes ? calloc(rows * row + 1, sizeof *s->routes) : NULL;
-        if (o->routes && !s->routes) return HD_FAIL(err, HD_ENOMEM, "no memory for routes");
+        const size_t experts = (size_t)spec->n_layers * (size_t)spec->route.top_k;
+        HD_TRY(open_choices(&s->routes, o->routes, rows, experts, err));
+        HD_TRY(open_choices(&s->keys, o->keys, rows, (size_t)keys.layers * (size_t)keys.top_k,
+                            err));
         m->replies[i] = (hd_sample_reply){.vocab = spec->vocab,
                                           .layers = spec->n_layers,
                                           .top_k = spec->route.top_k,
                                           .n_experts = spec->route.n_experts,
+                                          .key_layers = keys.layers,
+                                          .key_top_k = keys.top_k,
                                           .tokens = m->tokens + (int64_t)i * o->max_tokens,
                                           .logprob = m->logprob + (int64_t)i * o->max_tokens,
-                                          .routes = s->routes};
+                                          .routes = s->routes,
+                                          .keys = s->keys};
     }
     for (int32_t i = 0; i < o->n_groups; i++) {
         const rl_sample *s = &w->r->samples[i * o->group];
@@ -183,7 +196,8 @@ static hd_status prepare_remote(const work *w, remote_work *m, hd_err *err) {
                                              .max_tokens = o->max_tokens,
                                              .temperature = o->temperature,
                                              .seed = seed_of(w, i),
-                                             .routes = o->routes};
+                                             .routes = o->routes,
+                                             .keys = o->keys};
     }
     return HD_OK;
 }

@@ -12,9 +12,9 @@ typedef struct rl_sample {
     int32_t first;  /* of the sampled tokens */
     float *logprob; /* [tokens.n - first] as sampled, at the temperature */
     int32_t cap;
-    bool truncated;  /* ended by its length */
-    bool unscored;   /* its group got no rewards */
-    int32_t *routes; /* of a remote sampler that gives them (samples.h); or NULL */
+    bool truncated;         /* ended by its length */
+    bool unscored;          /* its group got no rewards */
+    int32_t *routes, *keys; /* of a remote sampler that gives them (samples.h); or NULL */
     double reward;
 } rl_sample;
 
@@ -33,7 +33,7 @@ typedef struct rl_rollout_options {
     bool fixed;    /* the same prompts in every rollout: from number 0 on */
     int32_t draft_tokens;
     rl_remote *remote; /* NULL: the engine samples */
-    bool routes;       /* the remote sampler gives its routes */
+    bool routes, keys; /* the remote sampler gives its routes; its indexers' selections */
     rewards *rewards;  /* NULL: 1 where the checker is satisfied and the answer ended, else 0 */
 } rl_rollout_options;
 

@@ -242,13 +242,24 @@ static void back_embedding(const back_step *k) {
                                                            .cols = c->hidden});
 }
 
+static model_replay replay_of(hd_backward *b, const hd_loss *loss) {
+    hd_replay_count *count = &b->replayed;
+    return (model_replay){.experts = loss->routes,
+                          .row = b->row,
+                          .keys = loss->keys,
+                          .routed = &count->routed,
+                          .indexed = &count->indexed,
+                          .other_experts = &count->other_experts,
+                          .other_keys = &count->other_keys};
+}
+
 void hd_backward_score(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss) {
     hd_batch rows = *batch;
     rows.n_logits = 0; /* the head has its own parts */
-    const model_replay replay = {loss->routes, b->row, &b->replayed.routed, &b->replayed.other};
+    const model_replay replay = replay_of(b, loss);
     model_step s = model_step_of(b->m, kv, &rows, 0);
     s.apart = true;
-    if (loss->routes) s.replay = &replay;
+    if (loss->routes || loss->keys) s.replay = &replay;
     const back_step k = {b, &s, NULL, false};
     forward(b, &s, false);
     back_head(&k, HD_GLOBAL, batch, loss);
@@ -258,10 +269,10 @@ void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd
                       const hd_gradients *g) {
     hd_batch rows = *batch;
     rows.n_logits = 0; /* the head has its own parts */
-    const model_replay replay = {loss->routes, b->row, &b->replayed.routed, &b->replayed.other};
+    const model_replay replay = replay_of(b, loss);
     model_step s = model_step_of(b->m, kv, &rows, 0);
     s.apart = true;
-    if (loss->routes) s.replay = &replay;
+    if (loss->routes || loss->keys) s.replay = &replay;
     const back_step k = {b, &s, g, loss->drafts.detached};
     forward(b, &s, true);
     back_clear_residual(&k);
