@@ -30,6 +30,11 @@ def tier(server, name, tier="disk", pool="entries"):
     raise KeyError(name)
 
 
+def wait_until_written(server):
+    """Of a prompt: two pages of entries, and the window behind the second, without which they are of no use."""
+    wait_until(lambda: tier(server, "pages") >= 2 and tier(server, "pages", pool="window") >= 1, "the prefix is written")
+
+
 def start(folder, *more, gb=0.2):
     return Server(*SMALL, "--kv-disk", f"{folder}:{gb}", *more)
 
@@ -43,7 +48,7 @@ def test_a_killed_server_comes_back_with_its_prefixes(tmp_path):
     server = start(tmp_path)
     text, cached = ask(server, "a fox")
     assert cached == 0
-    wait_until(lambda: tier(server, "pages") and tier(server, "pages", pool="window"), "the prefix is written")
+    wait_until_written(server)
     pages = tier(server, "pages")
     kill(server)
     assert {p.name for p in tmp_path.iterdir()} == FILES
@@ -63,7 +68,7 @@ def test_a_killed_server_comes_back_with_its_prefixes(tmp_path):
 def test_a_changed_byte_is_a_miss_and_a_line_in_the_log(tmp_path):
     server = start(tmp_path)
     text, _ = ask(server, "a crow")
-    wait_until(lambda: tier(server, "pages") and tier(server, "pages", pool="window"), "the prefix is written")
+    wait_until_written(server)
     server.close()
     with open(tmp_path / "full.pages", "r+b") as f:
         f.seek(1000)
@@ -107,7 +112,7 @@ def test_pages_of_other_weights_are_refused(tmp_path):
 def test_list_and_check_say_what_is_there(tmp_path):
     server = start(tmp_path)
     ask(server, "a hare")
-    wait_until(lambda: tier(server, "pages") and tier(server, "pages", pool="window"), "the prefix is written")
+    wait_until_written(server)
     entries, windows = int(tier(server, "pages")), int(tier(server, "pages", pool="window"))
     server.close()
     listed = run_hadal("kv", "list", tmp_path).stdout
