@@ -140,9 +140,11 @@ static void list_logprobs(logprob_lists *lists, const api_job *job, const api_te
     token_logprob s;
     for (size_t at = 0; at + sizeof s <= from->n;) {
         memcpy(&s, from->data + at, sizeof s);
+        const size_t tops = (size_t)s.n_top * sizeof(hd_alternative);
         at += sizeof s;
+        if (tops > from->n - at) return; /* no memory for them: the text has failed */
         list_logprob(lists, job, &s, from->data + at, place);
-        at += (size_t)s.n_top * sizeof(hd_alternative);
+        at += tops;
     }
 }
 

@@ -255,7 +255,8 @@ static void collect(api_job *job, api_choice *c, const hd_event *e) {
     }
     c->n_pending += e->step.n_tokens;
     if (job->format->cumulative) c->collected = c->output_tokens;
-    if (c->logprobs.failed || c->tops.failed || c->ids.failed || c->masks.failed) {
+    if (c->logprobs.failed || c->tops.failed || c->ids.failed || c->masks.failed ||
+        c->prompt_logprobs.failed) {
         job->out.failed = true;
     }
 }

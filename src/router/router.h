@@ -15,8 +15,7 @@ typedef struct router_options {
     const char *key; /* with which load reports are asked for; NULL: none is needed */
     /* the API of the servers: the i-th route, NULL behind the last */
     const http_route *(*route)(size_t i);
-    const http_route
-        *page; /* [n_page] routes that the router answers by itself, without a server */
+    const http_route *page; /* [n_page] that the router answers by itself, without a server */
     size_t n_page;
     bool open; /* allow other hosts to connect without keys */
 } router_options;

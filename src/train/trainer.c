@@ -34,8 +34,7 @@ struct hd_trainer {
     float *draft_factor, *draft_logprob;
     int32_t n_drafts;
     int32_t *routes; /* [layers, rows of the batch, top_k] */
-    int32_t
-        *keys; /* [layers with an indexer, rows of the batch, index_topk]; NULL: never given */
+    int32_t *keys;   /* [layers with an indexer, rows, index_topk]; NULL: never given */
     /* [layers, experts] rows that chose an expert: since the last step, and before a batch */
     int64_t *selected, *selected_before;
     int64_t n_selected;
