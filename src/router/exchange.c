@@ -449,10 +449,24 @@ static void take_reply(router_exchange *e) {
     }
 }
 
+/* The connection to the server is closed, which cancels the request there. */
+static void give_up(router_exchange *e) {
+    atomic_fetch_add(&e->router->cancelled, 1);
+    if (e->begun) {
+        http_stream_end(e->call);
+        end(e);
+    } else {
+        refuse(e, 503, "client_left", "the client has left");
+    }
+}
+
 static void on_done(router_transfer *t, CURLcode code) {
     router_exchange *e = (router_exchange *)t;
-    if (code == CURLE_WRITE_ERROR) { /* the client is too slow, or there is no memory */
-        if (e->begun) {
+    if (code ==
+        CURLE_WRITE_ERROR) { /* the client has left or is too slow, or there is no memory */
+        if (atomic_load(&e->left)) { /* the inbox says so later */
+            give_up(e);
+        } else if (e->begun) {
             end_stream_with_error(e);
         } else {
             refuse(e, 503, "out_of_memory", "no room for the response");
@@ -492,17 +506,6 @@ int64_t router_send_due(router *r, int64_t now_ns) {
 }
 
 /* ---- the inbox ---- */
-
-/* The connection to the server is closed, which cancels the request there. */
-static void give_up(router_exchange *e) {
-    atomic_fetch_add(&e->router->cancelled, 1);
-    if (e->begun) {
-        http_stream_end(e->call);
-        end(e);
-    } else {
-        refuse(e, 503, "client_left", "the client has left");
-    }
-}
 
 static void on_left(void *user) {
     router_exchange *e = user;
