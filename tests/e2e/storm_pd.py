@@ -29,7 +29,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
 TINY = ROOT / "models" / "tiny-v4"
-FLAGS = ("--threads", 1, "--max-running", 32, "--context", 4096, "--kv-host", 0.2, "--backend", "cpu")
+FLAGS = ("--threads", 1, "--max-running", 32, "--context", 8192, "--kv-host", 0.2, "--backend", "cpu")
 SECRETS = {"HADAL_API_KEY": "k" * 16, "HADAL_ADMIN_KEY": "a" * 16, "HADAL_PEER_KEY": "p" * 32, "HADAL_RANK_KEY": "r" * 32}
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_"))}
 PATIENCE = 120
@@ -261,7 +261,7 @@ class Storm:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        alone = Program(["serve", TINY, "--port", port, "--max-running", 64, "--context", 4096, "--backend", "cpu"], folder / "alone.log")
+        alone = Program(["serve", TINY, "--port", port, "--max-running", 64, "--context", 8192, "--backend", "cpu"], folder / "alone.log")
         alone.start()
         address = f"127.0.0.1:{port}"
         wait_for("the server alone is ready", lambda: call(address, "GET", "/health")[0] == 200)

@@ -183,6 +183,35 @@ static void certainty_has_no_sign(void **state) {
     close_rig(&r);
 }
 
+/* One token is likely, and top-k ends among the others. */
+static void top_k_ends_among_unlikely_tokens(void **state) {
+    (void)state;
+    enum { VOCAB = 3000, LIKELY = 5 };
+    static answer got;
+    rig r;
+    open_rig(&r, VOCAB);
+    step s;
+    make_step(&s, 1, VOCAB);
+    s.a.n_ids = VOCAB;
+    for (int32_t i = 0; i < VOCAB; i++) s.logits[i] = i == LIKELY ? 0.0f : -100.0f;
+    for (int32_t top_k = 2; top_k < HD_DEFAULT_LOGPROBS; top_k += 3) {
+        s.params[0] = (hd_sampling){.temperature = 1,
+                                    .top_k = top_k,
+                                    .n_top = HD_DEFAULT_LOGPROBS,
+                                    .logprob_mode = HD_LOGPROB_SAMPLED};
+        for (int32_t t = 0; t < r.n_tables; t++) {
+            run_sample(&r.table[t], r.stream[0], &s.a, &got);
+            assert_int_equal(got.token[0], LIKELY);
+            for (int32_t i = 0; i < HD_DEFAULT_LOGPROBS; i++) {
+                const int32_t next = i == 0 ? LIKELY : i <= LIKELY ? i - 1 : i;
+                assert_int_equal(got.top_id[i], i < top_k ? next : -1);
+            }
+        }
+    }
+    free_step(&s);
+    close_rig(&r);
+}
+
 /* The largest vocabulary: spread out, all equal, and two values only. */
 static void large_rows_agree(void **state) {
     (void)state;
@@ -616,6 +645,7 @@ static void modes_rescore_to_the_bit(void **state) {
 int test_sample(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(certainty_has_no_sign),
+        cmocka_unit_test(top_k_ends_among_unlikely_tokens),
         cmocka_unit_test(large_rows_agree),
         cmocka_unit_test(edges_hold),
         cmocka_unit_test(rows_fail_alone),

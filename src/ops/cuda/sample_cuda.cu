@@ -290,7 +290,8 @@ static __device__ tally bin_over(const row_cluster &c, int32_t bin) {
 /* What is looked for: as many candidates, or as heavy ones. */
 struct goal {
     whole need;
-    float top_p; /* if not 0, need follows from the weight of all */
+    float top_p;    /* if not 0, need follows from the weight of all */
+    bool of_weight; /* where the candidates reach it that have no weight does not matter */
 };
 
 /* In which bin all above and in it reach the goal. Every block has a stretch of the bins. */
@@ -412,7 +413,7 @@ static __device__ bool narrow_down(row_cluster *c, const row_state &r, const lim
     if (found->bin < 0) return false;
     if (KIND == BY_SCORE) {
         *at = {(uint32_t)found->bin * BINS, BINS, 0, 0};
-        return found->bin < BINS - 1; /* what is behind the limit has no weight */
+        return found->bin < BINS - 1 || !g->of_weight; /* the last bin has no weight */
     }
     if (KIND == BY_STEP) {
         at->first += (uint32_t)found->bin;
@@ -438,11 +439,12 @@ static __device__ void cut(row_cluster *c, const row_state &r, limit *limit, goa
     limit->rank = rank_reached(c->own->list, r, g, found.above, n);
 }
 
-static __device__ limit find_limit(row_cluster *c, const row_state &r) {
+/* exact: tokens without weight, which are never drawn, count for top-k, too. */
+static __device__ limit find_limit(row_cluster *c, const row_state &r, bool exact) {
     const hd_sampling &p = *r.p;
     limit at = {0, least_of(p.min_p)};
-    if (p.top_k > 0) cut(c, r, &at, {(whole)p.top_k, 0.0f});
-    if (p.top_p > 0.0f && p.top_p < 1.0f) cut(c, r, &at, {0, p.top_p});
+    if (p.top_k > 0) cut(c, r, &at, {(whole)p.top_k, 0.0f, !exact});
+    if (p.top_p > 0.0f && p.top_p < 1.0f) cut(c, r, &at, {0, p.top_p, true});
     return at;
 }
 
@@ -459,7 +461,7 @@ static __device__ __forceinline__ whole weight_within(const row_state &r, const 
 /* Every thread adds up a stretch of neighboring ids; the one whose stretch holds the drawn
  * number walks through it. */
 static __device__ int32_t draw(row_cluster *c, const row_state &r, int32_t position) {
-    const limit at = find_limit(c, r);
+    const limit at = find_limit(c, r, false);
     const int32_t size = r.each / THREADS, first = (int32_t)threadIdx.x * size;
     const int32_t end = min(first + size, r.n);
     whole own = 0;
@@ -622,7 +624,7 @@ static __device__ basis tempered_basis(row_cluster *c, const row_state &r) {
 }
 
 static __device__ basis sampled_basis(row_cluster *c, const row_state &r) {
-    const limit at = find_limit(c, r);
+    const limit at = find_limit(c, r, true);
     whole total = 0;
     for (int32_t i = threadIdx.x; i < r.n; i += THREADS) total += weight_within(r, at, i);
     total = sum_over(c, {0, block_sum<THREADS>(total)}).weight;
