@@ -6,7 +6,7 @@
 # Parts: ops (operators against the reference, steps as graphs against steps without), memcheck,
 # racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits
 # (every way to cut a sequence, the golden and the shared cases), updates (weights that PyTorch hands
-# over by CUDA IPC and shared memory), text (generated text, the shipped model against the CPU,
+# over by CUDA IPC and shared memory), train (training beside the CPU's), text (generated text, the shipped model against the CPU,
 # precisions), ranks (one model on several GPUs, or on parts of one: experimental, docs/ranks.md). All but
 # ranks by default. HADAL, HADAL_TEST, PYTHON and
 # HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist; TESTS which
@@ -50,7 +50,7 @@ unit() { # COMMAND...
     add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' "$log")"
 }
 
-ops() { unit "$HADAL_TEST" device ops sample drafts lanes comm decode_graph engine; }
+ops() { unit "$HADAL_TEST" device ops backward gradients sample drafts lanes comm decode_graph engine; }
 
 ranks() { unit "$HADAL_TEST" comm decode_graph ranks engine_ranks; }
 
@@ -86,12 +86,13 @@ end_to_end() { # pytest arguments
 
 logits() { end_to_end tests/e2e/test_logits.py; }
 updates() { end_to_end tests/e2e/test_torch_pickles.py tests/e2e/test_memory_occupation.py -k "test_torch_pickles or memory_of_a_gpu"; }
+train() { end_to_end tests/e2e/test_train_cuda.py; }
 text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/test_cuda.py tests/e2e/test_precision.py; }
 
-for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck racecheck synccheck initcheck logits updates text); do
+for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck racecheck synccheck initcheck logits updates train text); do
     echo "-- $part"
     case $part in
-    ops | logits | updates | text | ranks) "$part" ;;
+    ops | logits | updates | train | text | ranks) "$part" ;;
     *check) sanitize "$part" ;;
     *) echo "error: no part $part; see tests/gpu.sh" && exit 2 ;;
     esac

@@ -126,6 +126,10 @@ void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes) {
     if (bytes) s->device->table->copy(s, to, from, bytes);
 }
 
+void hd_stream_clear(hd_stream *s, void *device, size_t bytes) {
+    if (bytes) s->device->table->clear(s, device, bytes);
+}
+
 void hd_stream_random_fill(hd_stream *s, void *device, size_t bytes,
                            const hd_random_fill *random_fill) {
     if (bytes) s->device->table->random_fill(s, device, bytes, random_fill);

@@ -115,6 +115,9 @@ void hd_stream_download(hd_stream *s, void *host, const void *device, size_t byt
  * done. */
 void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes);
 
+void hd_stream_clear(hd_stream *s, void *device,
+                     size_t bytes); /* all bytes 0, in queue order */
+
 /* Fills device memory with random values. `bytes` is rounded up to a multiple of 8. */
 void hd_stream_random_fill(hd_stream *s, void *device, size_t bytes,
                            const hd_random_fill *random_fill);

@@ -126,6 +126,11 @@ static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) 
 
 enum { RANDOM_FILL_WORDS = 1 << 17 }; /* words of a task */
 
+static void clear(hd_stream *s, void *device, size_t bytes) {
+    (void)s;
+    memset(device, 0, bytes);
+}
+
 typedef struct random_fill_job {
     uint64_t *to;
     size_t n;
@@ -217,6 +222,7 @@ static const backend_table table = {
     .wait_event = wait_event,
     .event_seconds = event_seconds,
     .copy = upload, /* host and device memory are the same */
+    .clear = clear,
     .random_fill = random_fill,
     .busy = busy,
     .host_memory = true,

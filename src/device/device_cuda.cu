@@ -490,6 +490,10 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
 
 constexpr int RANDOM_FILL_BLOCK = 256, RANDOM_FILL_BLOCKS_PER_SM = 8;
 
+void clear(hd_stream *base, void *device, size_t bytes) {
+    note(base, "clear", cudaMemsetAsync(device, 0, bytes, hd_cuda_stream(base)));
+}
+
 __global__ void make_random_fill(uint64_t *to, size_t n, hd_random_fill random_fill) {
     const size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
@@ -644,6 +648,7 @@ const backend_table table = {
     .close_graph = close_graph,
     .launch = launch,
     .copy = copy,
+    .clear = clear,
     .random_fill = random_fill,
     .host_memory = false,
 };

@@ -49,6 +49,7 @@ typedef struct backend_table {
     void (*close_graph)(hd_graph *g);
     void (*launch)(hd_stream *s, const hd_graph *g);
     void (*copy)(hd_stream *s, void *to, const void *from, size_t bytes);
+    void (*clear)(hd_stream *s, void *device, size_t bytes);
     void (*random_fill)(hd_stream *s, void *device, size_t bytes,
                         const hd_random_fill *random_fill);
     bool host_memory; /* device memory is host memory */

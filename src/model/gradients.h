@@ -2,7 +2,7 @@
 #ifndef HD_MODEL_GRADIENTS_H
 #define HD_MODEL_GRADIENTS_H
 
-#include "device/device.h"
+#include "ops/ops.h"
 #include "weights/weights.h"
 
 typedef struct hd_gradients hd_gradients;
@@ -29,8 +29,9 @@ float *hd_gradients_at(const hd_gradients *g, int32_t layer, hd_role role);
  * not depend on how rows are divided into steps. */
 float *hd_gradients_of_drafts(const hd_gradients *g, hd_role role);
 
-/* Adds these parts to the gradients of the main model, once after the last row, and clears them. */
-void hd_gradients_join_drafts(hd_gradients *g);
+/* Queues that these parts are added to the gradients of the main model, once after the last row, and
+ * cleared. */
+void hd_gradients_join_drafts(hd_gradients *g, const hd_ops *ops, hd_stream *s);
 
 /* All gradients lie in one array; *n receives the number of its elements. */
 float *hd_gradients_all(const hd_gradients *g, int64_t *n);

@@ -56,6 +56,7 @@ typedef struct hd_rms_norm_back_args {
     float *dweight;      /* [cols] */
     hd_rows g, x;        /* [rows, cols]; x before the norm */
     const float *weight; /* [cols], NULL: ones */
+    double *scale;       /* [rows] for the operator's own use; needed with dweight */
     int32_t rows, cols;
     float eps;
 } hd_rms_norm_back_args;
@@ -126,6 +127,7 @@ typedef struct hd_attention_back_args {
     const float *sink;
     const int32_t *first_entry; /* [seqs.n]; read with ratio */
     hd_seqs seqs;
+    int32_t rows; /* of all sequences */
     int32_t heads, k_dim, v_dim, window, ratio, n_selected;
     float scale;
 } hd_attention_back_args;
@@ -136,7 +138,8 @@ typedef struct hd_compress_back_args {
     float *dkv, *dgate; /* [rows, coff * width] */
     float *dape;        /* [ratio, coff * width] */
     float *dnorm;       /* [width] */
-    const float *g;    /* [n entries, width]: entry e of sequence s is row first_entry[s] + e */
+    float
+        *g; /* [n entries, width]: entry e of sequence s is row first_entry[s] + e; destroyed */
     const float *kv;   /* [rows, coff * width] */
     const float *gate; /* likewise, as before compress: without ape */
     const float *ape;  /* [ratio, coff * width] */
@@ -144,6 +147,7 @@ typedef struct hd_compress_back_args {
     const float *freq; /* [pairs] */
     const int32_t *first_entry;
     hd_seqs seqs;
+    int32_t rows; /* of all sequences */
     int32_t width, ratio, pairs;
     bool overlap;
     float eps;
@@ -168,6 +172,7 @@ typedef struct hd_hc_pre_back_args {
     float *dx;             /* [rows, hc, cols], added to */
     float *dmix;           /* [rows, n] gradient of fn x, before the norm */
     float *dscale, *dbase; /* [3], [n] */
+    float *part;           /* [rows, 3 + n] for the operator's own use */
     hd_rows g;             /* [rows, cols] */
     const float *dpost, *dcomb;
     hd_rows x; /* [rows, hc, cols] */
@@ -181,6 +186,7 @@ typedef struct hd_hc_head_back_args {
     float *dx;             /* [rows, hc, cols], written */
     float *dmix;           /* [rows, hc] */
     float *dscale, *dbase; /* [1], [hc] */
+    float *part;           /* [rows, 1 + hc] for the operator's own use */
     hd_rows g;             /* [rows, cols] */
     hd_rows x;
     const float *fn, *scale, *base;
@@ -236,6 +242,10 @@ void hd_backward_init_ref(hd_backward_ops *t);
 /* The same with the faster operators of a CPU, whose flags are those of base/cpu.h. They use
  * its threads and sum in float32. */
 void hd_backward_init_cpu(hd_backward_ops *t, uint32_t cpu_flags);
+
+/* The same for a GPU, whose activations' gradients are sums in float64 or, of attention and GEMMs, in
+ * float32. In builds with CUDA. */
+void hd_backward_init_cuda(hd_backward_ops *t);
 
 HD_END_C
 

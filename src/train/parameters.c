@@ -23,6 +23,8 @@ struct hd_parameters {
     copy *copies;
     int32_t n_copies;
     float *block; /* masters and moments */
+    hd_device *device;
+    float *host_gradients; /* those of the device, or a copy in pinned memory */
     int64_t elements;
 };
 
@@ -90,9 +92,17 @@ static const hd_tensor_decl *decl_of(const hd_parameters *p, int32_t parameter) 
     return &hd_weights_schema(p->w)->decls[p->decls[parameter]];
 }
 
+/* In host memory; NULL: it is not trained. */
+static const float *gradient_of(const hd_parameters *p, const hd_tensor_decl *d) {
+    int64_t n;
+    const float *all = hd_gradients_all(p->gradients, &n);
+    const float *grad = hd_gradients_at(p->gradients, d->layer, d->role);
+    return grad ? p->host_gradients + (grad - all) : NULL;
+}
+
 static void add(hd_parameters *p, int32_t decl) {
     const hd_tensor_decl *d = &hd_weights_schema(p->w)->decls[decl];
-    const float *grad = hd_gradients_at(p->gradients, d->layer, d->role);
+    const float *grad = gradient_of(p, d);
     const int64_t n = (int64_t)d->rows * d->cols;
     p->decls[p->n] = decl;
     p->all[p->n++] = (hd_parameter){.name = d->name,
@@ -107,7 +117,7 @@ static void add(hd_parameters *p, int32_t decl) {
 
 /* A copy of the embedding or the head trains with it. */
 static void add_copy(hd_parameters *p, const hd_tensor_decl *d) {
-    const float *grad = hd_gradients_at(p->gradients, d->layer, d->role);
+    const float *grad = gradient_of(p, d);
     for (int32_t i = 0; grad && i < p->n; i++) {
         if (p->all[i].grad != grad) continue;
         p->copies[p->n_copies++] = (copy){d, i};
@@ -145,18 +155,11 @@ static void list(hd_parameters *p) {
 
 /* ---- their arrays ---- */
 
-static void read_stored(float *out, const hd_parameters *p, const hd_tensor_decl *d) {
-    const float *vector = hd_weights_vector(p->w, d->layer, d->role);
-    if (vector) {
-        memcpy(out, vector, (size_t)d->rows * (size_t)d->cols * sizeof *out);
-        return;
-    }
-    const hd_weight *w = d->expert < 0
-                             ? hd_weights_matrix(p->w, d->layer, d->role)
-                             : &hd_weights_experts(p->w, d->layer, d->role)->slots[d->expert];
-    for (int32_t r = 0; r < d->rows; r++) {
-        for (int32_t c = 0; c < d->cols; c++) {
-            out[(int64_t)r * d->cols + c] = hd_weight_at(w, r, c);
+static void read_stored(float *out, const hd_parameters *p, int32_t decl) {
+    const hd_weight *w = hd_weights_stored(p->w, decl);
+    for (int32_t r = 0; r < w->rows; r++) {
+        for (int32_t c = 0; c < w->cols; c++) {
+            out[(int64_t)r * w->cols + c] = hd_weight_at(w, r, c);
         }
     }
 }
@@ -175,14 +178,27 @@ static hd_status take_arrays(hd_parameters *p, hd_err *err) {
         q->first = q->kind == HD_UPDATE_BALANCE ? NULL : at + n;
         q->second = q->kind == HD_UPDATE_ADAMW ? at + 2 * n : NULL;
         at += 3 * n;
-        read_stored(q->master, p, decl_of(p, i));
+        read_stored(q->master, p, p->decls[i]);
     }
+    return HD_OK;
+}
+
+static hd_status open_host_gradients(hd_parameters *p, hd_err *err) {
+    int64_t n;
+    void *host;
+    p->host_gradients = hd_gradients_all(p->gradients, &n);
+    if (hd_device_is_host(p->device)) return HD_OK;
+    p->host_gradients = NULL;
+    HD_TRY(hd_device_alloc_host(p->device, &host, (size_t)n * sizeof *p->host_gradients,
+                                "gradients on the host", err));
+    p->host_gradients = host;
     return HD_OK;
 }
 
 static hd_status open_all(hd_parameters *p, hd_device *d, hd_err *err) {
     const size_t n = (size_t)hd_weights_schema(p->w)->n + 1;
     HD_TRY(hd_gradients_open(&p->gradients, p->w, d, trains, p, err));
+    HD_TRY(open_host_gradients(p, err));
     p->all = calloc(n, sizeof *p->all);
     p->decls = calloc(n, sizeof *p->decls);
     p->copies = calloc(n, sizeof *p->copies);
@@ -203,6 +219,7 @@ hd_status hd_parameters_open(hd_parameters **out, const hd_model_spec *spec,
     p->spec = spec;
     p->w = w;
     p->o = *o;
+    p->device = d;
     const hd_status st = open_all(p, d, err);
     if (st == HD_OK) {
         *out = p;
@@ -214,6 +231,7 @@ hd_status hd_parameters_open(hd_parameters **out, const hd_model_spec *spec,
 
 void hd_parameters_close(hd_parameters *p) {
     if (!p) return;
+    if (!hd_device_is_host(p->device)) hd_device_release(p->device, p->host_gradients);
     hd_gradients_close(p->gradients);
     free(p->all);
     free(p->decls);
@@ -239,14 +257,21 @@ int64_t hd_parameters_count(const hd_parameters *p) {
     return p->elements;
 }
 
-void hd_parameters_clear_gradients(hd_parameters *p) {
+void hd_parameters_clear_gradients(hd_parameters *p, hd_stream *s) {
     int64_t n;
     float *all = hd_gradients_all(p->gradients, &n);
-    memset(all, 0, (size_t)n * sizeof *all);
+    hd_stream_clear(s, all, (size_t)n * sizeof *all);
 }
 
-void hd_parameters_join_drafts(hd_parameters *p) {
-    hd_gradients_join_drafts(p->gradients);
+hd_status hd_parameters_finish_gradients(hd_parameters *p, const hd_ops *ops, hd_stream *s,
+                                         hd_err *err) {
+    int64_t n;
+    const float *all = hd_gradients_all(p->gradients, &n);
+    hd_gradients_join_drafts(p->gradients, ops, s);
+    if (all != p->host_gradients) {
+        hd_stream_download(s, p->host_gradients, all, (size_t)n * sizeof *all);
+    }
+    return hd_stream_sync(s, err);
 }
 
 /* ---- the routers' biases ---- */

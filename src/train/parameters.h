@@ -26,18 +26,22 @@ typedef struct hd_parameters_options {
 } hd_parameters_options;
 
 /* Opens the parameters of w, which must be updatable: the masters are the stored values. The
- * indexer and hash tables are not trained. */
+ * indexer and hash tables are not trained. Gradients are in memory of d, and masters and moments in host
+ * memory. */
 hd_status hd_parameters_open(hd_parameters **out, const hd_model_spec *spec,
                              const hd_weights *w, hd_device *d, const hd_parameters_options *o,
                              hd_err *err);
 void hd_parameters_close(hd_parameters *p); /* NULL is fine */
 
 const hd_gradients *hd_parameters_gradients(const hd_parameters *p);
+/* Their gradients are those of the last hd_parameters_finish_gradients(). */
 const hd_parameter *hd_parameters_all(const hd_parameters *p, int32_t *n);
 bool hd_parameters_is_draft(const hd_parameters *p, int32_t i); /* all[i] is the MTP layer's */
 int64_t hd_parameters_count(const hd_parameters *p);            /* elements */
-void hd_parameters_clear_gradients(hd_parameters *p);
-void hd_parameters_join_drafts(hd_parameters *p); /* gradients.h */
+void hd_parameters_clear_gradients(hd_parameters *p, hd_stream *s);
+/* hd_gradients_join_drafts(), and copies the gradients to host memory. */
+hd_status hd_parameters_finish_gradients(hd_parameters *p, const hd_ops *ops, hd_stream *s,
+                                         hd_err *err);
 
 /* Changes the masters of the routers' biases by +rate or -rate: towards experts that fewer rows chose
  * than the mean of their layer (docs/training.md). selected [layers, n_experts], MTP layers last. */

@@ -11,12 +11,22 @@
 
 enum { MAX_SEQS = 64, LOGIT_ROWS = 64 };
 
+/* Of the batch's logits rows, and of the MTP layer's: [rows] each, one after another. */
+typedef struct loss_rows {
+    int32_t *target, *draft_rows, *draft_target;
+    float *factor, *entropy_factor, *temperature, *draft_factor;
+    float *logprob, *entropy, *draft_logprob; /* results */
+} loss_rows;
+
+enum { INPUTS = 7, RESULTS = 3 };
+
 struct hd_trainer {
     hd_trainer_options o;
     hd_ops ops;
     hd_backward_ops back_ops;
     hd_device *device;
     hd_stream *stream;
+    hd_device *host;          /* the optimizer's: device, or a CPU beside a GPU */
     hd_stream *update_stream; /* the optimizer's, with scratch of its own */
     hd_model *model;
     hd_backward *backward;
@@ -25,29 +35,45 @@ struct hd_trainer {
     hd_parameters *parameters;
     int64_t steps;
     int32_t page_tokens, seq_pages;
-    int32_t *pages; /* [seq_pages] */
-    /* of the batch's logits rows, [rows] */
-    int32_t *target;
-    float *factor, *entropy_factor, *temperature, *logprob, *entropy;
-    /* of the MTP layer's, [rows]; n_drafts of this batch */
-    int32_t *draft_rows, *draft_target;
-    float *draft_factor, *draft_logprob;
-    int32_t n_drafts;
-    int32_t *routes; /* [layers, rows of the batch, top_k] */
-    int32_t *keys;   /* [layers with an indexer, rows, index_topk]; NULL: never given */
+    int32_t *pages;   /* [seq_pages] */
+    loss_rows in, at; /* the host's, and the device's */
+    int32_t n_drafts; /* of this batch */
+    int32_t *routes;  /* [layers, rows of the batch, top_k] */
+    int32_t *keys;    /* [layers with an indexer, rows, index_topk]; NULL: never given */
     /* [layers, experts] rows that chose an expert: since the last step, and before a batch */
     int64_t *selected, *selected_before;
+    int64_t *expert_rows; /* of hd_model_expert_rows(), on the host */
     int64_t n_selected;
 };
 
 /* ---- opening ---- */
 
+/* The optimizer's device, and the weights on the model's. */
+static hd_status open_host(hd_trainer *t, hd_err *err) {
+    const hd_cpu_options cpu = {.n_threads = t->o.threads};
+    t->host = t->device;
+    if (!hd_device_is_host(t->device)) HD_TRY(hd_device_open_cpu(&t->host, &cpu, err));
+    HD_TRY(hd_stream_open(&t->update_stream, t->host, err));
+    if (!t->o.upload) return HD_OK;
+    return hd_weights_upload(t->o.upload, t->device, t->stream, NULL, err);
+}
+
+static void init_backward_ops(hd_trainer *t) {
+#ifdef HD_CUDA
+    if (!hd_device_is_host(t->device)) {
+        hd_backward_init_cuda(&t->back_ops);
+        return;
+    }
+#endif
+    hd_backward_init_cpu(&t->back_ops, hd_cpu_features());
+}
+
 static hd_status open_model(hd_trainer *t, hd_err *err) {
     const hd_trainer_options *o = &t->o;
     const hd_ops_options ops = {.cpu = {.n_threads = o->threads}, .precision = HD_EXACT};
-    HD_TRY(hd_ops_open(&t->ops, &t->device, "cpu", &ops, err));
+    HD_TRY(hd_ops_open(&t->ops, &t->device, o->backend ? o->backend : "cpu", &ops, err));
     HD_TRY(hd_stream_open(&t->stream, t->device, err));
-    HD_TRY(hd_stream_open(&t->update_stream, t->device, err));
+    HD_TRY(open_host(t, err));
     const hd_model_env env = {.spec = o->spec,
                               .weights = o->weights,
                               .ops = &t->ops,
@@ -59,7 +85,7 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
         .positions = o->context,
     };
     HD_TRY(hd_model_open(&t->model, &env, &limits, 1, err));
-    hd_backward_init_cpu(&t->back_ops, hd_cpu_features());
+    init_backward_ops(t);
     return hd_backward_open(&t->backward, t->model, &t->back_ops, err);
 }
 
@@ -77,31 +103,47 @@ static hd_status open_pages(hd_trainer *t, hd_err *err) {
     return hd_batch_open(&t->batch, &limits, t->device, err);
 }
 
+static loss_rows divided(void *block, int64_t n) {
+    int32_t *rows = block;
+    float *numbers = (float *)(rows + 3 * n);
+    return (loss_rows){rows,
+                       rows + n,
+                       rows + 2 * n,
+                       numbers,
+                       numbers + n,
+                       numbers + 2 * n,
+                       numbers + 3 * n,
+                       numbers + 4 * n,
+                       numbers + 5 * n,
+                       numbers + 6 * n};
+}
+
+static hd_status open_loss(hd_trainer *t, hd_err *err) {
+    const size_t bytes = (INPUTS + RESULTS) * (size_t)t->o.rows * sizeof(float);
+    void *host, *device;
+    HD_TRY(hd_device_alloc_host(t->device, &host, bytes, "rows of the loss", err));
+    t->in = divided(host, t->o.rows);
+    HD_TRY(hd_device_alloc(t->device, &device, bytes, "rows of the loss", err));
+    t->at = divided(device, t->o.rows);
+    return HD_OK;
+}
+
 static hd_status open_rows(hd_trainer *t, hd_err *err) {
     const size_t n = (size_t)t->o.rows;
+    HD_TRY(open_loss(t, err));
     t->pages = calloc((size_t)t->seq_pages, sizeof *t->pages);
-    t->target = calloc(3 * n, sizeof *t->target);
-    t->factor = calloc(7 * n, sizeof *t->factor);
     t->n_selected = t->o.balance > 0.0 ? (int64_t)(t->o.spec->n_layers + t->o.spec->n_mtp) *
                                              t->o.spec->route.n_experts
                                        : 0;
     t->selected = calloc((size_t)t->n_selected + 1, sizeof *t->selected);
     t->selected_before = calloc((size_t)t->n_selected + 1, sizeof *t->selected_before);
-    if (!t->pages || !t->target || !t->factor || !t->selected || !t->selected_before) {
+    t->expert_rows = calloc((size_t)hd_model_n_expert_rows(t->o.spec) + 1, sizeof(int64_t));
+    if (!t->pages || !t->selected || !t->selected_before || !t->expert_rows) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for a micro-batch of %d rows", t->o.rows);
     }
-    t->entropy_factor = t->factor + n;
-    t->temperature = t->factor + 2 * n;
-    t->logprob = t->factor + 3 * n;
-    t->entropy = t->factor + 4 * n;
     t->routes = calloc(n * (size_t)t->o.spec->n_layers,
                        (size_t)(t->o.spec->route.top_k + 1) * sizeof *t->routes);
-    if (!t->routes) return HD_FAIL(err, HD_ENOMEM, "no memory for a micro-batch");
-    t->draft_factor = t->factor + 5 * n;
-    t->draft_logprob = t->factor + 6 * n;
-    t->draft_rows = t->target + n;
-    t->draft_target = t->target + 2 * n;
-    return HD_OK;
+    return t->routes ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a micro-batch");
 }
 
 static hd_status open_all(hd_trainer *t, hd_err *err) {
@@ -153,10 +195,14 @@ void hd_trainer_close(hd_trainer *t) {
     hd_model_close(t->model);
     hd_stream_close(t->update_stream);
     hd_stream_close(t->stream);
+    if (t->host != t->device) hd_device_close(t->host);
+    if (t->device) {
+        hd_device_release(t->device, t->in.target);
+        hd_device_release(t->device, t->at.target);
+    }
     hd_device_close(t->device);
     free(t->pages);
-    free(t->target);
-    free(t->factor);
+    free(t->expert_rows);
     free(t->routes);
     free(t->keys);
     free(t->selected);
@@ -170,9 +216,9 @@ void hd_trainer_close(hd_trainer *t) {
 static void add_drafts(hd_trainer *t, const hd_train_sequence *s, int32_t row0) {
     for (int32_t i = s->first < 2 ? 2 : s->first; s->draft_factor && i < s->n; i++) {
         const int32_t at = t->n_drafts++;
-        t->draft_rows[at] = row0 + i - 2;
-        t->draft_target[at] = s->tokens[i];
-        t->draft_factor[at] = s->draft_factor[i - s->first];
+        t->in.draft_rows[at] = row0 + i - 2;
+        t->in.draft_target[at] = s->tokens[i];
+        t->in.draft_factor[at] = s->draft_factor[i - s->first];
     }
 }
 
@@ -183,10 +229,10 @@ static void add_sequence(hd_trainer *t, const hd_train_sequence *s, int32_t *pag
     if (t->o.drafts) add_drafts(t, s, t->batch.n_rows);
     for (int32_t i = 0; i < n_pages; i++) t->pages[i] = (*page)++;
     for (int32_t i = 0; i < n; i++) {
-        t->target[at + i] = s->tokens[s->first + i];
-        t->temperature[at + i] = s->temperature > 0.0f ? s->temperature : 1.0f;
-        t->factor[at + i] = s->factor ? s->factor[i] : 0.0f;
-        t->entropy_factor[at + i] = s->entropy_factor ? s->entropy_factor[i] : 0.0f;
+        t->in.target[at + i] = s->tokens[s->first + i];
+        t->in.temperature[at + i] = s->temperature > 0.0f ? s->temperature : 1.0f;
+        t->in.factor[at + i] = s->factor ? s->factor[i] : 0.0f;
+        t->in.entropy_factor[at + i] = s->entropy_factor ? s->entropy_factor[i] : 0.0f;
     }
     hd_batch_add(&t->batch, &(hd_batch_seq){
                                 .tokens = s->tokens,
@@ -208,6 +254,8 @@ static int32_t fill(hd_trainer *t, const hd_train_sequence *s, int32_t n) {
         add_sequence(t, &s[i], &page);
     }
     hd_batch_upload(&t->batch, t->stream);
+    hd_stream_upload(t->stream, t->at.target, t->in.target,
+                     INPUTS * (size_t)t->o.rows * sizeof *t->in.target);
     return i;
 }
 
@@ -243,13 +291,13 @@ static void give_drafts(const hd_trainer *t, const hd_train_sequence *s, int32_t
     for (int32_t k = 0; k < n; k++) {
         for (int32_t i = s[k].first < 2 ? 2 : s[k].first; s[k].draft_factor && i < s[k].n;
              i++) {
-            s[k].draft_logprob[i - s[k].first] = t->draft_logprob[at++];
+            s[k].draft_logprob[i - s[k].first] = t->in.draft_logprob[at++];
         }
     }
 }
 
 static void give_results(const hd_trainer *t, const hd_train_sequence *s, int32_t n) {
-    const float *logprob = t->logprob, *entropy = t->entropy;
+    const float *logprob = t->in.logprob, *entropy = t->in.entropy;
     for (int32_t i = 0; i < n; i++) {
         const int32_t tokens = s[i].n - s[i].first;
         memcpy(s[i].logprob, logprob, (size_t)tokens * sizeof *logprob);
@@ -274,8 +322,12 @@ static hd_status check(const hd_trainer *t, const hd_train_sequence *s, hd_err *
 
 /* Adds the rows that selected each expert since the last call; the backward pass selects them a second
  * time. */
-static void count_selected(hd_trainer *t, bool adds) {
-    const int64_t *rows = hd_model_expert_rows(t->model);
+static hd_status count_selected(hd_trainer *t, bool adds, hd_err *err) {
+    const int64_t *rows = t->expert_rows;
+    if (t->n_selected == 0) return HD_OK;
+    hd_stream_download(t->stream, t->expert_rows, hd_model_expert_rows(t->model),
+                       (size_t)hd_model_n_expert_rows(t->o.spec) * sizeof *rows);
+    HD_TRY(hd_stream_sync(t->stream, err));
     const int64_t main = (int64_t)t->o.spec->n_layers * t->o.spec->route.n_experts;
     for (int64_t i = 0; i < t->n_selected; i++) {
         int64_t now = 0;
@@ -287,6 +339,13 @@ static void count_selected(hd_trainer *t, bool adds) {
         if (adds) t->selected[i] += now - t->selected_before[i];
         t->selected_before[i] = now;
     }
+    return HD_OK;
+}
+
+/* Choices are compared with the routers' own on the host. */
+static hd_status check_replay(const hd_trainer *t, const hd_train_sequence *s, hd_err *err) {
+    if ((!s->routes && !s->keys) || hd_device_is_host(t->device)) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "given experts and keys are for backend cpu");
 }
 
 static hd_status check_routes(const hd_trainer *t, const hd_train_sequence *s, bool given,
@@ -347,14 +406,15 @@ static hd_status open_keys(hd_trainer *t, hd_err *err) {
 static hd_status run(hd_trainer *t, const hd_train_sequence *s, int32_t n,
                      const hd_gradients *g, hd_err *err) {
     hd_loss loss = {.routes = n > 0 && s->routes ? t->routes : NULL,
-                    .target = t->target,
-                    .factor = t->factor,
-                    .entropy_factor = t->entropy_factor,
-                    .temperature = t->temperature,
-                    .logprob = t->logprob,
-                    .entropy = t->entropy};
+                    .target = t->at.target,
+                    .factor = t->at.factor,
+                    .entropy_factor = t->at.entropy_factor,
+                    .temperature = t->at.temperature,
+                    .logprob = t->at.logprob,
+                    .entropy = t->at.entropy};
     for (int32_t i = 0; i < n; i++) {
         HD_TRY(check(t, &s[i], err));
+        HD_TRY(check_replay(t, &s[i], err));
         HD_TRY(check_routes(t, &s[i], s->routes != NULL, err));
         HD_TRY(check_keys(t, &s[i], s->keys != NULL, err));
     }
@@ -366,22 +426,24 @@ static hd_status run(hd_trainer *t, const hd_train_sequence *s, int32_t n,
         now = fill(t, s + done, n - done);
         set_replays(t, s + done, now);
         if (g) {
-            count_selected(t, false);
-            loss.drafts = (hd_draft_loss){.rows = t->draft_rows,
-                                          .target = t->draft_target,
-                                          .factor = t->draft_factor,
-                                          .logprob = t->draft_logprob,
+            HD_TRY(count_selected(t, false, err));
+            loss.drafts = (hd_draft_loss){.rows = t->at.draft_rows,
+                                          .target = t->at.draft_target,
+                                          .factor = t->at.draft_factor,
+                                          .logprob = t->at.draft_logprob,
                                           .n = t->n_drafts,
                                           .detached = t->o.detached};
             hd_backward_step(t->backward, t->kv, &t->batch, &loss, g);
         } else {
             hd_backward_score(t->backward, t->kv, &t->batch, &loss);
         }
+        hd_stream_download(t->stream, t->in.logprob, t->at.logprob,
+                           RESULTS * (size_t)t->o.rows * sizeof *t->in.logprob);
         HD_TRY(hd_stream_sync(t->stream, err));
         give_results(t, s + done, now);
         if (g) {
             give_drafts(t, s + done, now);
-            count_selected(t, true);
+            HD_TRY(count_selected(t, true, err));
         }
     }
     return HD_OK;
@@ -398,14 +460,18 @@ hd_status hd_trainer_accumulate(hd_trainer *t, const hd_train_sequence *s, int32
 
 /* ---- steps ---- */
 
+hd_status hd_trainer_finish_gradients(hd_trainer *t, hd_err *err) {
+    return hd_parameters_finish_gradients(t->parameters, &t->ops, t->stream, err);
+}
+
 hd_status hd_trainer_step(hd_trainer *t, hd_weights_update **u, hd_optimizer_report *report,
                           hd_err *err) {
     int32_t n;
     *u = NULL;
     const hd_parameter *all = hd_parameters_all(t->parameters, &n);
-    hd_parameters_join_drafts(t->parameters);
+    HD_TRY(hd_trainer_finish_gradients(t, err));
     hd_optimizer_step(&t->o.optimizer, all, n, t->steps, t->update_stream, report);
-    hd_parameters_clear_gradients(t->parameters);
+    hd_parameters_clear_gradients(t->parameters, t->stream);
     if (t->n_selected && !report->skipped)
         hd_parameters_balance(t->parameters, t->selected, t->o.balance);
     memset(t->selected, 0, (size_t)t->n_selected * sizeof *t->selected);

@@ -2,7 +2,7 @@
  *
  * The forward pass is that of serving, on the very weights: a trainer over the weights of an
  * engine computes, bit for bit, the log-probabilities that the engine reported. One thread
- * owns it. CPU only. */
+ * owns it. On a GPU the passes run there, and the optimizer on the host. */
 #ifndef HD_TRAIN_TRAINER_H
 #define HD_TRAIN_TRAINER_H
 
@@ -14,12 +14,16 @@ typedef struct hd_trainer hd_trainer;
 typedef struct hd_trainer_options {
     const hd_model_spec *spec;
     const hd_weights *weights; /* updatable, one rank; must outlive the trainer, as spec */
-    int32_t rows;              /* of one micro-batch; changes no bit */
-    int32_t context;           /* tokens of the longest sequence, at most rows + 1 */
-    int32_t threads;           /* 0: one per core; changes no bit */
-    uint32_t frozen;           /* of hd_frozen_of() */
-    bool scores_only;          /* nothing is trained: no masters, moments and gradients */
-    bool drafts;               /* the MTP layer is trained; the weights must have one */
+    /* these weights if they are to be uploaded to the trainer's device, with which their memory there
+     * goes; NULL: they are where it reads them */
+    hd_weights *upload;
+    const char *backend; /* cpu, cuda or auto (ops.h); NULL: cpu */
+    int32_t rows;        /* of one micro-batch; changes no bit */
+    int32_t context;     /* tokens of the longest sequence, at most rows + 1 */
+    int32_t threads;     /* of the host; 0: one per core; changes no bit */
+    uint32_t frozen;     /* of hd_frozen_of() */
+    bool scores_only;    /* nothing is trained: no masters, moments and gradients */
+    bool drafts;         /* the MTP layer is trained; the weights must have one */
     bool detached;  /* the loss of the MTP layer changes that layer alone, and nothing that it
                       shares with the main model */
     double balance; /* change of a router's bias per step, against its load; 0: none */
@@ -59,6 +63,10 @@ hd_status hd_trainer_score(hd_trainer *t, const hd_train_sequence *s, int32_t n,
  * how they are divided into calls and micro-batches. */
 hd_status hd_trainer_accumulate(hd_trainer *t, const hd_train_sequence *s, int32_t n,
                                 hd_err *err);
+
+/* Completes the gradients since the last step and brings them to host memory, where those of
+ * hd_parameters_all() are. hd_trainer_step() does it. */
+hd_status hd_trainer_finish_gradients(hd_trainer *t, hd_err *err);
 
 /* Changes the masters by the gradients since the last step, and clears those. *u receives the
  * new weights, which the caller applies (hd_weights_update_apply or hd_engine_update_weights)

@@ -8,24 +8,63 @@
 
 /* ---- the fixture ---- */
 
+enum { THE_GPU = -1 }; /* its stream */
+
 static const struct {
     const char *name;
     uint32_t flags;
     bool ref;
-    double tolerance; /* the CPU's sum activations' gradients in float32 */
+    double tolerance; /* the others sum activations' gradients in float32 */
     int stream;
 } tables[] = {
-    {"ref",    0,                           true,  1e-6, 0},
-    {"plain",  0,                           false, 1e-5, 1},
-    {"avx2",   HD_CPU_AVX2,                 false, 1e-5, 2},
-    {"avx512", HD_CPU_AVX2 | HD_CPU_AVX512, false, 1e-5, 1},
+    {"ref",    0,                           true,  1e-6, 0      },
+    {"plain",  0,                           false, 1e-5, 1      },
+    {"avx2",   HD_CPU_AVX2,                 false, 1e-5, 2      },
+    {"avx512", HD_CPU_AVX2 | HD_CPU_AVX512, false, 1e-5, 1      },
+    {"cuda",   0,                           false, 1e-5, THE_GPU},
 };
 
 static size_t tested; /* index of the table in use */
 
+static bool on_gpu(void) {
+    return tables[tested].stream == THE_GPU;
+}
+
+#ifdef HD_CUDA
+
+/* Operators of the GPU, which are done when they return, as on a CPU. */
+static hd_backward_ops gpu_ops;
+
+#define X(op)                                                          \
+    static void wait_for_##op(hd_stream *s, const hd_##op##_args *a) { \
+        gpu_ops.op(s, a);                                              \
+        finish(#op, s);                                                \
+    }
+HD_BACKWARD_OP_LIST(X)
+#undef X
+
+static void init_gpu(hd_backward_ops *t) {
+    hd_backward_init_cuda(&gpu_ops);
+    *t = (hd_backward_ops){
+#define X(op) .op = wait_for_##op,
+        HD_BACKWARD_OP_LIST(X)
+#undef X
+    };
+}
+
+#else
+
+static void init_gpu(hd_backward_ops *t) {
+    hd_backward_init_ref(t);
+}
+
+#endif
+
 const hd_backward_ops *backward_ops(void) {
     static hd_backward_ops t;
-    if (tables[tested].ref) {
+    if (on_gpu()) {
+        init_gpu(&t);
+    } else if (tables[tested].ref) {
         hd_backward_init_ref(&t);
     } else {
         hd_backward_init_cpu(&t, tables[tested].flags);
@@ -34,7 +73,7 @@ const hd_backward_ops *backward_ops(void) {
 }
 
 hd_stream *backward_stream(void) {
-    return fix.stream[tables[tested].stream];
+    return on_gpu() ? fix.gpu_stream : fix.stream[tables[tested].stream];
 }
 
 float *take_zeros(int64_t n) {
@@ -168,16 +207,15 @@ static groups take_groups(int32_t rows, int32_t top_k, int32_t n) {
                 j == 0 ? 0 : j + 1 + (j == top_k - 1 ? random_below(others) : 0);
         }
     }
-    fix.table[0].moe_permute(backward_stream(),
-                             &(hd_moe_permute_args){.offset = g.offset,
-                                                    .assignment = g.assignment,
-                                                    .place = g.place,
-                                                    .expert = g.expert,
-                                                    .rows = rows,
-                                                    .top_k = top_k,
-                                                    .n_experts = n,
-                                                    .n_slots = n});
-    finish("moe_permute", backward_stream());
+    fix.table[0].moe_permute(fix.stream[0], &(hd_moe_permute_args){.offset = g.offset,
+                                                                   .assignment = g.assignment,
+                                                                   .place = g.place,
+                                                                   .expert = g.expert,
+                                                                   .rows = rows,
+                                                                   .top_k = top_k,
+                                                                   .n_experts = n,
+                                                                   .n_slots = n});
+    finish("moe_permute", fix.stream[0]);
     return g;
 }
 
@@ -241,14 +279,13 @@ void grouped_gradients(void **state) {
                                                                        .w = &table,
                                                                        .offset = m.offset,
                                                                        .n_places = places});
-        fix.table[0].moe_combine(backward_stream(),
-                                 &(hd_moe_combine_args){.out = hd_f32(dx),
-                                                        .y = hd_f32(by_place),
-                                                        .expert = m.expert,
-                                                        .place = m.place,
-                                                        .rows = rows,
-                                                        .cols = COLS,
-                                                        .top_k = TOP});
+        fix.table[0].moe_combine(fix.stream[0], &(hd_moe_combine_args){.out = hd_f32(dx),
+                                                                       .y = hd_f32(by_place),
+                                                                       .expert = m.expert,
+                                                                       .place = m.place,
+                                                                       .rows = rows,
+                                                                       .cols = COLS,
+                                                                       .top_k = TOP});
         check_gradient(&(gradient_case){
             .op = "grouped_gemm",
             .in = {{"w", flat, dw, N * ROWS * COLS}, {"x", x, dx, (int64_t)rows * COLS}},
@@ -287,15 +324,17 @@ void rms_norm_gradients(void **state) {
         const int64_t n = (int64_t)t.rows * t.cols;
         const float *x = take_random(n, 2.0f), *weight = take_random(t.cols, 1.5f);
         float *dx = take_nan(n), *dweight = take_zeros(t.cols);
-        backward_ops()->rms_norm_back(backward_stream(),
-                                      &(hd_rms_norm_back_args){.dx = hd_f32(dx),
-                                                               .dweight = dweight,
-                                                               .g = hd_f32(t.g),
-                                                               .x = hd_f32(x),
-                                                               .weight = weight,
-                                                               .rows = t.rows,
-                                                               .cols = t.cols,
-                                                               .eps = 1e-6f});
+        backward_ops()->rms_norm_back(
+            backward_stream(),
+            &(hd_rms_norm_back_args){.dx = hd_f32(dx),
+                                     .dweight = dweight,
+                                     .g = hd_f32(t.g),
+                                     .x = hd_f32(x),
+                                     .weight = weight,
+                                     .scale = take(sizeof(double) * (size_t)t.rows),
+                                     .rows = t.rows,
+                                     .cols = t.cols,
+                                     .eps = 1e-6f});
         check_gradient(&(gradient_case){
             .op = "rms_norm",
             .in = {{"x", x, dx, n}, {"weight", weight, dweight, t.cols}},
@@ -307,8 +346,11 @@ void rms_norm_gradients(void **state) {
 
 void rows_go_back(void **state) {
     (void)state;
-    const int32_t tokens[] = {2, 0, 2}, index[] = {4, 1, 0};
-    const float g[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    const int32_t token[] = {2, 0, 2}, places[] = {4, 1, 0};
+    const float numbers[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+    const int32_t *tokens = take_copy(token, sizeof token);
+    const int32_t *index = take_copy(places, sizeof places);
+    const float *g = take_copy(numbers, sizeof numbers);
     float *table = take_zeros(3 * 2), *dx = take_nan(5 * 4);
     table[4] = 100.0f;
     backward_ops()->embed_back(backward_stream(), &(hd_embed_back_args){.dtable = table,
@@ -437,12 +479,12 @@ void router_gradients(void **state) {
         const float *logits = take_random(ROWS * N, 4.0f);
         int32_t *expert = take_ints(ROWS * TOP);
         float *weight = take_nan(ROWS * TOP), *dlogits = take_nan(ROWS * N);
-        fix.table[0].moe_topk(backward_stream(), &(hd_moe_topk_args){.expert = expert,
-                                                                     .weight = weight,
-                                                                     .logits = logits,
-                                                                     .rows = ROWS,
-                                                                     .rule = t.rule});
-        finish("moe_topk", backward_stream());
+        fix.table[0].moe_topk(fix.stream[0], &(hd_moe_topk_args){.expert = expert,
+                                                                 .weight = weight,
+                                                                 .logits = logits,
+                                                                 .rows = ROWS,
+                                                                 .rule = t.rule});
+        finish("moe_topk", fix.stream[0]);
         t.expert = expert;
         backward_ops()->moe_topk_back(backward_stream(),
                                       &(hd_moe_topk_back_args){.dlogits = dlogits,
@@ -579,6 +621,7 @@ void pieces_give_the_same_bits(void **state) {
                                          .dweight = pass ? norm_pieces : norm_whole,
                                          .g = hd_f32(x + first * COLS),
                                          .x = hd_f32(x + first * COLS),
+                                         .scale = take(sizeof(double) * ROWS),
                                          .rows = n,
                                          .cols = COLS,
                                          .eps = 1e-6f});
@@ -598,6 +641,7 @@ int test_backward(void) {
     for (tested = 0; tested < HD_LEN(tables); tested++) {
         char name[32];
         if (tables[tested].flags & ~hd_cpu_features()) continue;
+        if (on_gpu() && hd_device_count_gpus() == 0) continue;
         snprintf(name, sizeof name, "backward %s", tables[tested].name);
         failed += cmocka_run_group_tests_name(name, tests, open_fixture, close_fixture);
     }

@@ -115,6 +115,7 @@ static attention_world make_world(const attention_case *t, float **recent, float
               .selected = selected,
               .first_entry = first_entry,
               .seqs = {N_SEQS, first_row, pos, 17},
+              .rows = rows,
               .heads = t->heads,
               .k_dim = t->k_dim,
               .v_dim = t->v_dim,
@@ -141,23 +142,23 @@ static void check_attention(const attention_case *t) {
         sink = take_random(t->heads, 0.1f);
         for (int32_t h = 0; h < t->heads; h++) sink[h] += t->sink;
     }
-    fix.table[0].attention(backward_stream(), &(hd_attention_args){.out = hd_f32(out),
-                                                                   .q = hd_f32(q),
-                                                                   .recent = w.a.recent,
-                                                                   .entries = w.a.entries,
-                                                                   .selected = w.a.selected,
-                                                                   .sink = sink,
-                                                                   .seq = w.seq,
-                                                                   .pos = w.a.seqs.pos,
-                                                                   .rows = w.rows,
-                                                                   .heads = t->heads,
-                                                                   .k_dim = t->k_dim,
-                                                                   .v_dim = t->v_dim,
-                                                                   .window = t->window,
-                                                                   .ratio = t->ratio,
-                                                                   .n_selected = t->n_selected,
-                                                                   .scale = w.a.scale});
-    finish("attention", backward_stream());
+    fix.table[0].attention(fix.stream[0], &(hd_attention_args){.out = hd_f32(out),
+                                                               .q = hd_f32(q),
+                                                               .recent = w.a.recent,
+                                                               .entries = w.a.entries,
+                                                               .selected = w.a.selected,
+                                                               .sink = sink,
+                                                               .seq = w.seq,
+                                                               .pos = w.a.seqs.pos,
+                                                               .rows = w.rows,
+                                                               .heads = t->heads,
+                                                               .k_dim = t->k_dim,
+                                                               .v_dim = t->v_dim,
+                                                               .window = t->window,
+                                                               .ratio = t->ratio,
+                                                               .n_selected = t->n_selected,
+                                                               .scale = w.a.scale});
+    finish("attention", fix.stream[0]);
     w.a.g = hd_f32(take_random(wide * t->v_dim, 1.0f));
     w.a.out = hd_f32(out);
     w.a.q = hd_f32(q);
@@ -258,7 +259,7 @@ static void check_compress(int32_t ratio, bool overlap) {
     const float *ape = take_random(n_ape, 1.0f), *norm = take_random(WIDTH, 1.5f);
     float *dkv = take_nan(n), *dgate = take_nan(n);
     float *dape = take_zeros(n_ape), *dnorm = take_zeros(WIDTH);
-    const compress_case t = {
+    compress_case t = {
         .a = {.dkv = dkv,
               .dgate = dgate,
               .dape = dape,
@@ -271,6 +272,7 @@ static void check_compress(int32_t ratio, bool overlap) {
               .freq = take_random(PAIRS, 1.0f),
               .first_entry = first_entry,
               .seqs = {N_SEQS, first_row, NULL, 17},
+              .rows = first_row[N_SEQS],
               .width = WIDTH,
               .ratio = ratio,
               .pairs = PAIRS,
@@ -278,7 +280,9 @@ static void check_compress(int32_t ratio, bool overlap) {
               .eps = 1e-6f},
         .n_entries = total
     };
+    const float *g = take_copy(t.a.g, sizeof(float) * (size_t)total * WIDTH);
     backward_ops()->compress_back(backward_stream(), &t.a);
+    memcpy(t.a.g, g, sizeof(float) * (size_t)total * WIDTH);
     check_gradient(&(gradient_case){
         .op = overlap ? "compress with overlap" : "compress",
         .in = {{"kv", kv, dkv, n},
@@ -445,6 +449,7 @@ static double hc_head_loss(const void *args, double *const *in) {
 static void check_mixing(int32_t hc, int32_t iters, float spread, bool head) {
     enum { ROWS = 5, COLS = 9 };
     const int32_t n = head ? hc : 2 * hc + hc * hc, n_scale = head ? 1 : 3, wide = hc * COLS;
+    float *part = take_nan(ROWS * (n_scale + n));
     const int64_t n_x = (int64_t)ROWS * wide, n_fn = (int64_t)n * wide;
     const hc_case t = {take_random(ROWS * COLS, 1.0f),
                        take_random(ROWS * hc, 1.0f),
@@ -460,14 +465,14 @@ static void check_mixing(int32_t hc, int32_t iters, float spread, bool head) {
     if (head) {
         backward_ops()->hc_head_back(
             backward_stream(),
-            &(hd_hc_head_back_args){dx, dmix, dscale, dbase, hd_f32(t.g), hd_f32(x), fn, scale,
-                                    base, ROWS, COLS, hc, 1e-6f, 1e-6f});
+            &(hd_hc_head_back_args){dx, dmix, dscale, dbase, part, hd_f32(t.g), hd_f32(x), fn,
+                                    scale, base, ROWS, COLS, hc, 1e-6f, 1e-6f});
     } else {
         backward_ops()->hc_pre_back(backward_stream(),
-                                    &(hd_hc_pre_back_args){dx, dmix, dscale, dbase, hd_f32(t.g),
-                                                           t.dpost, t.dcomb, hd_f32(x), fn,
-                                                           scale, base, ROWS, COLS, hc, iters,
-                                                           1e-6f, 1e-6f});
+                                    &(hd_hc_pre_back_args){dx, dmix, dscale, dbase, part,
+                                                           hd_f32(t.g), t.dpost, t.dcomb,
+                                                           hd_f32(x), fn, scale, base, ROWS,
+                                                           COLS, hc, iters, 1e-6f, 1e-6f});
     }
     backward_ops()->weight_grad(backward_stream(), &(hd_weight_grad_args){.dw = dfn,
                                                                           .left = hd_f32(dmix),

@@ -13,6 +13,8 @@
 
 enum { PARTS = 5 }; /* of numbers: factors, log-probabilities, entropies; the MTP layer's two */
 
+static const char *backend; /* under test */
+
 static const char *const cases[] = {"v2_plain", "v3_small_mtp", "v32_rope_mtp", "v4_small_mtp"};
 
 typedef struct rig {
@@ -56,9 +58,11 @@ static void open_rig(rig *r, const char *name, bool mtp) {
 static void open_trainer(rig *r, int32_t rows, int32_t threads, bool mtp) {
     const hd_trainer_options o = {.spec = r->spec,
                                   .weights = r->weights,
+                                  .upload = r->weights,
                                   .rows = rows,
                                   .context = r->n,
                                   .drafts = mtp,
+                                  .backend = backend,
                                   .threads = threads};
     assert_int_equal(hd_trainer_open(&r->trainer, &o, NULL), HD_OK);
 }
@@ -119,7 +123,7 @@ static void check_slopes(const char *name, bool mtp) {
     open_trainer(&r, r.n, 2, mtp);
     const hd_train_sequence s = sequence(&r, r.n);
     assert_int_equal(hd_trainer_accumulate(r.trainer, &s, 1, NULL), HD_OK);
-    hd_parameters_join_drafts(hd_trainer_parameters(r.trainer));
+    assert_int_equal(hd_trainer_finish_gradients(r.trainer, NULL), HD_OK);
     for (int32_t k = 0; k < r.n - 1; k++) loss -= (double)s.logprob[k] / (r.n - 1);
     for (int32_t k = 1; mtp && k < r.n - 1; k++)
         loss -= 0.3 * (double)s.draft_logprob[k] / (r.n - 2);
@@ -159,15 +163,17 @@ static void a_detached_mtp_layer_moves_itself_alone(void **state) {
             open_rig(&r[k], cases[i], false);
             const hd_trainer_options o = {.spec = r[k].spec,
                                           .weights = r[k].weights,
+                                          .upload = r[k].weights,
                                           .rows = r[k].n,
                                           .context = r[k].n,
                                           .drafts = true,
+                                          .backend = backend,
                                           .detached = k == 1};
             assert_int_equal(hd_trainer_open(&r[k].trainer, &o, NULL), HD_OK);
             hd_train_sequence s = sequence(&r[k], r[k].n);
             if (k == 0) s.draft_factor = NULL;
             assert_int_equal(hd_trainer_accumulate(r[k].trainer, &s, 1, NULL), HD_OK);
-            hd_parameters_join_drafts(hd_trainer_parameters(r[k].trainer));
+            assert_int_equal(hd_trainer_finish_gradients(r[k].trainer, NULL), HD_OK);
         }
         const hd_parameter *p[3];
         for (int k = 0; k < 3; k++) {
@@ -180,6 +186,23 @@ static void a_detached_mtp_layer_moves_itself_alone(void **state) {
         }
         for (int k = 0; k < 3; k++) close_rig(&r[k]);
     }
+}
+
+/* The gradients of all parameters, one after another. */
+static float *all_gradients(const rig *r, int64_t *n) {
+    int32_t n_parameters;
+    assert_int_equal(hd_trainer_finish_gradients(r->trainer, NULL), HD_OK);
+    const hd_parameters *p = hd_trainer_parameters(r->trainer);
+    const hd_parameter *all = hd_parameters_all(p, &n_parameters);
+    float *out = malloc((size_t)hd_parameters_count(p) * sizeof *out);
+    assert_non_null(out);
+    *n = 0;
+    for (int32_t i = 0; i < n_parameters; i++) {
+        const int64_t size = (int64_t)all[i].rows * all[i].cols;
+        memcpy(out + *n, all[i].grad, (size_t)size * sizeof *out);
+        *n += size;
+    }
+    return out;
 }
 
 /* Three sequences in one micro-batch, or each in one of its own, on other threads. */
@@ -196,15 +219,12 @@ static void micro_batches_change_no_bit(void **state) {
             const hd_train_sequence s[] = {sequence(&r, 5), sequence(&r, r.n),
                                            sequence(&r, 40)};
             assert_int_equal(hd_trainer_accumulate(r.trainer, s, HD_LEN(s), NULL), HD_OK);
-            hd_parameters *p = hd_trainer_parameters(r.trainer);
-            hd_parameters_join_drafts(p);
-            const float *all = hd_gradients_all(hd_parameters_gradients(p), &n);
+            float *all = all_gradients(&r, &n);
             if (pass) {
                 assert_memory_equal(first, all, (size_t)n * sizeof *all);
+                free(all);
             } else {
-                first = malloc((size_t)n * sizeof *first);
-                assert_non_null(first);
-                memcpy(first, all, (size_t)n * sizeof *first);
+                first = all;
             }
             close_rig(&r);
         }
@@ -218,7 +238,8 @@ static double sum_logprobs(rig *r, const int32_t *routes, const int32_t *keys,
     double sum = 0.0;
     s.routes = routes;
     s.keys = keys;
-    hd_parameters_clear_gradients(hd_trainer_parameters(r->trainer));
+    hd_parameters_clear_gradients(hd_trainer_parameters(r->trainer),
+                                  hd_trainer_stream(r->trainer));
     assert_int_equal(hd_trainer_accumulate(r->trainer, &s, 1, NULL), HD_OK);
     *grads = hd_gradients_all(hd_parameters_gradients(hd_trainer_parameters(r->trainer)), n);
     for (int32_t i = 0; i < r->n - 1; i++) sum += (double)s.logprob[i];
@@ -304,6 +325,19 @@ static void given_keys_are_used(void **state) {
     }
 }
 
+static void gpus_take_no_choices(void **state) {
+    (void)state;
+    rig r;
+    hd_err err;
+    open_rig(&r, "v3_small_mtp", false);
+    open_trainer(&r, r.n, 0, false);
+    hd_train_sequence s = sequence(&r, r.n);
+    s.routes = r.ids;
+    assert_int_equal(hd_trainer_score(r.trainer, &s, 1, &err), HD_EUNSUPPORTED);
+    assert_string_equal(err.msg, "given experts and keys are for backend cpu");
+    close_rig(&r);
+}
+
 int test_gradients(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_slopes),
@@ -313,5 +347,17 @@ int test_gradients(void) {
         cmocka_unit_test(given_keys_are_used),
         cmocka_unit_test(micro_batches_change_no_bit),
     };
-    return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
+    backend = "cpu";
+    int failed = cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
+    if (hd_device_count_gpus() == 0) return failed;
+    const struct CMUnitTest on_gpu[] = {
+        cmocka_unit_test(gradients_are_slopes),
+        cmocka_unit_test(gradients_of_the_mtp_loss_are_slopes),
+        cmocka_unit_test(a_detached_mtp_layer_moves_itself_alone),
+        cmocka_unit_test(micro_batches_change_no_bit),
+        cmocka_unit_test(gpus_take_no_choices),
+    };
+    backend = "cuda";
+    failed += cmocka_run_group_tests_name("gradients cuda", on_gpu, NULL, NULL);
+    return failed;
 }

@@ -1,6 +1,6 @@
 /* bench_train.c - `hadal bench train`: steps of supervised training on one batch, whose rate is 0, so
- * that every step computes the same. A step is timed part by part. The limit is that of float32
- * products in the nearest cache, measured in the same run. */
+ * that every step computes the same. A step is timed part by part. The limit of a CPU is that of float32
+ * products in the nearest cache, measured in the same run; of a GPU none is given. */
 #include "cli/bench/bench_train.h"
 
 #include <stdio.h>
@@ -21,6 +21,8 @@
 
 enum { MAX_TIMES = 1000 };
 
+static const char *const backends[] = {"cpu", "cuda", NULL};
+
 typedef enum part { FORWARD, BACKWARD, OPTIMIZER, STEP, N_PARTS } part;
 
 static const struct {
@@ -36,6 +38,7 @@ static const struct {
 typedef struct settings {
     const char *model_dir, *tokens;
     int64_t sequences, length, times, rows, threads;
+    int backend;
     bool muon, json;
 } settings;
 
@@ -50,7 +53,7 @@ typedef struct run {
     int64_t targets;         /* tokens with a loss */
     double loss;
     double flops_per_token; /* of a forward pass: products with matrices, attention left out */
-    double limit;           /* float32 operations per second */
+    double limit;           /* float32 operations per second; 0: unknown */
     double seconds[N_PARTS][MAX_TIMES];
 } run;
 
@@ -122,6 +125,8 @@ static hd_status open_all(run *r, hd_err *err) {
     const hd_trainer_options o = {
         .spec = r->spec,
         .weights = r->weights,
+        .upload = r->weights,
+        .backend = backends[r->set.backend],
         .rows = r->set.rows > least ? (int32_t)r->set.rows : least,
         .context = r->lists.longest,
         .threads = (int32_t)r->set.threads,
@@ -129,7 +134,9 @@ static hd_status open_all(run *r, hd_err *err) {
         .optimizer = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .momentum = 0.95, .clip = 1.0}
     };
     HD_TRY(hd_trainer_open(&r->trainer, &o, err));
-    r->limit = hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), hd_now_ns);
+    if (r->set.backend == 0)
+        r->limit =
+            hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), hd_now_ns);
     return HD_OK;
 }
 
@@ -187,7 +194,8 @@ static hd_status run_once(run *r, int64_t time, hd_err *err) {
 
 static double share_of_limit(const run *r, int i, double seconds) {
     const double tokens = (double)(r->lists.total - r->lists.n);
-    return parts[i].passes * r->flops_per_token * tokens / seconds / r->limit;
+    return r->limit > 0.0 ? parts[i].passes * r->flops_per_token * tokens / seconds / r->limit
+                          : 0.0;
 }
 
 static void print_lines(const run *r, const hd_quantiles *q) {
@@ -247,6 +255,7 @@ int bench_train(int argc, char **argv) {
         option_int("times", &r->set.times, 1, MAX_TIMES, "steps; default 5, and one before"),
         option_int("rows", &r->set.rows, 1, 1 << 20,
                    "tokens of a micro-batch at least; default 1024"),
+        option_choice("backend", &r->set.backend, backends, "cpu (default) or cuda"),
         option_flag("muon", &r->set.muon, "hidden matrices by Muon, not AdamW"),
         option_int("threads", &r->set.threads, 0, 1024, "default: one per core"),
         option_flag("json", &r->set.json, "print one JSON object"),
@@ -254,7 +263,7 @@ int bench_train(int argc, char **argv) {
     const positional model = {"MODEL_DIR", &r->set.model_dir, false, POSITIONAL_MODEL};
     const command_line line = {
         .command = "bench train",
-        .summary = "Tokens per second of training on the CPU: forward, backward, optimizer.",
+        .summary = "Tokens per second of training: forward, backward, optimizer.",
         .positionals = &model,
         .n_positionals = 1,
         .options = options,

@@ -123,7 +123,7 @@ static hd_status open_engine(learning *l, int32_t context, hd_err *err) {
     char why[600];
     const hd_engine_options o = {.size = sizeof o,
                                  .model_dir = l->run.model,
-                                 .backend = "cpu",
+                                 .backend = train_settings_backend(&l->set.train),
                                  .precision = "exact",
                                  .mla = "absorbed",
                                  .threads = (int32_t)l->set.train.threads,

@@ -116,7 +116,7 @@ static hd_status open_all(training *t, hd_err *err) {
     HD_TRY(open_data(t, err));
     HD_TRY(hd_weights_open_updatable(&t->weights, t->run.model, t->spec, err));
     o.spec = t->spec;
-    o.weights = t->weights;
+    o.weights = o.upload = t->weights;
     HD_TRY(hd_trainer_open(&t->trainer, &o, err));
     return train_run_load(&t->run, t->trainer, err);
 }

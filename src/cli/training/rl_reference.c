@@ -12,6 +12,8 @@ hd_status rl_reference_open(rl_reference *out, const char *dir, const hd_trainer
     HD_TRY(hd_weights_open(&out->weights, dir, out->spec, err));
     const hd_trainer_options o = {.spec = out->spec,
                                   .weights = out->weights,
+                                  .upload = out->weights,
+                                  .backend = like->backend,
                                   .rows = like->rows,
                                   .context = like->context,
                                   .threads = like->threads,

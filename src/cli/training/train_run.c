@@ -12,6 +12,7 @@
 #include "train/init.h"
 
 static const char *const optimizers[] = {"adamw", "muon", NULL};
+static const char *const backends[] = {"cpu", "cuda", "auto", NULL};
 static const char *const schedules[] = {"constant", "cosine", NULL};
 
 train_settings train_settings_default(void) {
@@ -61,6 +62,8 @@ void train_options_add(option_list *list, train_settings *s) {
                    "tokens of the longest sequence; 0: --rows + 1"),
         option_int("rows", &s->rows, 1, 1 << 20,
                    "tokens of a micro-batch, which changes no result; default 1024"),
+        option_choice("backend", &s->backend, backends,
+                      "cpu (default), cuda, or auto: a GPU if there is one"),
         option_int("threads", &s->threads, 0, 1024, "0: one per core; changes no result"),
         option_text("log", &s->log, "FILE", "a JSON line per step; appended to with --resume"),
         with_letter(option_flag("quiet", &s->quiet, "no line per step on standard output"),
@@ -69,11 +72,17 @@ void train_options_add(option_list *list, train_settings *s) {
     option_list_add(list, options, HD_LEN(options));
 }
 
+const char *train_settings_backend(const train_settings *s) {
+    if (strcmp(backends[s->backend], "auto") != 0) return backends[s->backend];
+    return hd_device_count_gpus() > 0 ? "cuda" : "cpu";
+}
+
 hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *out,
                                  hd_err *err) {
     *out = (hd_trainer_options){
         .rows = (int32_t)s->rows,
         .context = (int32_t)(s->context ? s->context : s->rows + 1),
+        .backend = train_settings_backend(s),
         .threads = (int32_t)s->threads,
         .drafts = s->mtp_weight > 0.0,
         .matrices = s->optimizer == 1 ? HD_UPDATE_MUON : HD_UPDATE_ADAMW,
@@ -102,12 +111,13 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
 
 static hd_status describe(const train_settings *s, json_t *options, hd_err *err) {
     json_t *more = json_pack(
-        "{s:I, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:I, s:f, s:s, s:f}", "seed",
-        (json_int_t)s->seed, "optimizer", optimizers[s->optimizer], "lr", s->rate, "muon-lr",
-        s->muon_rate, "beta1", s->beta1, "beta2", s->beta2, "eps", s->eps, "momentum",
-        s->momentum, "weight-decay", s->decay, "clip", s->clip, "schedule",
-        schedules[s->schedule], "warmup", (json_int_t)s->warmup, "last-lr", s->last_rate,
-        "freeze", s->freeze ? s->freeze : "", "mtp-weight", s->mtp_weight);
+        "{s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:I, s:f, s:s, s:f}",
+        "seed", (json_int_t)s->seed, "backend", train_settings_backend(s), "optimizer",
+        optimizers[s->optimizer], "lr", s->rate, "muon-lr", s->muon_rate, "beta1", s->beta1,
+        "beta2", s->beta2, "eps", s->eps, "momentum", s->momentum, "weight-decay", s->decay,
+        "clip", s->clip, "schedule", schedules[s->schedule], "warmup", (json_int_t)s->warmup,
+        "last-lr", s->last_rate, "freeze", s->freeze ? s->freeze : "", "mtp-weight",
+        s->mtp_weight);
     if (more && s->schedule == 1) json_object_set_new(more, "steps", json_integer(s->steps));
     const bool ok = more && options && json_object_update(options, more) == 0;
     json_decref(more);

@@ -1,8 +1,6 @@
 /* backward.c - the backward pass: its memory, and the way through the layers and back. */
 #include <assert.h>
 #include <stdlib.h>
-#include <string.h>
-
 #include "model/backward/backward_internal.h"
 
 /* ---- memory ---- */
@@ -87,6 +85,9 @@ static void place_all(hd_backward *b, hd_arena *a) {
     d->post = take(a, n * hc);
     d->comb = take(a, n * hc * hc);
     d->mix = take(a, n * (2 * hc + hc * hc));
+    d->part = take(a, hc ? larger(n, m->limits.logits) * (3 + 2 * hc + hc * hc) : 0);
+    d->norm_scale = hd_arena_take(
+        a, (size_t)larger(n * model_streams(c), m->limits.logits) * sizeof *d->norm_scale, 64);
     static void (*const places[])(backward_activations *, hd_arena *, const hd_model *) = {
         place_attention, place_ffn, place_head, place_mtp};
     const size_t scratch = a->used;
@@ -107,15 +108,32 @@ static hd_status check(const hd_model *m, hd_err *err) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "training needs float32 activations, not %s",
                        hd_dtype_name(m->env.ops->act_type));
     }
-    if (!hd_device_is_host(m->env.device)) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "training needs a CPU");
-    }
     if (m->env.spec->family == HD_FAMILY_V41) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "%s cannot be trained",
                        hd_family_name(m->env.spec->family));
     }
     if (m->env.mla == HD_MLA_ABSORBED) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "training needs mla absorbed");
+}
+
+static hd_status open_block(hd_backward *b, hd_err *err) {
+    hd_arena a = hd_arena_measure();
+    place_all(b, &a);
+    b->bytes = a.peak;
+    HD_TRY(hd_device_alloc(b->m->env.device, &b->block, b->bytes, "gradients", err));
+    a = hd_arena_over(b->block, b->bytes);
+    place_all(b, &a);
+    assert(!a.full);
+    return HD_OK;
+}
+
+static hd_status open_rows(hd_backward *b, hd_err *err) {
+    const size_t bytes = (size_t)b->m->limits.rows * sizeof *b->row;
+    b->first_entry = malloc(bytes);
+    if (!b->first_entry) return HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
+    for (int32_t i = 0; i < b->m->limits.rows; i++) b->first_entry[i] = i;
+    hd_stream_upload(b->m->env.stream, b->row, b->first_entry, bytes);
+    return HD_OK;
 }
 
 hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
@@ -126,25 +144,20 @@ hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops
     if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
     b->m = m;
     b->ops = ops;
-    hd_arena a = hd_arena_measure();
-    place_all(b, &a);
-    b->bytes = a.peak;
-    const hd_status st = hd_device_alloc(m->env.device, &b->block, b->bytes, "gradients", err);
-    if (st != HD_OK) {
-        free(b);
-        return st;
+    hd_status st = open_block(b, err);
+    if (st == HD_OK) st = open_rows(b, err);
+    if (st == HD_OK) {
+        *out = b;
+    } else {
+        hd_backward_close(b);
     }
-    a = hd_arena_over(b->block, b->bytes);
-    place_all(b, &a);
-    assert(!a.full);
-    for (int32_t i = 0; i < m->limits.rows; i++) b->row[i] = i;
-    *out = b;
-    return HD_OK;
+    return st;
 }
 
 void hd_backward_close(hd_backward *b) {
     if (!b) return;
     hd_device_release(b->m->env.device, b->block);
+    free(b->first_entry);
     free(b);
 }
 
@@ -165,8 +178,8 @@ float *backward_kept(const hd_backward *b, int32_t layer, int32_t block) {
 static void copy_residual(const hd_backward *b, const model_step *s, float *to,
                           const float *from) {
     const hd_model_spec *c = b->m->env.spec;
-    memcpy(to, from,
-           (size_t)s->b->n_rows * (size_t)model_streams(c) * (size_t)c->hidden * sizeof *to);
+    const size_t n = (size_t)s->b->n_rows * (size_t)model_streams(c) * (size_t)c->hidden;
+    hd_stream_copy(s->stream, to, from, n * sizeof *to);
 }
 
 static void run_block(model_step *s, int32_t layer, int32_t block) {

@@ -12,6 +12,8 @@ typedef struct backward_activations {
     float *term;  /* [n, streams, hidden] one term of a sum */
     float *mixed; /* [n, hidden] the forward value before a block's norm */
     float *post, *comb, *mix;
+    float *part;        /* [n, 3 + mixing values] for hc_pre_back and hc_head_back */
+    double *norm_scale; /* [n, streams] for rms_norm_back */
 
     /* attention */
     float *q_low, *q_low_raw; /* [n, q_rank]; raw: the forward value before the norm */
@@ -37,7 +39,8 @@ struct hd_backward {
     float *
         last; /* [rows, streams, hidden] after the main model's layers; NULL without MTP layer */
     backward_activations d;
-    int32_t *row; /* [rows] 0, 1, ... */
+    int32_t *row;         /* [rows] 0, 1, ... */
+    int32_t *first_entry; /* [seqs] d.first_entry on the host */
     hd_replay_count replayed;
     void *block;
     size_t bytes;

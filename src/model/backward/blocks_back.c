@@ -1,6 +1,4 @@
 /* blocks_back.c - backwards through the residual around a block, and operator helpers. */
-#include <string.h>
-
 #include "model/backward/backward_internal.h"
 
 void back_add(const back_step *k, float *x, const float *y, int32_t rows, int32_t cols) {
@@ -87,6 +85,7 @@ void back_norm(const back_step *k, int32_t layer, hd_role role, hd_rows dx, hd_r
                                  .g = g,
                                  .x = x,
                                  .weight = hd_weights_vector(k->s->m->env.weights, layer, role),
+                                 .scale = k->b->d.norm_scale,
                                  .rows = rows,
                                  .cols = cols,
                                  .eps = eps});
@@ -114,7 +113,7 @@ static void back_plain(const back_step *k, int32_t layer, int32_t block, back_bl
     const hd_model_spec *c = k->s->m->env.spec;
     const backward_activations *d = &k->b->d;
     const int32_t n = k->s->b->n_rows;
-    memcpy(d->y, d->x, (size_t)n * (size_t)c->hidden * sizeof *d->y);
+    hd_stream_copy(k->s->stream, d->y, d->x, (size_t)n * (size_t)c->hidden * sizeof *d->y);
     fn(k, layer);
     back_norm(k, layer, block ? HD_FFN_NORM : HD_ATTN_NORM, hd_f32(d->h), hd_f32(d->h),
               hd_f32(backward_kept(k->b, layer, block)), n, c->hidden, c->norm_eps);
@@ -143,6 +142,7 @@ static void back_mix(const back_step *k, int32_t layer, const hc_roles *r, const
                                              .dmix = d->mix,
                                              .dscale = hd_gradients_at(k->g, layer, r->scale),
                                              .dbase = hd_gradients_at(k->g, layer, r->base),
+                                             .part = d->part,
                                              .g = hd_f32(d->h),
                                              .dpost = d->post,
                                              .dcomb = d->comb,

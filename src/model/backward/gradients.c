@@ -2,7 +2,6 @@
 #include "model/gradients.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "weights/summary.h"
 
@@ -15,7 +14,8 @@ struct hd_gradients {
     int64_t *first;   /* [n_layers * HD_N_ROLES] place in `all`, or -1 */
     struct {
         int64_t first, n; /* place in `all`; n 0: none */
-    } drafts[3];          /* of shared[] */
+        int32_t cols;
+    } drafts[3]; /* of shared[] */
 };
 
 static const hd_role shared[] = {HD_EMBED, HD_HEAD, HD_FINAL_NORM};
@@ -74,6 +74,7 @@ static void place_drafts(hd_gradients *g) {
             if (d->role != shared[k] || first_of(g, HD_GLOBAL, d->role) < 0) continue;
             g->drafts[k].first = g->n;
             g->drafts[k].n = (int64_t)d->rows * d->cols;
+            g->drafts[k].cols = d->cols;
             g->n += g->drafts[k].n;
         }
     }
@@ -83,7 +84,6 @@ hd_status hd_gradients_open(hd_gradients **out, const hd_weights *w, hd_device *
                             hd_trains_fn *trains, void *ctx, hd_err *err) {
     const hd_schema *schema = hd_weights_schema(w);
     *out = NULL;
-    if (!hd_device_is_host(d)) return HD_FAIL(err, HD_EUNSUPPORTED, "training needs a CPU");
     hd_gradients *g = calloc(1, sizeof *g);
     if (!g) return HD_FAIL(err, HD_ENOMEM, "no memory for gradients");
     g->w = w;
@@ -109,7 +109,6 @@ hd_status hd_gradients_open(hd_gradients **out, const hd_weights *w, hd_device *
         return st;
     }
     g->all = all;
-    memset(g->all, 0, (size_t)g->n * sizeof *g->all);
     *out = g;
     return HD_OK;
 }
@@ -133,14 +132,17 @@ float *hd_gradients_of_drafts(const hd_gradients *g, hd_role role) {
     return NULL;
 }
 
-void hd_gradients_join_drafts(hd_gradients *g) {
+void hd_gradients_join_drafts(hd_gradients *g, const hd_ops *ops, hd_stream *s) {
     for (size_t k = 0; k < HD_LEN(shared); k++) {
         float *part = hd_gradients_of_drafts(g, shared[k]);
-        float *sum = hd_gradients_at(g, HD_GLOBAL, shared[k]);
-        for (int64_t i = 0; i < g->drafts[k].n; i++) {
-            sum[i] += part[i];
-            part[i] = 0.0f;
-        }
+        const int32_t cols = g->drafts[k].cols;
+        if (!part) continue;
+        ops->add(s, &(hd_add_args){.x = hd_f32(hd_gradients_at(g, HD_GLOBAL, shared[k])),
+                                   .y = hd_f32(part),
+                                   .rows = (int32_t)(g->drafts[k].n / cols),
+                                   .cols = cols,
+                                   .repeat = 1});
+        hd_stream_clear(s, part, (size_t)g->drafts[k].n * sizeof *part);
     }
 }
 

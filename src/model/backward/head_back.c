@@ -1,6 +1,4 @@
 /* head_back.c - the loss at the logits, and backwards through the LM head. */
-#include <string.h>
-
 #include "model/backward/backward_internal.h"
 
 /* dx += g at the rows of the logits */
@@ -38,6 +36,7 @@ static void back_streams(const back_step *k, int32_t layer) {
                                 .dmix = d->logit_mix,
                                 .dscale = hd_gradients_at(k->g, layer, HD_HC_HEAD_SCALE),
                                 .dbase = hd_gradients_at(k->g, layer, HD_HC_HEAD_BASE),
+                                .part = d->part,
                                 .g = hd_f32(d->merged),
                                 .x = s->t->logit_x,
                                 .fn = fn,
@@ -111,7 +110,7 @@ static void back_part(const back_step *k, int32_t layer, const hd_loss *loss, in
 void back_clear_residual(const back_step *k) {
     const hd_model_spec *c = k->s->m->env.spec;
     const size_t n = (size_t)k->s->b->n_rows * (size_t)model_streams(c) * (size_t)c->hidden;
-    memset(k->b->d.x, 0, n * sizeof(float));
+    hd_stream_clear(k->s->stream, k->b->d.x, n * sizeof(float));
 }
 
 /* The logits of a batch never exist all at once: parts of limits.logits rows. */

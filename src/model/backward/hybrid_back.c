@@ -49,6 +49,7 @@ static void back_attention(const back_step *k, int32_t layer) {
                        .sink = hd_weights_vector(s->m->env.weights, layer, HD_SINK),
                        .first_entry = d->first_entry,
                        .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, 0},
+                       .rows = s->b->n_rows,
                        .heads = s->m->shard->n_heads,
                        .k_dim = c->head_dim,
                        .v_dim = c->head_dim,
@@ -119,6 +120,7 @@ static void back_compress(const back_step *k, int32_t layer) {
                        .freq = s->m->freq_compress,
                        .first_entry = d->first_entry,
                        .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, 0},
+                       .rows = s->b->n_rows,
                        .width = c->head_dim,
                        .ratio = kind->compress_ratio,
                        .pairs = c->rope_dim / 2,
@@ -132,11 +134,12 @@ static void back_compress(const back_step *k, int32_t layer) {
 /* The first entry of each sequence in d.entries. */
 static void place_entries(const back_step *k, int32_t ratio) {
     const hd_batch *b = k->s->b;
-    int32_t first = 0;
+    int32_t first = 0, *of = k->b->first_entry;
     for (int32_t i = 0; i < b->n_seqs; i++) {
-        k->b->d.first_entry[i] = first;
-        if (ratio) first += (b->device.first_row[i + 1] - b->device.first_row[i]) / ratio;
+        of[i] = first;
+        if (ratio) first += (b->host.first_row[i + 1] - b->host.first_row[i]) / ratio;
     }
+    hd_stream_upload(k->s->stream, k->b->d.first_entry, of, (size_t)b->n_seqs * sizeof *of);
 }
 
 void back_hybrid(const back_step *k, int32_t layer) {

@@ -51,6 +51,7 @@ static void back_attention(const back_step *k, int32_t layer, const int32_t *sel
                        .selected = selected,
                        .first_entry = s->b->device.first_row,
                        .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, 0},
+                       .rows = s->b->n_rows,
                        .heads = s->m->shard->n_heads,
                        .k_dim = c->kv_rank + c->rope_dim,
                        .v_dim = c->kv_rank,

@@ -1,14 +1,12 @@
 /* mtp_back.c - backwards through the input of the MTP layer, to the main model's last residual. What
  * the layer shares with the main model gets its gradients apart: see gradients.h. */
-#include <string.h>
-
 #include "model/backward/backward_internal.h"
 
 void back_mtp_leave(const back_step *k) {
     const model_step *s = k->s;
     const size_t n = (size_t)s->b->n_rows * (size_t)model_streams(s->m->env.spec) *
                      (size_t)s->m->env.spec->hidden;
-    memcpy(s->t->x.data, k->b->last, n * sizeof(float));
+    hd_stream_copy(s->stream, s->t->x.data, k->b->last, n * sizeof(float));
 }
 
 /* The residual, and what mtp.c derives from it. */
@@ -63,6 +61,7 @@ static void back_v3(const back_step *k, int32_t layer) {
             .g = hd_f32(d->h),
             .x = hd_f32(k->b->last),
             .weight = hd_weights_vector(s->m->env.weights, HD_GLOBAL, HD_FINAL_NORM),
+            .scale = d->norm_scale,
             .rows = n,
             .cols = cols,
             .eps = c->norm_eps});
@@ -72,14 +71,14 @@ static void back_v3(const back_step *k, int32_t layer) {
 static void sum_streams(const back_step *k) {
     const hd_model_spec *c = k->s->m->env.spec;
     const backward_activations *d = &k->b->d;
-    for (int64_t r = 0; r < k->s->b->n_rows; r++) {
-        const float *x = d->x + r * c->hc_mult * c->hidden;
-        float *out = d->h + r * c->hidden;
-        memcpy(out, x, (size_t)c->hidden * sizeof *out);
-        for (int32_t i = 1; i < c->hc_mult; i++) {
-            for (int32_t j = 0; j < c->hidden; j++) out[j] += x[i * c->hidden + j];
-        }
-    }
+    const int32_t n = k->s->b->n_rows;
+    hd_stream_clear(k->s->stream, d->h, (size_t)n * (size_t)c->hidden * sizeof *d->h);
+    k->b->ops->embed_back(k->s->stream, &(hd_embed_back_args){.dtable = d->h,
+                                                              .g = hd_f32(d->x),
+                                                              .tokens = k->b->row,
+                                                              .rows = n,
+                                                              .copies = c->hc_mult,
+                                                              .cols = c->hidden});
 }
 
 /* V4: stream i is W_h norm(stream i) + W_e norm(embedding). */

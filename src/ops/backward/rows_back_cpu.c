@@ -1,6 +1,6 @@
 /* rows_back_cpu.c - gradients whose rows are independent: the reference on a few rows per task,
  * to the same bits. */
-#include <stdlib.h>
+#include <string.h>
 
 #include "base/checked.h"
 #include "ops/backward/backward_cpu_internal.h"
@@ -83,44 +83,31 @@ void back_hc_post_back_cpu(hd_stream *s, const hd_hc_post_back_args *a, const op
         hc_post_task);
 }
 
-/* Rows of gradients of scale and base, for sums in the order of rows. */
-typedef struct pre_job {
-    slices all;
-    float *part; /* [rows, n_part] */
-    int32_t n_part;
-} pre_job;
-
+/* Rows of gradients of scale and base lie apart, for sums in the order of rows. */
 static void hc_pre_task(const void *arg, int32_t task, int32_t worker) {
-    const pre_job *job = arg;
+    const slices *all = arg;
+    const hd_hc_pre_back_args *a = all->args;
+    const int32_t each = 3 + 2 * a->hc + a->hc * a->hc;
     int32_t first;
-    const int32_t n = slice(&job->all, task, &first);
+    const int32_t n = slice(all, task, &first);
     (void)worker;
     for (int32_t r = first; r < first + n; r++) {
-        float *part = job->part + (int64_t)r * job->n_part;
-        back_hc_pre_row(job->all.args, r, part, part + 3);
+        float *part = a->part + (int64_t)r * each;
+        memset(part, 0, (size_t)each * sizeof *part);
+        back_hc_pre_row(a, r, part, part + 3);
     }
 }
 
 void back_hc_pre_back_cpu(hd_stream *s, const hd_hc_pre_back_args *a, const ops_kernels *k) {
     const int32_t n = 2 * a->hc + a->hc * a->hc;
     const int64_t steps = 4 * (int64_t)n * a->hc * a->cols;
-    pre_job job = {
-        {a, s, a->rows, rows_per_task(steps)},
-        NULL, 3 + n
-    };
     (void)k;
-    job.part = calloc((size_t)a->rows * (size_t)job.n_part + 1, sizeof *job.part);
-    if (!job.part) {
-        hd_hc_pre_back_ref(s, a);
-        return;
-    }
-    hd_stream_tasks(s, (int32_t)hd_ceil_div(a->rows, job.all.per_task), hc_pre_task, &job);
+    run(&(slices){a, s, a->rows, rows_per_task(steps)}, hc_pre_task);
     for (int32_t r = 0; r < a->rows; r++) {
-        const float *part = job.part + (int64_t)r * job.n_part;
+        const float *part = a->part + (int64_t)r * (3 + n);
         for (int32_t i = 0; a->dscale && i < 3; i++) a->dscale[i] += part[i];
         for (int32_t i = 0; a->dbase && i < n; i++) a->dbase[i] += part[3 + i];
     }
-    free(job.part);
 }
 
 static void cross_entropy_task(const void *arg, int32_t task, int32_t worker) {

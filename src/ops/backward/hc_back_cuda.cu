@@ -1,0 +1,288 @@
+/* hc_back_cuda.cu - gradients of V4's hyper-connections (mHC), as in hc_back_ref.c: a block per row,
+ * sums in float64. */
+#include "ops/backward/backward_cuda_internal.cuh"
+
+constexpr int WARPS = BLOCK / WARP, MAX_MIX = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC;
+
+/* ---- hc_post ---- */
+
+static __global__ void __launch_bounds__(BLOCK) hc_post_back(hd_hc_post_back_args a) {
+    const int32_t hc = a.hc, cols = a.cols;
+    const int64_t r = blockIdx.x;
+    const float *g = floats(a.g) + r * hc * cols, *x = floats(a.x) + r * hc * cols;
+    const float *y = floats(a.y) + r * cols, *post = a.post + r * hc;
+    const float *comb = a.comb + r * hc * hc;
+    for (int32_t k = (int32_t)threadIdx.x / WARP; k < hc + hc * hc; k += WARPS) {
+        const int32_t mixed = k - hc, j = mixed < 0 ? k : mixed % hc;
+        const float *left = mixed < 0 ? y : x + (int64_t)(mixed / hc) * cols;
+        const double sum = warp_dot64(left, g + (int64_t)j * cols, cols);
+        if (threadIdx.x % WARP) continue;
+        if (mixed < 0) {
+            a.dpost[r * hc + k] = (float)sum;
+        } else {
+            a.dcomb[r * hc * hc + mixed] = (float)sum;
+        }
+    }
+    __syncthreads(); /* dx may be g */
+    for (int32_t c = (int32_t)threadIdx.x; c < cols; c += BLOCK) {
+        double column[HD_MAX_HC], sum = 0.0;
+        for (int32_t j = 0; j < hc; j++) {
+            column[j] = (double)g[(int64_t)j * cols + c];
+            sum += (double)post[j] * column[j];
+        }
+        a.dy[r * cols + c] = (float)sum;
+        for (int32_t i = 0; i < hc; i++) {
+            double back = 0.0;
+            for (int32_t j = 0; j < hc; j++) back += (double)comb[i * hc + j] * column[j];
+            a.dx[(r * hc + i) * cols + c] = (float)back;
+        }
+    }
+}
+
+void hd_hc_post_back_cuda(hd_stream *s, const hd_hc_post_back_args *a) {
+    if (a->rows == 0) return;
+    hc_post_back<<<(unsigned)a->rows, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "hc_post_back");
+}
+
+/* ---- Sinkhorn backwards: a lane per row or column of the matrix ---- */
+
+constexpr int KEPT = 800; /* numbers of kept normalizations */
+
+struct sinkhorn {
+    double m[HD_MAX_HC * HD_MAX_HC], sums[HD_MAX_HC], kept[KEPT];
+};
+
+static __device__ __forceinline__ int32_t line_at(int32_t hc, bool rows, int32_t line,
+                                                  int32_t k) {
+    return rows ? line * hc + k : k * hc + line;
+}
+
+static __device__ void normalize(double *m, double *sums, int32_t hc, bool rows, double eps) {
+    const int32_t line = (int32_t)threadIdx.x;
+    if (line < hc) {
+        double sum = eps;
+        for (int32_t k = 0; k < hc; k++) sum += m[line_at(hc, rows, line, k)];
+        for (int32_t k = 0; k < hc; k++) m[line_at(hc, rows, line, k)] /= sum;
+        sums[line] = sum;
+    }
+    __syncwarp();
+}
+
+static __device__ void normalize_back(double *d, const double *b, const double *sums,
+                                      int32_t hc, bool rows) {
+    const int32_t line = (int32_t)threadIdx.x;
+    if (line < hc) {
+        double along = 0.0;
+        for (int32_t k = 0; k < hc; k++) {
+            along += d[line_at(hc, rows, line, k)] * b[line_at(hc, rows, line, k)];
+        }
+        for (int32_t k = 0; k < hc; k++) {
+            double *at = &d[line_at(hc, rows, line, k)];
+            *at = (*at - along) / sums[line];
+        }
+    }
+    __syncwarp();
+}
+
+/* m = the softmax of z by rows, plus eps */
+static __device__ void softmax_rows(double *m, const double *z, int32_t hc, double eps) {
+    const int32_t line = (int32_t)threadIdx.x;
+    if (line < hc) {
+        double *row = m + line * hc, top = z[line * hc], sum = 0.0;
+        for (int32_t j = 1; j < hc; j++) top = fmax(top, z[line * hc + j]);
+        for (int32_t j = 0; j < hc; j++) sum += row[j] = exp(z[line * hc + j] - top);
+        for (int32_t j = 0; j < hc; j++) row[j] = row[j] / sum + eps;
+    }
+    __syncwarp();
+}
+
+/* By one warp: d = the gradient of the mixing matrix becomes that of its logits z. The last
+ * normalizations are kept, as many as fit, for the steps backwards; then those before them. */
+static __device__ void sinkhorn_back(sinkhorn *s, double *d, const double *z, int32_t hc,
+                                     int32_t iters, double eps) {
+    const int32_t size = hc * hc, each = size + hc, room = KEPT / each;
+    for (int32_t last = 2 * iters - 1; last > 0; last -= room) {
+        const int32_t first = max(1, last - room + 1);
+        softmax_rows(s->m, z, hc, eps);
+        for (int32_t i = 0; i < first - 1; i++) normalize(s->m, s->sums, hc, i % 2 == 1, eps);
+        for (int32_t i = first; i <= last; i++) {
+            double *at = s->kept + (i - first) * each;
+            normalize(s->m, at + size, hc, i % 2 == 0, eps);
+            for (int32_t k = (int32_t)threadIdx.x; k < size; k += WARP) at[k] = s->m[k];
+            __syncwarp();
+        }
+        for (int32_t i = last; i >= first; i--) {
+            const double *at = s->kept + (i - first) * each;
+            normalize_back(d, at, at + size, hc, i % 2 == 0);
+        }
+    }
+    softmax_rows(s->m, z, hc, 0.0);
+    const int32_t line = (int32_t)threadIdx.x;
+    if (line < hc) {
+        double along = 0.0;
+        for (int32_t j = 0; j < hc; j++) along += d[line * hc + j] * s->m[line * hc + j];
+        for (int32_t j = 0; j < hc; j++) {
+            d[line * hc + j] = s->m[line * hc + j] * (d[line * hc + j] - along);
+        }
+    }
+    __syncwarp();
+}
+
+/* ---- the mixing values ---- */
+
+/* A row of hc_pre or hc_head: n mixing values, of which the first hc weigh the streams. */
+struct mix_row {
+    const float *x, *fn;
+    float *dx, *dmix;
+    int32_t n, hc, cols;
+    double inverse; /* 1 / rms(x) */
+};
+
+static __device__ __forceinline__ double sigmoid64(double x) {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+/* mix = fn x / rms(x) */
+static __device__ void mix_values(mix_row *t, double *mix, float norm_eps) {
+    const int32_t wide = t->hc * t->cols;
+    double square = 0.0;
+    for (int32_t c = (int32_t)threadIdx.x; c < wide; c += BLOCK) {
+        square += (double)t->x[c] * (double)t->x[c];
+    }
+    t->inverse = 1.0 / sqrt(block_sum<BLOCK>(square) / wide + (double)norm_eps);
+    for (int32_t i = (int32_t)threadIdx.x / WARP; i < t->n; i += WARPS) {
+        const double sum = warp_dot64(t->fn + (int64_t)i * wide, t->x, wide);
+        if (threadIdx.x % WARP == 0) mix[i] = sum * t->inverse;
+    }
+    __syncthreads();
+}
+
+/* dz[j] = the gradient of the logit of weight j of out = sum_j sigmoid(z[j]) x[j]; and adds the
+ * weights' part to dx. */
+static __device__ void weigh_back(const mix_row &t, double *dz, const double *mix,
+                                  const float *g, float scale, const float *base, float eps) {
+    for (int32_t j = (int32_t)threadIdx.x / WARP; j < t.hc; j += WARPS) {
+        const double s = sigmoid64(mix[j] * (double)scale + (double)base[j]);
+        const double along = warp_dot64(g, t.x + (int64_t)j * t.cols, t.cols);
+        float *dx = t.dx + (int64_t)j * t.cols;
+        for (int32_t c = (int32_t)threadIdx.x % WARP; c < t.cols; c += WARP) {
+            dx[c] += (float)((s + (double)eps) * (double)g[c]);
+        }
+        if (threadIdx.x % WARP == 0) dz[j] = along * s * (1.0 - s);
+    }
+    __syncthreads();
+}
+
+/* Parts of the gradients of scale and base in z = scale * mix + base, for values [first, first + n);
+ * dz becomes the gradient of mix. By one thread. */
+static __device__ void affine_back(double *dz, const double *mix, float scale, float *of_scale,
+                                   float *of_base, int32_t first, int32_t n) {
+    double along = 0.0;
+    for (int32_t i = first; i < first + n; i++) {
+        along += dz[i] * mix[i];
+        of_base[i] = (float)dz[i];
+        dz[i] *= (double)scale;
+    }
+    *of_scale = (float)along;
+}
+
+/* dm = the gradient of the mixing values: writes dmix = dm / rms, and adds to dx. */
+static __device__ void mix_back(const mix_row &t, const double *dm, const double *mix) {
+    const int32_t wide = t.hc * t.cols;
+    double along = 0.0;
+    for (int32_t i = 0; i < t.n; i++) along += dm[i] * mix[i];
+    for (int32_t i = (int32_t)threadIdx.x; i < t.n; i += BLOCK) {
+        t.dmix[i] = (float)(dm[i] * t.inverse);
+    }
+    for (int32_t c = (int32_t)threadIdx.x; c < wide; c += BLOCK) {
+        double sum = 0.0;
+        for (int32_t i = 0; i < t.n; i++) {
+            sum += dm[i] * t.inverse * (double)t.fn[(int64_t)i * wide + c];
+        }
+        sum -= (double)t.x[c] * t.inverse * t.inverse * along / wide;
+        t.dx[c] += (float)sum;
+    }
+}
+
+static __global__ void __launch_bounds__(BLOCK) hc_pre_back(hd_hc_pre_back_args a) {
+    __shared__ double mix[MAX_MIX], dz[MAX_MIX], z[HD_MAX_HC * HD_MAX_HC];
+    __shared__ sinkhorn work;
+    const int32_t hc = a.hc, n = 2 * hc + hc * hc;
+    const int64_t r = blockIdx.x, wide = (int64_t)hc * a.cols;
+    mix_row t = {
+        floats(a.x) + r * wide, a.fn, a.dx + r * wide, a.dmix + r * n, n, hc, a.cols, 0.0};
+    mix_values(&t, mix, a.norm_eps);
+    weigh_back(t, dz, mix, floats(a.g) + r * a.cols, a.scale[0], a.base, a.eps);
+    for (int32_t i = (int32_t)threadIdx.x; i < hc; i += BLOCK) {
+        const double s = sigmoid64(mix[hc + i] * (double)a.scale[1] + (double)a.base[hc + i]);
+        dz[hc + i] = 2.0 * (double)a.dpost[r * hc + i] * s * (1.0 - s);
+    }
+    for (int32_t k = (int32_t)threadIdx.x; k < hc * hc; k += BLOCK) {
+        z[k] = mix[2 * hc + k] * (double)a.scale[2] + (double)a.base[2 * hc + k];
+        dz[2 * hc + k] = (double)a.dcomb[r * hc * hc + k];
+    }
+    __syncthreads();
+    if (threadIdx.x < WARP) sinkhorn_back(&work, dz + 2 * hc, z, hc, a.iters, (double)a.eps);
+    if (threadIdx.x == 0) {
+        float *part = a.part + r * (3 + n);
+        affine_back(dz, mix, a.scale[0], part, part + 3, 0, hc);
+        affine_back(dz, mix, a.scale[1], part + 1, part + 3, hc, hc);
+        affine_back(dz, mix, a.scale[2], part + 2, part + 3, 2 * hc, hc * hc);
+    }
+    __syncthreads();
+    mix_back(t, dz, mix);
+}
+
+static __global__ void __launch_bounds__(BLOCK) hc_head_back(hd_hc_head_back_args a) {
+    __shared__ double mix[HD_MAX_HC], dz[HD_MAX_HC];
+    const int64_t r = blockIdx.x, wide = (int64_t)a.hc * a.cols;
+    mix_row t = {floats(a.x) + r * wide,
+                 a.fn,
+                 a.dx + r * wide,
+                 a.dmix + r * a.hc,
+                 a.hc,
+                 a.hc,
+                 a.cols,
+                 0.0};
+    for (int32_t c = (int32_t)threadIdx.x; c < wide; c += BLOCK) t.dx[c] = 0.0f;
+    mix_values(&t, mix, a.norm_eps);
+    weigh_back(t, dz, mix, floats(a.g) + r * a.cols, a.scale[0], a.base, a.eps);
+    if (threadIdx.x == 0) {
+        float *part = a.part + r * (1 + a.hc);
+        affine_back(dz, mix, a.scale[0], part, part + 1, 0, a.hc);
+    }
+    __syncthreads();
+    mix_back(t, dz, mix);
+}
+
+/* A thread per parameter: part [rows, n_scale + n]. */
+static __global__ void __launch_bounds__(BLOCK)
+    add_affine(float *dscale, float *dbase, const float *part, int32_t rows, int32_t n_scale,
+               int32_t n) {
+    const int32_t i = (int32_t)(blockIdx.x * BLOCK + threadIdx.x), each = n_scale + n;
+    if (i >= each) return;
+    float *to = i < n_scale ? dscale : dbase;
+    if (!to) return;
+    to += i < n_scale ? i : i - n_scale;
+    *to = sum_in_order(*to, part + i, rows, each);
+}
+
+void hd_hc_pre_back_cuda(hd_stream *s, const hd_hc_pre_back_args *a) {
+    cudaStream_t queue = hd_cuda_stream(s);
+    const int32_t n = 2 * a->hc + a->hc * a->hc;
+    if (a->rows == 0) return;
+    hc_pre_back<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
+    add_affine<<<blocks_for(3 + n, BLOCK), BLOCK, 0, queue>>>(a->dscale, a->dbase, a->part,
+                                                              a->rows, 3, n);
+    hd_cuda_check(s, "hc_pre_back");
+}
+
+void hd_hc_head_back_cuda(hd_stream *s, const hd_hc_head_back_args *a) {
+    cudaStream_t queue = hd_cuda_stream(s);
+    if (a->rows == 0) return;
+    hc_head_back<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
+    add_affine<<<blocks_for(1 + a->hc, BLOCK), BLOCK, 0, queue>>>(a->dscale, a->dbase, a->part,
+                                                                  a->rows, 1, a->hc);
+    hd_cuda_check(s, "hc_head_back");
+}
