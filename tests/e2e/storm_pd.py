@@ -134,9 +134,13 @@ class World:
         return {name: float(value) for name, value in lines if name.startswith(("hadal_kv_pages", "hadal_pd_leases{", "hadal_living_"))}
 
     def settle(self):
-        """Nothing runs, and nothing is cached."""
+        """Nothing runs, and nothing is cached. Other ranks report after a round."""
         wait_for(f"{self.name} is at rest", lambda: call(self.address, "POST", "/flush_cache")[0] == 200)
-        return self.figures()
+        before, now = None, self.figures()
+        while now != before:
+            time.sleep(0.5)
+            before, now = now, self.figures()
+        return now
 
 
 class Storm:
