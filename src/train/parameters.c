@@ -352,7 +352,7 @@ hd_status hd_parameters_update(const hd_parameters *p, hd_weights_update **out, 
         hd_checkpoint_close(c);
         return st;
     }
-    st = hd_weights_update_add(u, c, &(hd_weights_update_rule){.n_threads = 1}, err);
+    st = hd_weights_update_add(u, c, &(hd_weights_update_rule){.n_threads = p->o.threads}, err);
     if (st == HD_OK) {
         *out = u;
     } else {

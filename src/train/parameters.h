@@ -21,6 +21,7 @@ hd_status hd_frozen_of(uint32_t *out, const char *words, hd_err *err);
 typedef struct hd_parameters_options {
     uint32_t frozen;         /* of hd_frozen_of() */
     hd_update_kind matrices; /* the rule of hidden matrices; AdamW updates all else */
+    int32_t threads;         /* that round to the stored formats; 0: one per core */
     bool drafts;             /* the MTP layer, too */
     bool biases;             /* the routers' biases change by hd_parameters_balance() */
 } hd_parameters_options;

@@ -155,6 +155,7 @@ static hd_status open_all(hd_trainer *t, hd_err *err) {
     if (o->scores_only) return HD_OK;
     const hd_parameters_options parameters = {.frozen = o->frozen,
                                               .matrices = o->matrices,
+                                              .threads = o->threads,
                                               .drafts = o->drafts,
                                               .biases = o->balance > 0.0};
     HD_TRY(

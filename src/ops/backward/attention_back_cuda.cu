@@ -257,26 +257,16 @@ static __global__ void __launch_bounds__(THREADS) entries_back(hd_attention_back
              a.selected ? e : -1);
 }
 
-/* A thread per head. */
-static __global__ void __launch_bounds__(WARP) sink_back(hd_attention_back_args a) {
-    constexpr int AHEAD = 16;
-    const int32_t head = (int32_t)(blockIdx.x * WARP + threadIdx.x);
-    if (head >= a.heads) return;
-    const double sink = (double)a.sink[head];
-    float sum = a.dsink[head];
-    for (int32_t first = 0; first < a.rows; first += AHEAD) {
-        float term[AHEAD];
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const int64_t at = (int64_t)min(first + k, a.rows - 1) * a.heads + head;
-            term[k] = (float)((double)a.delta[at] * exp(sink - (double)a.lse[at]));
-        }
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            if (first + k < a.rows) sum -= term[k];
-        }
-    }
-    a.dsink[head] = sum;
+static __global__ void __launch_bounds__(SUM_THREADS) sink_back(hd_attention_back_args a) {
+    const int32_t first = (int32_t)blockIdx.x * WARP, heads = min(a.heads - first, WARP);
+    const auto term = [&](int64_t r, int32_t h) {
+        const int64_t at = r * a.heads + first + h;
+        return -(float)((double)a.delta[at] *
+                        exp((double)a.sink[first + h] - (double)a.lse[at]));
+    };
+    float *to = a.dsink + first + threadIdx.x % WARP;
+    const float sum = sum_in_order(has_sum(heads) ? *to : 0.0f, a.rows, heads, term);
+    if (has_sum(heads)) *to = sum;
 }
 
 void hd_attention_back_cuda(hd_stream *s, const hd_attention_back_args *a) {
@@ -290,7 +280,7 @@ void hd_attention_back_cuda(hd_stream *s, const hd_attention_back_args *a) {
     query_back<<<dim3(rows, (unsigned)a->heads), THREADS, 0, queue>>>(*a);
     if (a->window) recent_back<<<rows, THREADS, 0, queue>>>(*a);
     if (entries) entries_back<<<entries, THREADS, 0, queue>>>(*a);
-    if (a->dsink) sink_back<<<blocks_for(a->heads, WARP), WARP, 0, queue>>>(*a);
+    if (a->dsink) sink_back<<<blocks_for(a->heads, WARP), SUM_THREADS, 0, queue>>>(*a);
     hd_cuda_check(s, "attention_back");
 }
 
@@ -387,27 +377,32 @@ static __global__ void __launch_bounds__(BLOCK) compress_back(hd_compress_back_a
     }
 }
 
-/* A thread per channel, and per position and channel. */
-static __global__ void __launch_bounds__(WARP) compress_norm(hd_compress_back_args a) {
-    const int32_t c = (int32_t)(blockIdx.x * WARP + threadIdx.x), last = a.seqs.n - 1;
-    if (c >= a.width) return;
+static __global__ void __launch_bounds__(SUM_THREADS) compress_norm(hd_compress_back_args a) {
+    const int32_t first = (int32_t)blockIdx.x * WARP, cols = min(a.width - first, WARP);
+    const int32_t last = a.seqs.n - 1;
     const int32_t n =
         a.first_entry[last] + (a.seqs.first_row[last + 1] - a.seqs.first_row[last]) / a.ratio;
-    a.dnorm[c] = sum_in_order(a.dnorm[c], a.g + c, n, a.width);
+    const auto term = [&](int64_t e, int32_t c) { return a.g[e * a.width + first + c]; };
+    float *to = a.dnorm + first + threadIdx.x % WARP;
+    const float sum = sum_in_order(has_sum(cols) ? *to : 0.0f, n, cols, term);
+    if (has_sum(cols)) *to = sum;
 }
 
-static __global__ void __launch_bounds__(WARP) compress_bias(hd_compress_back_args a) {
-    const int32_t wide = (a.overlap ? 2 : 1) * a.width;
-    const int32_t c = (int32_t)(blockIdx.x * WARP + threadIdx.x), i = (int32_t)blockIdx.y;
-    if (c >= wide) return;
-    float sum = a.dape[(int64_t)i * wide + c];
+/* A block has channels of one position in the blocks of all sequences. */
+static __global__ void __launch_bounds__(SUM_THREADS) compress_bias(hd_compress_back_args a) {
+    const int32_t wide = (a.overlap ? 2 : 1) * a.width, i = (int32_t)blockIdx.y;
+    const int32_t first = (int32_t)blockIdx.x * WARP, cols = min(wide - first, WARP);
+    float *to = a.dape + (int64_t)i * wide + first + threadIdx.x % WARP;
+    float sum = has_sum(cols) ? *to : 0.0f;
     for (int32_t q = 0; q < a.seqs.n; q++) {
-        const int64_t first = a.seqs.first_row[q];
-        const int32_t n =
-            (int32_t)(a.seqs.first_row[q + 1] - first + a.ratio - 1 - i) / a.ratio;
-        sum = sum_in_order(sum, a.dgate + (first + i) * wide + c, n, (int64_t)a.ratio * wide);
+        const int64_t row = a.seqs.first_row[q] + i;
+        const int32_t n = (int32_t)(a.seqs.first_row[q + 1] - row + a.ratio - 1) / a.ratio;
+        const auto term = [&](int64_t k, int32_t c) {
+            return a.dgate[(row + k * a.ratio) * wide + first + c];
+        };
+        sum = sum_in_order(sum, n, cols, term);
     }
-    a.dape[(int64_t)i * wide + c] = sum;
+    if (has_sum(cols)) *to = sum;
 }
 
 void hd_compress_back_cuda(hd_stream *s, const hd_compress_back_args *a) {
@@ -421,10 +416,10 @@ void hd_compress_back_cuda(hd_stream *s, const hd_compress_back_args *a) {
     if (a->rows >= a->ratio) {
         compress_back<<<(unsigned)(a->rows / a->ratio), BLOCK, shared, queue>>>(*a);
     }
-    if (a->dnorm) compress_norm<<<blocks_for(a->width, WARP), WARP, 0, queue>>>(*a);
+    if (a->dnorm) compress_norm<<<blocks_for(a->width, WARP), SUM_THREADS, 0, queue>>>(*a);
     if (a->dape) {
         const dim3 grid(blocks_for(wide, WARP), (unsigned)a->ratio);
-        compress_bias<<<grid, WARP, 0, queue>>>(*a);
+        compress_bias<<<grid, SUM_THREADS, 0, queue>>>(*a);
     }
     hd_cuda_check(s, "compress_back");
 }

@@ -12,6 +12,7 @@ extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
 HD_BACKWARD_OP_LIST(X)
 #undef X
+hd_linear_heads_fn hd_linear_back_cuda;
 }
 
 static __host__ __device__ __forceinline__ const float *floats(const hd_rows &x) {
@@ -27,20 +28,39 @@ static __device__ __forceinline__ double warp_dot64(const float *a, const float 
     return warp_sum(sum);
 }
 
-/* sum + part[0] + part[each] + ..., in order; n numbers, loaded ahead. */
-static __device__ __forceinline__ float sum_in_order(float sum, const float *part, int32_t n,
-                                                     int64_t each) {
-    constexpr int AHEAD = 16;
-    for (int32_t first = 0; first < n; first += AHEAD) {
-        float x[AHEAD];
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) x[k] = first + k < n ? part[(first + k) * each] : 0.0f;
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            if (first + k < n) sum += x[k];
+/* ---- sums over rows, in order ---- */
+
+/* Threads of a block that adds up WARP columns: one warp adds, the others bring the next rows. */
+constexpr int BRINGERS = BLOCK, SUM_THREADS = BRINGERS + WARP, SUM_ROWS = 128;
+
+/* Lane c of the last warp returns sum + term(0, c) + term(1, c) + ... + term(n - 1, c), in order; the
+ * other threads have nothing. By a block of SUM_THREADS; columns from `cols` on are left out. */
+template <typename TERM>
+static __device__ float sum_in_order(float sum, int32_t n, int32_t cols, TERM term) {
+    __shared__ float terms[2][SUM_ROWS][WARP];
+    const int32_t lane = (int32_t)threadIdx.x % WARP, own = (int32_t)threadIdx.x / WARP;
+    const bool brings = threadIdx.x < BRINGERS;
+    for (int32_t first = 0; first < n + SUM_ROWS; first += SUM_ROWS) {
+        float(*to)[WARP] = terms[first / SUM_ROWS % 2],
+        (*from)[WARP] = terms[1 - first / SUM_ROWS % 2];
+        if (brings && lane < cols) {
+#pragma unroll 8
+            for (int32_t k = own; k < min(SUM_ROWS, n - first); k += BRINGERS / WARP) {
+                to[k][lane] = term(first + k, lane);
+            }
+        } else if (!brings && first > 0) {
+            const int32_t before = first - SUM_ROWS, rows = min(SUM_ROWS, n - before);
+#pragma unroll 16
+            for (int32_t k = 0; k < rows; k++) sum += from[k][lane];
         }
+        __syncthreads();
     }
     return sum;
+}
+
+/* Whether this thread has a sum of sum_in_order(). */
+static __device__ __forceinline__ bool has_sum(int32_t cols) {
+    return threadIdx.x >= BRINGERS && (int32_t)threadIdx.x % WARP < cols;
 }
 
 /* The sequence of a row. */

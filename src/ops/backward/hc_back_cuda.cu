@@ -256,16 +256,18 @@ static __global__ void __launch_bounds__(BLOCK) hc_head_back(hd_hc_head_back_arg
     mix_back(t, dz, mix);
 }
 
-/* A thread per parameter: part [rows, n_scale + n]. */
-static __global__ void __launch_bounds__(BLOCK)
+/* Adds the parts of all rows: part [rows, n_scale + n]. */
+static __global__ void __launch_bounds__(SUM_THREADS)
     add_affine(float *dscale, float *dbase, const float *part, int32_t rows, int32_t n_scale,
                int32_t n) {
-    const int32_t i = (int32_t)(blockIdx.x * BLOCK + threadIdx.x), each = n_scale + n;
-    if (i >= each) return;
+    const int32_t first = (int32_t)blockIdx.x * WARP, each = n_scale + n;
+    const int32_t cols = min(each - first, WARP), i = first + (int32_t)threadIdx.x % WARP;
     float *to = i < n_scale ? dscale : dbase;
-    if (!to) return;
-    to += i < n_scale ? i : i - n_scale;
-    *to = sum_in_order(*to, part + i, rows, each);
+    if (to) to += i < n_scale ? i : i - n_scale;
+    const bool adds = to && has_sum(cols);
+    const auto term = [&](int64_t r, int32_t c) { return part[r * each + first + c]; };
+    const float sum = sum_in_order(adds ? *to : 0.0f, rows, cols, term);
+    if (adds) *to = sum;
 }
 
 void hd_hc_pre_back_cuda(hd_stream *s, const hd_hc_pre_back_args *a) {
@@ -273,8 +275,8 @@ void hd_hc_pre_back_cuda(hd_stream *s, const hd_hc_pre_back_args *a) {
     const int32_t n = 2 * a->hc + a->hc * a->hc;
     if (a->rows == 0) return;
     hc_pre_back<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
-    add_affine<<<blocks_for(3 + n, BLOCK), BLOCK, 0, queue>>>(a->dscale, a->dbase, a->part,
-                                                              a->rows, 3, n);
+    add_affine<<<blocks_for(3 + n, WARP), SUM_THREADS, 0, queue>>>(a->dscale, a->dbase, a->part,
+                                                                   a->rows, 3, n);
     hd_cuda_check(s, "hc_pre_back");
 }
 
@@ -282,7 +284,7 @@ void hd_hc_head_back_cuda(hd_stream *s, const hd_hc_head_back_args *a) {
     cudaStream_t queue = hd_cuda_stream(s);
     if (a->rows == 0) return;
     hc_head_back<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
-    add_affine<<<blocks_for(1 + a->hc, BLOCK), BLOCK, 0, queue>>>(a->dscale, a->dbase, a->part,
-                                                                  a->rows, 1, a->hc);
+    add_affine<<<blocks_for(1 + a->hc, WARP), SUM_THREADS, 0, queue>>>(
+        a->dscale, a->dbase, a->part, a->rows, 1, a->hc);
     hd_cuda_check(s, "hc_head_back");
 }

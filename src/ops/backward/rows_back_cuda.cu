@@ -21,27 +21,16 @@ static __global__ void __launch_bounds__(BLOCK) norm_scales(hd_rms_norm_back_arg
     if (threadIdx.x == 0) a.scale[blockIdx.x] = 1.0 / sqrt(square / a.cols + (double)a.eps);
 }
 
-/* A thread per column. */
-static __global__ void __launch_bounds__(WARP) norm_weight(hd_rms_norm_back_args a) {
-    constexpr int AHEAD = 16;
-    const int32_t c = (int32_t)(blockIdx.x * WARP + threadIdx.x);
+static __global__ void __launch_bounds__(SUM_THREADS) norm_weight(hd_rms_norm_back_args a) {
+    const int32_t first = (int32_t)blockIdx.x * WARP, cols = min(a.cols - first, WARP);
+    const float *g = floats(a.g) + first, *x = floats(a.x) + first;
     const int64_t g_row = stride_of(a.g, a.cols), x_row = stride_of(a.x, a.cols);
-    if (c >= a.cols) return;
-    float sum = a.dweight[c];
-    for (int32_t first = 0; first < a.rows; first += AHEAD) {
-        float term[AHEAD];
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const int64_t r = min(first + k, a.rows - 1);
-            const double g = (double)floats(a.g)[r * g_row + c];
-            term[k] = (float)(g * (double)floats(a.x)[r * x_row + c] * a.scale[r]);
-        }
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            if (first + k < a.rows) sum += term[k];
-        }
-    }
-    a.dweight[c] = sum;
+    const auto term = [&](int64_t r, int32_t c) {
+        return (float)((double)g[r * g_row + c] * (double)x[r * x_row + c] * a.scale[r]);
+    };
+    float *to = a.dweight + first + threadIdx.x % WARP;
+    const float sum = sum_in_order(has_sum(cols) ? *to : 0.0f, a.rows, cols, term);
+    if (has_sum(cols)) *to = sum;
 }
 
 static __global__ void __launch_bounds__(BLOCK) norm_rows(hd_rms_norm_back_args a) {
@@ -67,7 +56,7 @@ void hd_rms_norm_back_cuda(hd_stream *s, const hd_rms_norm_back_args *a) {
     if (a->rows == 0) return;
     if (a->dweight) { /* before dx, which may be g */
         norm_scales<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
-        norm_weight<<<blocks_for(a->cols, WARP), WARP, 0, queue>>>(*a);
+        norm_weight<<<blocks_for(a->cols, WARP), SUM_THREADS, 0, queue>>>(*a);
     }
     norm_rows<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
     hd_cuda_check(s, "rms_norm_back");
