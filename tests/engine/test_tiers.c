@@ -22,8 +22,9 @@ static double page_bytes(const char *model, hd_kv_group group) {
     return (double)bytes;
 }
 
-/* Two KV pools of one context, and n_host pages for entries in host memory; 0: none. */
-static hd_engine *open_tight(const char *model, int32_t n_host) {
+/* Two KV pools of one context, and n_host pages for entries in host memory; 0: none. hisparse: where
+ * their entries lie before. */
+static hd_engine *open_tight(const char *model, int32_t n_host, const char *hisparse) {
     enum { WINDOWS = 64, PAGE = 128 };
     const double windows = WINDOWS * page_bytes(model, HD_KV_WINDOW);
     const double entries = (n_host + 0.5) * page_bytes(model, HD_KV_FULL);
@@ -34,6 +35,7 @@ static hd_engine *open_tight(const char *model, int32_t n_host) {
                                          .kv_tokens = CONTEXT,
                                          .chunk_tokens = 48,
                                          .snapshot_tokens = WINDOWS * PAGE,
+                                         .hisparse = hisparse,
                                          .kv_host_gb = n_host ? (windows + entries) / 1e9 : 0});
 }
 
@@ -84,8 +86,9 @@ static void drop(rig_answer *answers) {
 }
 
 /* Compares with `roomy`, in which so many tokens were cached. */
-static void compare(const char *model, int32_t n_host, int32_t drafts, int64_t cached) {
-    hd_engine *e = open_tight(model, n_host);
+static void compare(const char *model, int32_t n_host, int32_t drafts, const char *hisparse,
+                    int64_t cached) {
+    hd_engine *e = open_tight(model, n_host, hisparse);
     hd_engine_stats s;
     ask(e, tight, drafts);
     hd_engine_read_stats(e, &s);
@@ -94,6 +97,7 @@ static void compare(const char *model, int32_t n_host, int32_t drafts, int64_t c
     drop(tight);
     assert_int_equal(s.host_pages[HD_KV_FULL], n_host);
     assert_true((s.host_saved[HD_KV_FULL] > 0) == (n_host > 0));
+    assert_true((s.hisparse.fetched > 0) == (hisparse != NULL));
     if (n_host < FULL_HOST) return;
     assert_true(s.host_loaded[HD_KV_FULL] > 0);
     assert_true(s.cached_tokens >= cached); /* as if the device had room for all */
@@ -103,6 +107,7 @@ static void tiers_change_no_text(void **state) {
     (void)state;
     static const char *const models[] = {"models/tiny-v4", "models/tiny-v3"};
     static const int32_t host[] = {0, 1, 7, FULL_HOST};
+    static const char *const rows[] = {"2000", NULL, "256", "700"}; /* a row chooses 256 */
     for (size_t m = 0; m < (is_brief() ? 1 : HD_LEN(models)); m++) {
         hd_engine_stats s;
         hd_engine *e = open_roomy(models[m]);
@@ -112,7 +117,8 @@ static void tiers_change_no_text(void **state) {
         for (size_t h = 0; h < HD_LEN(host); h++) {
             if (is_brief() && host[h] != 7) continue;
             if (m > 0 && h % 2 == 0 && !is_long()) continue; /* this model has fewer groups */
-            compare(models[m], host[h], h % 2 ? 3 : 0, s.cached_tokens);
+            compare(models[m], host[h], h % 2 ? 3 : 0, m == 0 ? rows[h] : NULL,
+                    s.cached_tokens);
         }
         drop(roomy);
     }
