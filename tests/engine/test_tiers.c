@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "fakes/engine_rig.h"
+#include "engine/sizes.h"
 #include "kv/disk_files.h"
 #include "kv/kv.h"
 
@@ -124,6 +125,58 @@ static void tiers_change_no_text(void **state) {
     }
 }
 
+/* ---- entries in host memory ---- */
+
+/* Buffers take what other pools leave of 7/8 of the memory, if the pools do not fit into that. */
+static void buffers_take_what_is_left(void **state) {
+    (void)state;
+    static const hd_engine_options o = {.max_context = 8000, .kv_tokens = 100000};
+    hd_model_spec *spec;
+    assert_int_equal(hd_model_spec_open(&spec, TINY, NULL), HD_OK);
+    const int32_t n_layers = spec->n_layers + spec->n_mtp;
+    hd_engine_sizes z = hd_engine_sizes_of(spec, true, &o);
+    const double all = (double)hd_engine_kv_bytes(&z, spec, n_layers, HD_F32);
+    double least = 0;
+    int32_t before = 1 << 20;
+    for (double part = 1.01; part > 0.1; part -= 0.05) {
+        const size_t room = (size_t)(all * part), free = (size_t)((double)room / 0.875);
+        z = hd_engine_sizes_of(spec, true, &o);
+        hd_engine_sizes_fit(&z, spec, n_layers, HD_F32, free);
+        assert_true((z.resident > 0) == (part < 1));
+        if (!z.resident) continue;
+        assert_true(z.resident <= before && z.resident >= spec->index_topk);
+        before = z.resident;
+        const size_t bytes = hd_engine_kv_bytes(&z, spec, n_layers, HD_F32);
+        if (z.resident == spec->index_topk) {
+            least = (double)bytes;
+        } else {
+            assert_true(bytes < room + 4096);
+        }
+        z.resident = 0;
+        assert_true(bytes < hd_engine_kv_bytes(&z, spec, n_layers, HD_F32));
+    }
+    assert_true(least > 0);
+    hd_model_spec_close(spec);
+}
+
+/* A CPU's memory is the host's. */
+static void auto_is_off_on_a_cpu(void **state) {
+    (void)state;
+    hd_engine_stats s;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.hisparse = "auto"});
+    hd_engine_read_stats(e, &s);
+    assert_true(s.hisparse.rows == 0 && s.hisparse.host_bytes == 0);
+    hd_engine_close(e);
+    char why[600];
+    const hd_engine_options v3 = {.size = sizeof v3,
+                                  .model_dir = "models/tiny-v3",
+                                  .backend = "cpu",
+                                  .threads = 1,
+                                  .hisparse = "512"};
+    assert_int_equal(hd_engine_open(&e, &v3, why, sizeof why), HD_EUNSUPPORTED);
+    assert_non_null(strstr(why, "attention reads all of them, and chooses none"));
+}
+
 /* ---- a disk ---- */
 
 /* As open_tight(), with a folder for pages; few pages fit host memory. */
@@ -228,6 +281,8 @@ static void a_budget_below_a_page_is_refused(void **state) {
 int test_tiers(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiers_change_no_text),
+        cmocka_unit_test(buffers_take_what_is_left),
+        cmocka_unit_test(auto_is_off_on_a_cpu),
         cmocka_unit_test(a_disk_changes_no_text),
         cmocka_unit_test(a_disk_that_cannot_be_is_refused),
         cmocka_unit_test(a_budget_below_a_page_is_refused),
