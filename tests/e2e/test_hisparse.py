@@ -1,5 +1,5 @@
 """Entries in host memory, of which the device has those that were selected lately (--hisparse), change nothing that
-a client sees: many conversations with common prefixes, with few rows and many, little memory, drafts, guides, ranks."""
+a client sees: many conversations with common prefixes, with few rows and many, little memory, drafts, constraints, ranks."""
 
 import concurrent.futures
 import re
@@ -24,8 +24,8 @@ def prompt_of(i, turn):
 
 
 def ask(server, i, turn):
-    guide = {"regex": "[a-z ]{10,40}"} if i % 4 == 3 else {"ignore_eos": True}
-    sampling = {"max_new_tokens": 24, "temperature": 0.8 * (i % 2), "sampling_seed": i, **guide}
+    constraint = {"regex": "[a-z ]{10,40}"} if i % 4 == 3 else {"ignore_eos": True}
+    sampling = {"max_new_tokens": 24, "temperature": 0.8 * (i % 2), "sampling_seed": i, **constraint}
     reply = server.post(
         "/generate",
         {"input_ids": prompt_of(i, turn), "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 2},
