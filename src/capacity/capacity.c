@@ -74,18 +74,6 @@ static hd_status check_load(const hd_capacity_args *a, hd_err *err) {
                    l->balancedness);
 }
 
-static hd_status check_hisparse(const hd_capacity_args *a, hd_err *err) {
-    if (a->hisparse == 0) return HD_OK;
-    if (hd_kv_selected_bytes(a->spec, a->spec->n_layers, HD_F32) == 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "hisparse %d: attention reads all entries, and selects none",
-                       a->hisparse);
-    }
-    if (a->hisparse >= a->spec->index_topk) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "hisparse %d: a position selects %d entries", a->hisparse,
-                   a->spec->index_topk);
-}
-
 static int32_t moe_layers(const hd_model_spec *spec) {
     int32_t n = 0;
     for (int32_t l = 0; l < spec->n_layers; l++) n += spec->layers[l].mlp != HD_MLP_DENSE;
@@ -285,7 +273,6 @@ hd_status hd_capacity_predict(hd_capacity *out, const hd_capacity_args *a,
                               const hd_parallel_config *parallel, hd_err *err) {
     *out = (hd_capacity){.parallel = *parallel, .dwdp = hd_max_i32(1, a->dwdp)};
     HD_TRY(check_load(a, err));
-    HD_TRY(check_hisparse(a, err));
     const hd_status st = predict(out, a, err);
     if (st != HD_OK) hd_capacity_close(out);
     return st;

@@ -1,6 +1,11 @@
 /* resident.c - which pools HiSparse keeps in host memory, and the memory of their buffers. */
 #include "kv/resident.h"
 
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_ROWS = 1 << 27 };
+
 hd_pool_kind hd_kv_selected_pool(const hd_model_spec *spec, int32_t layer) {
     switch (spec->layers[layer].attention) {
     case HD_ATTN_MLA_SPARSE:
@@ -11,6 +16,33 @@ hd_pool_kind hd_kv_selected_pool(const hd_model_spec *spec, int32_t layer) {
     default:
         return HD_N_POOL_KINDS;
     }
+}
+
+hd_status hd_kv_resident_rows(int32_t *rows, const char *text, const hd_model_spec *spec,
+                              hd_err *err) {
+    char *end = NULL;
+    *rows = 0;
+    if (!text || strcmp(text, "off") == 0) return HD_OK;
+    const long long n = strtoll(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || n > MOST_ROWS) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "hisparse is '%s'; must be off, a number of rows up to %d, or where an "
+                       "engine runs auto",
+                       text, MOST_ROWS);
+    }
+    if (hd_kv_selected_bytes(spec, spec->n_layers, HD_F32) == 0) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "hisparse is %lld: this model's attention reads all entries, and selects "
+            "none",
+            n);
+    }
+    *rows = (int32_t)n;
+    if (n >= spec->index_topk) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL,
+                   "hisparse is %lld; a position selects %d entries, and a buffer has at least "
+                   "as many rows",
+                   n, spec->index_topk);
 }
 
 static void *take(hd_arena *a, int64_t n, size_t each) {

@@ -10,6 +10,11 @@
  * HD_N_POOL_KINDS: it has none. */
 hd_pool_kind hd_kv_selected_pool(const hd_model_spec *spec, int32_t layer);
 
+/* Parses a buffer's rows; "off" or NULL: 0. Refuses what is no number, a model that has no such pool, and
+ * fewer rows than a position selects. */
+hd_status hd_kv_resident_rows(int32_t *rows, const char *text, const hd_model_spec *spec,
+                              hd_err *err);
+
 /* What buffers that are used one after the other share. */
 typedef struct hd_resident_scratch {
     int32_t *missed, *victim, *selected, *zero;

@@ -174,7 +174,7 @@ static void auto_is_off_on_a_cpu(void **state) {
                                   .threads = 1,
                                   .hisparse = "512"};
     assert_int_equal(hd_engine_open(&e, &v3, why, sizeof why), HD_EUNSUPPORTED);
-    assert_non_null(strstr(why, "attention reads all of them, and chooses none"));
+    assert_non_null(strstr(why, "attention reads all entries, and selects none"));
 }
 
 /* ---- a disk ---- */
