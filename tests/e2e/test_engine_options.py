@@ -49,7 +49,7 @@ def run(tmp_path):
         (["--snapshot-tokens", 102400000000000], 4, "no memory for"),
         (["--kv-host", 0.000001], 2, "kv_host_gb 1e-06 holds no page"),
         (["--hisparse", "some"], 2, "hisparse is 'some'; must be off, a number of rows up to"),
-        (["--hisparse", 255], 2, "hisparse is 255; a position chooses 256 entries"),
+        (["--hisparse", 255], 2, "hisparse is 255; a position selects 256 entries"),
         (["--backend", "null", "--hisparse", 256], 2, "the null backend has no entries"),
         (["--step-tokens", 4], 2, "a step of 4 rows cannot hold"),
         (["--context", 8193], 2, "this model knows 8192 positions"),
