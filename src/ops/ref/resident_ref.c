@@ -59,6 +59,7 @@ static void find_age(const hd_resident *b, int32_t *least, int32_t *of_least) {
 
 static void take_rows(const hd_resident *b) {
     int32_t least, left, taken = 0;
+    if (b->state->n_missed == 0) return;
     find_age(b, &least, &left);
     for (int32_t r = 0; r < b->n && taken < b->state->n_missed; r++) {
         const int32_t age = age_of(b, r);
