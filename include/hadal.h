@@ -109,6 +109,11 @@ typedef struct hd_engine_options {
      * host memory of kv_host_gb, which must be given, and this process. For one rank. NULL: none
      * (docs/kv.md). */
     const char *kv_disk;
+    /* HiSparse, of models whose attention chooses entries (V3.2, V4, V4.1): "off", the default; or a
+     * number of rows: the entries that it chooses among lie in host memory, and of each layer so many
+     * of them, those that were chosen lately, on the device. "auto" does so on a GPU if the KV pools
+     * do not fit. Texts do not change (docs/kv.md). */
+    const char *hisparse;
     /* prefill tokens of one request in one step (chunked prefill); default 256 */
     int32_t chunk_tokens;
     int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
@@ -453,6 +458,14 @@ typedef struct hd_kv_disk_figures {
     uint64_t bytes; /* that the files may have */
 } hd_kv_disk_figures;
 
+/* Entries that attention chooses among, in host memory (hisparse). */
+typedef struct hd_hisparse_figures {
+    int32_t rows;      /* of each layer's buffer on the device; 0: all lie there */
+    size_t host_bytes; /* of all ranks */
+    int64_t selected,
+        fetched; /* entries that rows selected; of them, those that the buffer lacked */
+} hd_hisparse_figures;
+
 typedef struct hd_engine_stats {
     int32_t waiting, running, max_running; /* as of the end of the last step */
     int32_t fetching;                      /* choices that wait for pages of another server */
@@ -507,6 +520,7 @@ typedef struct hd_engine_stats {
     hd_rebalance_figures rebalance;
     hd_expert_figures experts;
     hd_engram_figures engram;
+    hd_hisparse_figures hisparse;
 } hd_engine_stats;
 
 void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out);

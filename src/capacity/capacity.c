@@ -45,7 +45,9 @@ static hd_engine_sizes sizes_of(const hd_capacity_args *a, int32_t users) {
                            .max_context = context,
                            .kv_tokens = (int64_t)users * context,
                            .chunk_tokens = l->chunk};
-    return hd_engine_sizes_of(a->spec, l->drafts > 0, &o);
+    hd_engine_sizes z = hd_engine_sizes_of(a->spec, l->drafts > 0, &o);
+    z.resident = a->hisparse;
+    return z;
 }
 
 static hd_status check_load(const hd_capacity_args *a, hd_err *err) {

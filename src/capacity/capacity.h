@@ -39,6 +39,7 @@ typedef struct hd_capacity_args {
     int32_t dwdp;
     hd_experts_at experts; /* but for HELD the layout must be that of one rank, and dwdp 1 */
     double host_bytes;     /* for experts on the host; 0: enough */
+    int32_t hisparse;      /* hd_kv_resident_rows(); fetches are taken to need no time */
 } hd_capacity_args;
 
 typedef struct hd_capacity {

@@ -129,6 +129,7 @@ hd_status hd_rank_memory_of(hd_rank_memory *out, const hd_rank_memory_args *a, h
                           (int64_t)hd_kv_page_bytes(a->spec, n_layers, (hd_kv_group)g,
                                                     a->kv_type, a->sizes->drafts);
     }
+    out->entries = (int64_t)hd_engine_mirror_bytes(a->sizes, a->spec, n_layers, a->kv_type);
     return count_activations(out, a, err);
 }
 

@@ -23,7 +23,8 @@ typedef struct hd_rank_memory {
     int64_t
         staged; /* room for routed experts of two layers that other ranks or the host hold */
     int64_t kv, activations;
-    int64_t snapshots, tables; /* host memory; Engram tables, which the ranks of a host share */
+    /* host memory: window snapshots, HiSparse's entries; Engram tables, which the ranks of a host share */
+    int64_t snapshots, entries, tables;
 } hd_rank_memory;
 
 /* HD_EUNSUPPORTED, with the tensor's name, if the layout cannot divide the model. */

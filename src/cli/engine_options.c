@@ -176,6 +176,14 @@ static const engine_option rows[] = {
      HELP("with --kv-host: keep KV pages in files of a folder, so many gigabytes of them, also "
           "after a restart"),
      .offered = ENGINES, .why = "it keeps no prefix cache"},
+    {TEXT("hisparse", options.hisparse, "auto|off|ROWS"),
+     HELP("entries that attention selects lie in host memory, and so many of each layer on "
+          "the device; auto: on a GPU where the KV pools do not fit; default off"),
+     .offered = ENGINES, .why = "its KV pools hold just the sequences that it computes"},
+    {TEXT("hisparse", options.hisparse, "off|ROWS"),
+     HELP("entries that attention selects lie in host memory, and so many of each layer on the "
+          "device; default off"),
+     .offered = ENGINE_RANK},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
      HELP("prompt tokens of a request per step; 0: 256"), .offered = ENGINES},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),

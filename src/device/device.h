@@ -47,7 +47,7 @@ void hd_device_close(hd_device *d); /* NULL is fine; after its streams */
 /* Allocates device memory: zeroed, aligned to 256 bytes. Never called in a step. */
 hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *what,
                           hd_err *err);
-/* Allocates host memory for copies to and from the device: pinned for a GPU. */
+/* Allocates host memory, zeroed, that operators may read and write in place too: pinned for a GPU. */
 hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const char *what,
                                hd_err *err);
 
@@ -110,9 +110,9 @@ void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes
 /* Copies device to host, in queue order: complete after hd_stream_wait or hd_stream_sync. */
 void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes);
 
-/* Copies to memory of the stream's device, from its own memory, from that of another device of this
- * process, or from host memory of hd_device_alloc_host(). `from` must stay until the copy is
- * done. */
+/* Copies to memory of the stream's device or of hd_device_alloc_host(), from its own memory, from that
+ * of another device of this process, or from host memory of hd_device_alloc_host(). `from` must stay
+ * until the copy is done. */
 void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes);
 
 void hd_stream_clear(hd_stream *s, void *device,

@@ -112,6 +112,9 @@ static void add_stats(hd_engine_stats *to, const hd_engine_stats *x) {
     to->host_ns += x->host_ns;
     if (to->last_step_ns < x->last_step_ns) to->last_step_ns = x->last_step_ns;
     to->kv_bytes += x->kv_bytes;
+    to->hisparse.host_bytes += x->hisparse.host_bytes;
+    to->hisparse.selected += x->hisparse.selected;
+    to->hisparse.fetched += x->hisparse.fetched;
     to->activation_bytes += x->activation_bytes;
     to->audits += x->audits;
     if (to->audits_failed == 0)

@@ -166,6 +166,8 @@ static int64_t kv_bytes(const hd_engine *e, const hd_engine_options *o) {
     const hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);
     return (int64_t)hd_engine_kv_bytes(&z, e->spec, e->spec->n_layers + e->spec->n_mtp,
                                        HD_F32) +
+           (int64_t)hd_engine_mirror_bytes(&z, e->spec, e->spec->n_layers + e->spec->n_mtp,
+                                           HD_F32) +
            (int64_t)(o->kv_host_gb * 1e9);
 }
 

@@ -56,6 +56,16 @@ void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64
          hd_bytes_text(have, sizeof have, (double)pinned), why->msg, raise);
 }
 
+void engine_note_hisparse(hd_engine *e, int32_t rows, size_t all, size_t free) {
+    char pools[32], room[32];
+    note(
+        e,
+        "KV pools of %s do not fit into %s: entries that attention chooses lie in host memory, "
+        "and %d of each layer on the device (hisparse)",
+        hd_bytes_text(pools, sizeof pools, (double)all),
+        hd_bytes_text(room, sizeof room, (double)free), rows);
+}
+
 size_t hd_engine_notices(const hd_engine *e, const char *const **out) {
     *out = e->notices;
     return (size_t)e->n_notices;

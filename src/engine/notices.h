@@ -11,4 +11,7 @@ void engine_note_oddities(hd_engine *e, const hd_weights *weights);
  * UINT64_MAX: none. */
 void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64_t limit);
 
+/* Why HiSparse is on: `all` bytes of KV pools, of which `free` have room. */
+void engine_note_hisparse(hd_engine *e, int32_t rows, size_t all, size_t free);
+
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/cores.h"
+#include "engine/hisparse.h"
 #include "engine/notices.h"
 #include "engine/rank.h"
 #include "weights/config/drafter_folder.h"
@@ -318,8 +319,10 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     HD_TRY(check_replay(e, o, err));
     HD_TRY(engine_experts_check(e, o, err));
     HD_TRY(engine_kv_disk_check(e, o, err));
+    HD_TRY(engine_hisparse_check(e, o, err));
     HD_TRY(open_model(e, o, precision, err));
     hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);
+    engine_hisparse_choose(e, o, &z);
     HD_TRY(choose_host(e, o, &z, err));
     e->max_context = z.context;
     e->max_logprobs = z.logprobs;

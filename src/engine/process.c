@@ -54,6 +54,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
     hd_siphash_init(&s, (const uint64_t[2]){0});
     hd_siphash_add(&s, numbers, sizeof numbers);
     hd_siphash_add_part(&s, o->precision ? o->precision : "exact");
+    hd_siphash_add_part(&s, o->hisparse ? o->hisparse : "off");
     return hd_siphash_value(&s);
 }
 

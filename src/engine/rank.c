@@ -151,6 +151,9 @@ static void count_memory(engine_rank *rank, const hd_engine_sizes *z) {
             hd_kv_page_bytes(spec, n_layers, (hd_kv_group)g, rank->ops.kv_type, z->drafts);
     }
     rank->totals.kv_bytes = hd_engine_kv_bytes(z, spec, n_layers, rank->ops.kv_type);
+    rank->totals.hisparse.rows = z->resident;
+    rank->totals.hisparse.host_bytes =
+        hd_engine_mirror_bytes(z, spec, n_layers, rank->ops.kv_type);
 }
 
 static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err *err) {

@@ -59,6 +59,7 @@ void engine_ranks_count_memory(hd_engine *e) {
         if (engine_rank_leads(&e->ranks[i])) continue;
         engine_rank *leader = &e->ranks[i - i % e->parallel.tp];
         leader->totals.kv_bytes += e->ranks[i].totals.kv_bytes;
+        leader->totals.hisparse.host_bytes += e->ranks[i].totals.hisparse.host_bytes;
         leader->follower_bytes += hd_model_runner_bytes(e->ranks[i].model_runner);
     }
 }

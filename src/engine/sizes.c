@@ -2,6 +2,7 @@
 #include "engine/sizes.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "base/checked.h"
 
@@ -13,6 +14,9 @@ enum {
     MIN_CHOICES = 64, /* rows of logits; more rows speed up prompt log-probabilities */
     MAX_HOST_PAGES = 1 << 27
 };
+
+/* Of free memory, for KV pools: activations and graphs take the rest. */
+static const double POOLS_PART = 0.875;
 
 static int32_t or_default(int64_t value, int64_t standard) {
     const int64_t v = value > 0 ? value : standard;
@@ -34,6 +38,7 @@ hd_engine_sizes hd_engine_sizes_of(const hd_model_spec *spec, bool drafts,
                          .drafts = drafts ? HD_MAX_DRAFTS : 0,
                          .logprobs = or_default(o->max_logprobs, HD_DEFAULT_LOGPROBS),
                          .shape = hd_kv_shape_of(spec)};
+    if (o->hisparse) z.resident = or_default(strtoll(o->hisparse, NULL, 10), 0);
     z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, spec->max_positions));
     z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_STEP_TOKENS);
     z.sample_rows =
@@ -81,6 +86,7 @@ hd_model_runner_options hd_engine_runner_options(const hd_engine_sizes *z) {
         .seq_pages = z->seq_pages,
         .n_pages = {z->n_pages[HD_KV_FULL], z->n_pages[HD_KV_WINDOW]},
         .n_host = {z->n_host[HD_KV_FULL],  z->n_host[HD_KV_WINDOW] },
+        .resident = z->resident,
         .max_drafts = z->drafts,
         .sample_rows = z->sample_rows,
         .top_stride = z->logprobs
@@ -94,5 +100,28 @@ size_t hd_engine_kv_bytes(const hd_engine_sizes *z, const hd_model_spec *spec, i
         bytes += (size_t)z->n_pages[g] *
                  hd_kv_page_bytes(spec, n_layers, (hd_kv_group)g, type, z->drafts);
     }
-    return bytes;
+    if (z->resident == 0) return bytes;
+    return bytes - hd_engine_mirror_bytes(z, spec, n_layers, type) +
+           hd_kv_resident_bytes(spec, n_layers, type, z->resident, z->n_pages[HD_KV_FULL]);
+}
+
+size_t hd_engine_mirror_bytes(const hd_engine_sizes *z, const hd_model_spec *spec,
+                              int32_t n_layers, hd_dtype type) {
+    if (z->resident == 0) return 0;
+    return (size_t)z->n_pages[HD_KV_FULL] * hd_kv_selected_bytes(spec, n_layers, type);
+}
+
+void hd_engine_sizes_fit(hd_engine_sizes *z, const hd_model_spec *spec, int32_t n_layers,
+                         hd_dtype type, size_t free) {
+    const double room = (double)free * POOLS_PART;
+    const int32_t least = spec->index_topk;
+    const int64_t all = (int64_t)z->n_pages[HD_KV_FULL] * z->shape.page_tokens;
+    hd_engine_sizes one = *z, two = *z;
+    if ((double)hd_engine_kv_bytes(z, spec, n_layers, type) <= room) return;
+    one.resident = least;
+    two.resident = 2 * least;
+    const double bytes = (double)hd_engine_kv_bytes(&one, spec, n_layers, type);
+    const double more = (double)hd_engine_kv_bytes(&two, spec, n_layers, type) - bytes;
+    const double rows = least * (1 + fmax(0, (room - bytes) / more));
+    z->resident = (int32_t)fmin(rows, (double)(all > least ? all : least));
 }

@@ -12,6 +12,7 @@ typedef struct hd_engine_sizes {
     int32_t running, context, chunk, step_rows, sample_rows, queue, drafts, logprobs;
     hd_kv_shape shape;
     int32_t seq_pages, n_pages[HD_N_KV_GROUPS], n_host[HD_N_KV_GROUPS];
+    int32_t resident; /* rows of each of HiSparse's buffers; 0: "off", or "auto" so far */
 } hd_engine_sizes;
 
 /* drafts: whether the engine drafts. */
@@ -26,9 +27,17 @@ hd_status hd_engine_sizes_divide_host(hd_engine_sizes *z, const hd_engine_option
 /* Returns the options of a model runner that follow from the sizes. */
 hd_model_runner_options hd_engine_runner_options(const hd_engine_sizes *z);
 
-/* Returns the bytes of a rank's KV pools. n_layers includes those of the drafter that are
+/* HiSparse "auto": if the pools do not fit into most of the free bytes, entries that attention reads by
+ * choice go to host memory, and the buffers get what the other pools leave. */
+void hd_engine_sizes_fit(hd_engine_sizes *z, const hd_model_spec *spec, int32_t n_layers,
+                         hd_dtype type, size_t free);
+
+/* Returns the bytes of a rank's KV pools on its device. n_layers includes those of the drafter that are
  * present; type: of the entries that attention reads, HD_NONE for float32. */
 size_t hd_engine_kv_bytes(const hd_engine_sizes *z, const hd_model_spec *spec, int32_t n_layers,
                           hd_dtype type);
+/* And of those that HiSparse has in host memory. */
+size_t hd_engine_mirror_bytes(const hd_engine_sizes *z, const hd_model_spec *spec,
+                              int32_t n_layers, hd_dtype type);
 
 #endif

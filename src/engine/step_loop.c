@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/progress.h"
+#include "engine/hisparse.h"
 #include "engine/new_weights.h"
 
 enum {
@@ -370,6 +371,7 @@ static void read_totals(engine_rank *rank) {
     engine_experts_read(rank);
     read_engram(rank);
     engine_kv_disk_read(rank);
+    engine_hisparse_read(rank);
 }
 
 /* Publishes events and statistics of a step together. */

@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/terminal.h"
+#include "kv/resident.h"
 
 enum { MLA_PAGE_TOKENS = 64 };
 
@@ -40,6 +41,8 @@ typedef struct layer_pool {
 typedef struct layer_kv {
     hd_dtype entry_type; /* of what is attended to */
     layer_pool pools[N_CONTENTS];
+    hd_pool_kind selected; /* of hd_kv_selected_pool(): in the mirror, if there is one */
+    hd_resident resident;
 } layer_kv;
 
 struct hd_kv {
@@ -47,7 +50,10 @@ struct hd_kv {
     hd_device *device;
     hd_kv_options options;
     int32_t n_layers, page_tokens;
-    void *block;                       /* all pools */
+    void *block;                       /* pools on the device, and buffers */
+    void *mirror;                      /* pools in host memory, and counts of their buffers */
+    hd_resident_scratch scratch;       /* of buffers */
+    int32_t *nowhere;                  /* [page_tokens] -1 */
     void *host[HD_N_KV_GROUPS];        /* [n_host, host_bytes] pages in host memory */
     size_t host_bytes[HD_N_KV_GROUPS]; /* of a page, with its choices */
     bool saving;                       /* a page may still be copied to host memory */
@@ -140,6 +146,7 @@ static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer
     const hd_layer_spec *kind = &spec->layers[layer];
     const int32_t page = hd_kv_shape_of(spec).page_tokens, ratio = kind->compress_ratio;
     l->entry_type = entry_type ? entry_type : HD_F32;
+    l->selected = hd_kv_selected_pool(spec, layer);
     switch (kind->attention) {
     case HD_ATTN_MLA_SPARSE:
         describe(l, HD_POOL_INDEX, spec->index_dim, page);
@@ -190,13 +197,55 @@ size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group
     return bytes;
 }
 
-static void place(hd_kv *kv, hd_arena *a) {
+size_t hd_kv_selected_bytes(const hd_model_spec *spec, int32_t n_layers, hd_dtype entry_type) {
+    size_t bytes = 0;
+    for (int32_t l = 0; l < n_layers; l++) {
+        layer_kv layer = {0};
+        describe_layer(&layer, spec, l, entry_type, 0);
+        if (layer.selected < HD_N_POOL_KINDS) bytes += layer.pools[layer.selected].page_bytes;
+    }
+    return bytes;
+}
+
+static void place_buffer(layer_kv *l, hd_arena *a, const hd_resident_scratch *x, int32_t rows,
+                         int32_t n_pages) {
+    if (l->selected == HD_N_POOL_KINDS) return;
+    const layer_pool *p = &l->pools[l->selected];
+    hd_resident_place(&l->resident, a, x, p->type, p->width, rows,
+                      (int64_t)n_pages * p->per_page);
+}
+
+size_t hd_kv_resident_bytes(const hd_model_spec *spec, int32_t n_layers, hd_dtype entry_type,
+                            int32_t rows, int32_t n_pages) {
+    hd_arena a = hd_arena_measure();
+    hd_resident_scratch x = {0};
+    hd_resident_scratch_place(&x, &a, rows);
+    for (int32_t l = 0; l < n_layers; l++) {
+        layer_kv layer = {0};
+        describe_layer(&layer, spec, l, entry_type, 0);
+        place_buffer(&layer, &a, &x, rows, n_pages);
+    }
+    return a.peak;
+}
+
+static bool is_on_host(const hd_kv *kv, const layer_kv *l, int content) {
+    return kv->options.resident && content == (int)l->selected && l->selected < HD_N_POOL_KINDS;
+}
+
+static void place(hd_kv *kv, hd_arena *device, hd_arena *mirror) {
+    const int32_t rows = kv->options.resident;
+    if (rows) hd_resident_scratch_place(&kv->scratch, device, rows);
     for (int32_t l = 0; l < kv->n_layers; l++) {
+        layer_kv *k = &kv->layers[l];
         for (int i = 0; i < N_CONTENTS; i++) {
-            layer_pool *p = &kv->layers[l].pools[i];
+            layer_pool *p = &k->pools[i];
             const size_t bytes = (size_t)kv->options.n_pages[contents[i].group] * p->page_bytes;
+            hd_arena *a = is_on_host(kv, k, i) ? mirror : device;
             p->data = bytes ? hd_arena_take(a, bytes, 256) : NULL;
         }
+        if (!rows || k->selected == HD_N_POOL_KINDS) continue;
+        place_buffer(k, device, &kv->scratch, rows, kv->options.n_pages[HD_KV_FULL]);
+        k->resident.counts = hd_arena_take(mirror, sizeof *k->resident.counts, 64);
     }
 }
 
@@ -204,8 +253,11 @@ static void place(hd_kv *kv, hd_arena *a) {
 static hd_status no_memory(const hd_kv *kv, size_t bytes, hd_err *err) {
     const hd_kv_options *o = &kv->options;
     const double wide = (double)o->n_pages[HD_KV_WINDOW] * (double)kv->host_bytes[HD_KV_WINDOW];
-    const double page = (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_KV_FULL,
-                                                 o->entry_type, o->max_drafts);
+    double page = (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_KV_FULL, o->entry_type,
+                                           o->max_drafts);
+    if (o->resident) {
+        page -= (double)hd_kv_selected_bytes(kv->spec, kv->n_layers, o->entry_type);
+    }
     const double left = (double)hd_device_free_bytes(kv->device);
     const double fit = left > wide && page > 0 ? floor((left - wide) / page) : 0;
     char wanted[32], free_text[32];
@@ -228,6 +280,25 @@ static hd_status open_host(hd_kv *kv, hd_err *err) {
         if (!o->replay[k]) continue;
         HD_TRY(hd_replay_store_open(&kv->replay[k], kv->device, o->n_pages[HD_KV_FULL], err));
     }
+    return HD_OK;
+}
+
+static hd_status open_pools(hd_kv *kv, hd_err *err) {
+    hd_arena a = hd_arena_measure(), mirror = hd_arena_measure();
+    place(kv, &a, &mirror);
+    hd_err why = {0};
+    hd_status st = hd_device_alloc(kv->device, &kv->block, a.peak, "kv pools", &why);
+    if (st == HD_ENOMEM) return no_memory(kv, a.peak, err);
+    if (st != HD_OK) return HD_FAIL(err, st, "%s", why.msg);
+    HD_TRY(
+        hd_device_alloc_host(kv->device, &kv->mirror, mirror.peak, "entries of HiSparse", err));
+    HD_TRY(open_host(kv, err));
+    a = hd_arena_over(kv->block, a.peak);
+    mirror = hd_arena_over(kv->mirror, mirror.peak);
+    place(kv, &a, &mirror);
+    kv->nowhere = malloc((size_t)kv->page_tokens * sizeof *kv->nowhere);
+    if (!kv->nowhere) return HD_FAIL(err, HD_ENOMEM, "no memory for the numbers of a page");
+    for (int32_t i = 0; i < kv->page_tokens; i++) kv->nowhere[i] = -1;
     return HD_OK;
 }
 
@@ -256,22 +327,11 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
         if (options->replay[k])
             kv->host_bytes[HD_KV_FULL] += hd_replay_page_bytes(&kv->replay[k]);
     }
-    hd_arena a = hd_arena_measure();
-    place(kv, &a);
-    hd_err why = {0};
-    hd_status st = hd_device_alloc(d, &kv->block, a.peak, "kv pools", &why);
-    if (st == HD_ENOMEM) {
-        no_memory(kv, a.peak, err);
-    } else if (st != HD_OK) {
-        HD_FAIL(err, st, "%s", why.msg);
-    }
-    if (st == HD_OK) st = open_host(kv, err);
+    const hd_status st = open_pools(kv, err);
     if (st != HD_OK) {
         hd_kv_close(kv);
         return st;
     }
-    a = hd_arena_over(kv->block, a.peak);
-    place(kv, &a);
     *out = kv;
     return HD_OK;
 }
@@ -279,13 +339,16 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
 void hd_kv_close(hd_kv *kv) {
     if (!kv) return;
     hd_device_release(kv->device, kv->block);
+    hd_device_release(kv->device, kv->mirror);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) hd_device_release(kv->device, kv->host[l]);
     for (int k = 0; k < HD_N_REPLAYS; k++) hd_device_release(kv->device, kv->replay[k].rows);
+    free(kv->nowhere);
     free(kv);
 }
 
 hd_status hd_kv_discard(hd_kv *kv, size_t *bytes, hd_err *err) {
     HD_TRY(hd_device_discard(kv->device, kv->block, bytes, err));
+    HD_TRY(hd_device_discard(kv->device, kv->mirror, bytes, err));
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         HD_TRY(hd_device_discard(kv->device, kv->host[l], bytes, err));
     }
@@ -313,12 +376,22 @@ void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
     }
 }
 
-/* Copies what lies at `page` on the device to host memory, or back. */
-static void copy_part(hd_stream *s, bool save, uint8_t *page, uint8_t *host, size_t bytes) {
-    if (save) {
-        hd_stream_download(s, host, page, bytes);
+/* Copies what lies at `page` on the device to host memory, or back. What comes back to the mirror is
+ * another page's, of which the buffer may have entries. */
+static void copy_part(const hd_kv *kv, hd_stream *s, bool save, const layer_kv *l, int content,
+                      size_t page, uint8_t *host) {
+    const layer_pool *p = &l->pools[content];
+    uint8_t *at = p->data + page * p->page_bytes;
+    if (is_on_host(kv, l, content)) {
+        hd_stream_copy(s, save ? host : at, save ? at : host, p->page_bytes);
+        if (save) return;
+        const size_t n = (size_t)p->per_page;
+        hd_stream_upload(s, l->resident.row_of + page * n, kv->nowhere,
+                         n * sizeof *kv->nowhere);
+    } else if (save) {
+        hd_stream_download(s, host, at, p->page_bytes);
     } else {
-        hd_stream_upload(s, page, host, bytes);
+        hd_stream_upload(s, at, host, p->page_bytes);
     }
 }
 
@@ -335,7 +408,7 @@ static void copy_page(hd_kv *kv, hd_stream *s, const hd_page_copy *copy) {
         for (int k = 0; k < N_CONTENTS; k++) {
             const layer_pool *p = &kv->layers[l].pools[k];
             if (contents[k].group != copy->group || !p->data) continue;
-            copy_part(s, copy->save, p->data + page * p->page_bytes, host, p->page_bytes);
+            copy_part(kv, s, copy->save, &kv->layers[l], k, page, host);
             host += p->page_bytes;
         }
     }
@@ -368,6 +441,31 @@ hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
         .page_entries = p->per_page,
         .width = p->width
     };
+}
+
+hd_kv_buffer hd_kv_resident(const hd_kv *kv, int32_t layer) {
+    const layer_kv *l = &kv->layers[layer];
+    const hd_resident *r = &l->resident;
+    if (r->n == 0) return (hd_kv_buffer){.resident = *r};
+    return (hd_kv_buffer){
+        .resident = *r,
+        .entries = {.rows = r->rows,
+                    .table = kv->scratch.zero,
+                    .page_entries = r->n,
+                    .width = l->pools[l->selected].width},
+        .selected = kv->scratch.selected
+    };
+}
+
+hd_resident_counts hd_kv_read_resident(const hd_kv *kv) {
+    hd_resident_counts all = {0};
+    for (int32_t l = 0; l < kv->n_layers; l++) {
+        const hd_resident_counts *c = kv->layers[l].resident.counts;
+        if (!c) continue;
+        all.selected += c->selected;
+        all.fetched += c->fetched;
+    }
+    return all;
 }
 
 hd_ring hd_kv_state(const hd_kv *kv, int32_t layer, bool of_index,

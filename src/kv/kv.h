@@ -37,6 +37,9 @@ typedef struct hd_kv_options {
     int32_t max_drafts;        /* draft rows of a sequence in one step that may be rejected */
     hd_dtype entry_type;       /* of the entries that attention reads; HD_NONE: float32 */
     bool replay[HD_N_REPLAYS]; /* choices of every position are kept beside its FULL page */
+    /* HiSparse: entries that attention reads by choice lie in host memory, and of each pool of them
+     * so many on the device; 0: all are there */
+    int32_t resident;
 } hd_kv_options;
 
 /* Layers at the end of V4.1 that write nothing but WINDOW pages. Later positions read these through
@@ -76,6 +79,12 @@ bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends
 size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group group,
                         hd_dtype entry_type, int32_t max_drafts);
 
+/* Of a FULL page: the bytes of entries that attention reads by choice, 0 if it reads all; and the bytes
+ * on the device of the buffers of so many rows that HiSparse has in their place. */
+size_t hd_kv_selected_bytes(const hd_model_spec *spec, int32_t n_layers, hd_dtype entry_type);
+size_t hd_kv_resident_bytes(const hd_model_spec *spec, int32_t n_layers, hd_dtype entry_type,
+                            int32_t rows, int32_t n_pages);
+
 /* Allocates all pools, and the pages of host memory. n_layers includes the MTP layers that are present. The
  * spec must outlive the kv. */
 hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, hd_device *d,
@@ -109,6 +118,19 @@ const hd_replay_store *hd_kv_replay(const hd_kv *kv, hd_replay kind);
  * table_stride]). rows.data is NULL if the layer has no such pool. */
 hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
                     const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride);
+
+/* Returns the buffer of a layer's pool that attention reads by choice, as entries of one page; and room
+ * for numbers of so many rows, until the next layer. n is 0 without HiSparse. */
+typedef struct hd_kv_buffer {
+    hd_resident resident;
+    hd_paged entries;
+    int32_t *selected; /* [resident.n] */
+} hd_kv_buffer;
+
+hd_kv_buffer hd_kv_resident(const hd_kv *kv, int32_t layer);
+
+/* Returns what all buffers have counted. Between two steps. */
+hd_resident_counts hd_kv_read_resident(const hd_kv *kv);
 
 /* Returns the compressor state of a V4 layer: of the attention's own entries, or of the
  * indexer's. */

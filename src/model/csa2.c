@@ -54,6 +54,7 @@ static void write_entries(const model_step *s, int32_t layer) {
     model_norm(s, layer, HD_INDEX_K_NORM, t->index_k, t->index_k, n, s->m->env.spec->index_dim);
     store_groups(s, layer, HD_POOL_INDEX, t->index_k);
     store_groups(s, layer, HD_POOL_COMPRESSED, latent);
+    model_forget_entries(s, layer, HD_POOL_COMPRESSED);
 }
 
 /* Layers after the pool's choose inside it; they all read its layer's cache. */

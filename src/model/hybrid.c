@@ -172,6 +172,7 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
 static void compress(const model_step *s, int32_t layer) {
     const model_step beside = model_beside(s);
     run_compressor(&beside, layer, &of_attention);
+    model_forget_entries(&beside, layer, HD_POOL_COMPRESSED);
 }
 
 static void index_entries(const model_step *s, int32_t layer) {
@@ -196,8 +197,8 @@ static void run_attention(const model_step *s, int32_t layer) {
     const bool choose = parts_of(kind).reads_selected;
     const int32_t entries_of = c->family == HD_FAMILY_V41 ? kind->kv_layer : layer;
     const int32_t block = s->b->block; /* the window before it, and all of its rows */
-    s->m->env.ops->attention(
-        s->stream,
+    model_attention(
+        s, entries_of,
         &(hd_attention_args){.out = s->t->context,
                              .q = s->t->q,
                              .recent = model_pool(s, layer, HD_POOL_SLIDING),

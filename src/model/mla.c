@@ -50,6 +50,7 @@ static void store_latents(const model_step *s, int32_t layer) {
                                                 .seq = s->b->device.seq,
                                                 .pos = s->b->device.pos,
                                                 .rows = n});
+    model_forget_entries(s, layer, HD_POOL_LATENT);
 }
 
 static bool selects(const model_step *s, int32_t layer) {
@@ -269,20 +270,20 @@ static void index_tokens(const model_step *s, int32_t layer) {
 static void attention_absorbed(const model_step *s, const span *p, int32_t layer,
                                const int32_t *selected) {
     const hd_model_spec *c = s->m->env.spec;
-    s->m->env.ops->attention(
-        s->stream, &(hd_attention_args){.out = heads_at(s, s->t->context, p->row, c->kv_rank),
-                                        .q = heads_at(s, s->t->q_wide, p->row, wide_dim(s)),
-                                        .entries = model_pool(s, layer, HD_POOL_LATENT),
-                                        .selected = selected,
-                                        .seq = s->b->device.seq + p->row,
-                                        .pos = s->b->device.pos + p->row,
-                                        .rows = p->n,
-                                        .heads = s->m->shard->n_heads,
-                                        .k_dim = wide_dim(s),
-                                        .v_dim = c->kv_rank,
-                                        .ratio = 1,
-                                        .n_selected = selected ? c->index_topk : 0,
-                                        .scale = s->m->softmax_scale});
+    model_attention(s, layer,
+                    &(hd_attention_args){.out = heads_at(s, s->t->context, p->row, c->kv_rank),
+                                         .q = heads_at(s, s->t->q_wide, p->row, wide_dim(s)),
+                                         .entries = model_pool(s, layer, HD_POOL_LATENT),
+                                         .selected = selected,
+                                         .seq = s->b->device.seq + p->row,
+                                         .pos = s->b->device.pos + p->row,
+                                         .rows = p->n,
+                                         .heads = s->m->shard->n_heads,
+                                         .k_dim = wide_dim(s),
+                                         .v_dim = c->kv_rank,
+                                         .ratio = 1,
+                                         .n_selected = selected ? c->index_topk : 0,
+                                         .scale = s->m->softmax_scale});
 }
 
 static void attention_span(const model_step *s, int32_t layer, const span *p) {

@@ -166,6 +166,12 @@ void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at
 /* selected = the indexer's top-k keys, one key per `ratio` positions; keeps them */
 void model_indexer_topk(const model_step *s, int32_t layer, hd_paged keys, int32_t ratio);
 
+/* resident.c: attention, of which `entries` are those of the layer's pool, also where it lies in host
+ * memory. Whoever writes entries of such a pool in a step lets its buffer forget them: until then
+ * it may have what was there before. */
+void model_attention(const model_step *s, int32_t layer, const hd_attention_args *a);
+void model_forget_entries(const model_step *s, int32_t layer, hd_pool_kind pool);
+
 /* Returns where rows from `first` on keep what the layer chooses; data is NULL if nothing is kept. */
 hd_replay_log model_replay_log(const model_step *s, hd_replay kind, int32_t layer,
                                int32_t first);

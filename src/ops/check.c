@@ -41,3 +41,12 @@ bool ops_takes(hd_stream *s, const ops_types *types, const char *op, const char 
     hd_stream_fail(s, HD_EUNSUPPORTED, text);
     return false;
 }
+
+bool ops_fits_buffer(hd_stream *s, const hd_resident_args *a) {
+    char text[100];
+    if ((int64_t)a->rows * a->top_k <= a->buffer.n) return true;
+    snprintf(text, sizeof text, "resident: %d rows of %d choices for a buffer of %d", a->rows,
+             a->top_k, a->buffer.n);
+    hd_stream_fail(s, HD_EINVAL, text);
+    return false;
+}

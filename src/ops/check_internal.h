@@ -15,6 +15,9 @@ typedef struct ops_types {
 bool ops_takes(hd_stream *s, const ops_types *types, const char *op, const char *field,
                hd_rows_kind kind, const hd_rows *x);
 
+/* Returns whether a pass fits the buffer, whatever its rows choose; if not, fails the stream. */
+bool ops_fits_buffer(hd_stream *s, const hd_resident_args *a);
+
 /* ops_check_op(s, types, a) for every operator: whether a table takes all rows in a. */
 #define T(field, kind) &&ops_takes(s, types, op, #field, HD_ROWS_##kind, &a->field)
 #define X(name)                                                               \

@@ -23,6 +23,7 @@
 #include "ops/moe.h"
 #include "ops/norm.h"
 #include "ops/replay.h"
+#include "ops/resident.h"
 #include "ops/rope.h"
 #include "ops/rows.h"
 #include "ops/sampling.h"
@@ -40,6 +41,7 @@ HD_BEGIN_C
     HD_KV_STORE_OPS(X)       \
     HD_REPLAY_OPS(X)         \
     HD_ATTENTION_OPS(X)      \
+    HD_RESIDENT_OPS(X)       \
     HD_MOE_OPS(X)            \
     HD_MHC_OPS(X)            \
     HD_CSA2_OPS(X)           \

@@ -128,7 +128,8 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
         .n_host = {o->n_host[0],            o->n_host[1]           },
         .max_drafts = x->n_drafts,
         .entry_type = x->env.ops->kv_type,
-        .replay = {o->replay[0],            o->replay[1]           }
+        .replay = {o->replay[0],            o->replay[1]           },
+        .resident = o->resident
     };
     const hd_batch_limits step = {o->step_rows, o->n_slots, o->seq_pages};
     const int32_t each = hd_max_i32(x->env.spec->dspark.block, 1);
@@ -367,6 +368,10 @@ void hd_model_runner_read_replay(const hd_model_runner *x, hd_replay kind, const
 
 hd_kv *hd_model_runner_kv(hd_model_runner *x) {
     return x->kv;
+}
+
+hd_resident_counts hd_model_runner_read_resident(const hd_model_runner *x) {
+    return hd_kv_read_resident(x->kv);
 }
 
 hd_prefetch_stats hd_model_runner_engram_stats(const hd_model_runner *x) {

@@ -32,6 +32,7 @@ typedef struct hd_model_runner_options {
     int32_t seq_pages; /* block table entries of one sequence */
     int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_host[HD_N_KV_GROUPS];
+    int32_t resident;   /* as in hd_kv_options */
     int32_t n_ids;      /* token ids that may be sampled; at most the vocabulary */
     int32_t max_drafts; /* drafts per sequence and step; 0: the MTP layer is not run */
     /* logits rows of one step, for sampling and prompt log-probabilities; 0: as many as all
@@ -163,6 +164,9 @@ size_t hd_model_runner_bytes(const hd_model_runner *x);
  * step. Call it on the step thread. */
 void hd_model_runner_read_replay(const hd_model_runner *x, hd_replay kind, const int32_t *pages,
                                  int32_t first, int32_t n, uint8_t *out);
+
+/* See hd_kv_read_resident(). */
+hd_resident_counts hd_model_runner_read_resident(const hd_model_runner *x);
 
 hd_prefetch_stats hd_model_runner_engram_stats(const hd_model_runner *x); /* any thread */
 

@@ -34,7 +34,8 @@ static void operators_exist(void **state) {
         CHECK(s, known);
         CHECK(s, s->rows[0] > 0);
         CHECK(s, (s->format != HD_FORMAT_NONE) == (s->outs > 0 && s->n_roles > 0) ||
-                     !s->config || is(s, "attention") || is(s, "indexer_topk"));
+                     !s->config || is(s, "attention") || is(s, "indexer_topk") ||
+                     is(s, "resident"));
     }
 }
 
@@ -100,6 +101,8 @@ static void check_shape(const op_shape *s, const hd_model_spec *spec, const hd_s
         check_keys(s, spec);
     } else if (is(s, "attention_naive")) {
         CHECK(s, s->n * parts_of(s) == spec->n_heads);
+    } else if (is(s, "resident")) {
+        CHECK(s, s->cols == spec->head_dim && s->top_k == spec->index_topk);
     } else if (is(s, "indexer_topk")) {
         check_indexer(s, spec);
     } else if (is(s, "hc_pre") || is(s, "hc_post") || is(s, "hc_next")) {

@@ -168,7 +168,7 @@ def test_new_weights_after_a_release(server, tmp_path):
 
 # ---- several ranks ----
 
-LAYOUTS = [("--tp", 2, "--ep", 2), ("--dp", 2, "--ep", 2), ("--tp", 2, "--dp", 2, "--ep", 4)]
+LAYOUTS = [("--tp", 2, "--ep", 2), ("--dp", 2, "--ep", 2, "--hisparse", 256), ("--tp", 2, "--dp", 2, "--ep", 4)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: " ".join(map(str, x)))

@@ -48,6 +48,21 @@ def test_a_model_that_does_not_fit():
     assert "No layout fits" not in plan("v4_flash", "--gpus", 2)
 
 
+def test_entries_in_host_memory():
+    """V4-Flash has 21 layers with an indexer, whose entries are 512 bfloat16 for 4 tokens."""
+    args = ("--gpus", 4, "--layout", "tp=1,dp=4,ep=4", "--users", 256, "--prompt", 200000, "--output", 20000)
+    (none,), (some,) = (predicted("v4_flash", *args, "--hisparse", n)["layouts"] for n in ("off", 40000))
+    tokens = 64 * 220000
+    assert none["bytes"]["host_entries"] == 0 and not none["fits"]
+    assert some["bytes"]["host_entries"] == 21 * tokens // 4 * 1024
+    buffers = 21 * (40000 * (1024 + 12) + tokens)  # rows with their owner and last use; a number for each entry
+    assert none["bytes"]["kv"] - some["bytes"]["kv"] == pytest.approx(some["bytes"]["host_entries"] - buffers, rel=1e-3)
+    assert some["fits"] and "--hisparse 40000" in plan("v4_flash", *args, "--hisparse", 40000)
+    for config, said in (("v4_flash", "a position selects 512 entries"), ("v3", "this model's attention reads all entries")):
+        refused = run_hadal("plan", CONFIGS / f"{config}.json", "--hisparse", 511)
+        assert refused.returncode == 2 and said in refused.stderr
+
+
 def test_spare_slots_and_balance():
     """Spare slots take memory; unbalanced experts take time."""
     even = ("--gpus", 8, "--layout", "tp=1,dp=8,ep=8", "--users", 512)

@@ -15,9 +15,11 @@ enum { N_TEXTS = 5, ROUNDS = 3, MOST = 440, N_ANSWERS = N_TEXTS * ROUNDS };
 
 static rig_answer whole[N_ANSWERS], tail[N_ANSWERS];
 
-static hd_engine *open_small(const char *decoder, int32_t chunk, int64_t kv_tokens) {
+static hd_engine *open_small(const char *decoder, int32_t chunk, int64_t kv_tokens,
+                             const char *hisparse) {
     return rig_open("cpu", &(hd_engine_options){.model_dir = SMALL,
                                                 .prompt_decoder = decoder,
+                                                .hisparse = hisparse,
                                                 .max_running = 3,
                                                 .max_context = 500,
                                                 .kv_tokens = kv_tokens,
@@ -61,18 +63,19 @@ static void tails_change_no_text(void **state) {
     static const struct {
         int32_t chunk, drafts;
         int64_t kv_tokens;
+        const char *hisparse; /* rows choose 9 entries */
     } cases[] = {
-        {64,  0, 8000}, /* every prefix stays */
-        {200, 3, 8000},
-        {31,  2, 1000}, /* most are dropped */
+        {64,  0, 8000, NULL}, /* every prefix stays */
+        {200, 3, 8000, "9" },
+        {31,  2, 1000, "50"}, /* most are dropped */
     };
     (void)state;
-    hd_engine *e = open_small("whole", 50, 8000);
+    hd_engine *e = open_small("whole", 50, 8000, NULL);
     ask(e, whole, 0);
     hd_engine_close(e);
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_engine_stats s;
-        e = open_small("tail", cases[i].chunk, cases[i].kv_tokens);
+        e = open_small("tail", cases[i].chunk, cases[i].kv_tokens, cases[i].hisparse);
         ask(e, tail, cases[i].drafts);
         hd_engine_read_stats(e, &s);
         hd_engine_close(e);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "fakes/engine_rig.h"
+#include "engine/sizes.h"
 #include "kv/disk_files.h"
 #include "kv/kv.h"
 
@@ -22,8 +23,9 @@ static double page_bytes(const char *model, hd_kv_group group) {
     return (double)bytes;
 }
 
-/* Two KV pools of one context, and n_host pages for entries in host memory; 0: none. */
-static hd_engine *open_tight(const char *model, int32_t n_host) {
+/* Two KV pools of one context, and n_host pages for entries in host memory; 0: none. hisparse: where
+ * their entries lie before. */
+static hd_engine *open_tight(const char *model, int32_t n_host, const char *hisparse) {
     enum { WINDOWS = 64, PAGE = 128 };
     const double windows = WINDOWS * page_bytes(model, HD_KV_WINDOW);
     const double entries = (n_host + 0.5) * page_bytes(model, HD_KV_FULL);
@@ -34,6 +36,7 @@ static hd_engine *open_tight(const char *model, int32_t n_host) {
                                          .kv_tokens = CONTEXT,
                                          .chunk_tokens = 48,
                                          .snapshot_tokens = WINDOWS * PAGE,
+                                         .hisparse = hisparse,
                                          .kv_host_gb = n_host ? (windows + entries) / 1e9 : 0});
 }
 
@@ -84,8 +87,9 @@ static void drop(rig_answer *answers) {
 }
 
 /* Compares with `roomy`, in which so many tokens were cached. */
-static void compare(const char *model, int32_t n_host, int32_t drafts, int64_t cached) {
-    hd_engine *e = open_tight(model, n_host);
+static void compare(const char *model, int32_t n_host, int32_t drafts, const char *hisparse,
+                    int64_t cached) {
+    hd_engine *e = open_tight(model, n_host, hisparse);
     hd_engine_stats s;
     ask(e, tight, drafts);
     hd_engine_read_stats(e, &s);
@@ -94,6 +98,7 @@ static void compare(const char *model, int32_t n_host, int32_t drafts, int64_t c
     drop(tight);
     assert_int_equal(s.host_pages[HD_KV_FULL], n_host);
     assert_true((s.host_saved[HD_KV_FULL] > 0) == (n_host > 0));
+    assert_true((s.hisparse.fetched > 0) == (hisparse != NULL));
     if (n_host < FULL_HOST) return;
     assert_true(s.host_loaded[HD_KV_FULL] > 0);
     assert_true(s.cached_tokens >= cached); /* as if the device had room for all */
@@ -103,6 +108,7 @@ static void tiers_change_no_text(void **state) {
     (void)state;
     static const char *const models[] = {"models/tiny-v4", "models/tiny-v3"};
     static const int32_t host[] = {0, 1, 7, FULL_HOST};
+    static const char *const rows[] = {"2000", NULL, "256", "700"}; /* a row chooses 256 */
     for (size_t m = 0; m < (is_brief() ? 1 : HD_LEN(models)); m++) {
         hd_engine_stats s;
         hd_engine *e = open_roomy(models[m]);
@@ -112,10 +118,63 @@ static void tiers_change_no_text(void **state) {
         for (size_t h = 0; h < HD_LEN(host); h++) {
             if (is_brief() && host[h] != 7) continue;
             if (m > 0 && h % 2 == 0 && !is_long()) continue; /* this model has fewer groups */
-            compare(models[m], host[h], h % 2 ? 3 : 0, s.cached_tokens);
+            compare(models[m], host[h], h % 2 ? 3 : 0, m == 0 ? rows[h] : NULL,
+                    s.cached_tokens);
         }
         drop(roomy);
     }
+}
+
+/* ---- entries in host memory ---- */
+
+/* Buffers take what other pools leave of 7/8 of the memory, if the pools do not fit into that. */
+static void buffers_take_what_is_left(void **state) {
+    (void)state;
+    static const hd_engine_options o = {.max_context = 8000, .kv_tokens = 100000};
+    hd_model_spec *spec;
+    assert_int_equal(hd_model_spec_open(&spec, TINY, NULL), HD_OK);
+    const int32_t n_layers = spec->n_layers + spec->n_mtp;
+    hd_engine_sizes z = hd_engine_sizes_of(spec, true, &o);
+    const double all = (double)hd_engine_kv_bytes(&z, spec, n_layers, HD_F32);
+    double least = 0;
+    int32_t before = 1 << 20;
+    for (double part = 1.01; part > 0.1; part -= 0.05) {
+        const size_t room = (size_t)(all * part), free = (size_t)((double)room / 0.875);
+        z = hd_engine_sizes_of(spec, true, &o);
+        hd_engine_sizes_fit(&z, spec, n_layers, HD_F32, free);
+        assert_true((z.resident > 0) == (part < 1));
+        if (!z.resident) continue;
+        assert_true(z.resident <= before && z.resident >= spec->index_topk);
+        before = z.resident;
+        const size_t bytes = hd_engine_kv_bytes(&z, spec, n_layers, HD_F32);
+        if (z.resident == spec->index_topk) {
+            least = (double)bytes;
+        } else {
+            assert_true(bytes < room + 4096);
+        }
+        z.resident = 0;
+        assert_true(bytes < hd_engine_kv_bytes(&z, spec, n_layers, HD_F32));
+    }
+    assert_true(least > 0);
+    hd_model_spec_close(spec);
+}
+
+/* A CPU's memory is the host's. */
+static void auto_is_off_on_a_cpu(void **state) {
+    (void)state;
+    hd_engine_stats s;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.hisparse = "auto"});
+    hd_engine_read_stats(e, &s);
+    assert_true(s.hisparse.rows == 0 && s.hisparse.host_bytes == 0);
+    hd_engine_close(e);
+    char why[600];
+    const hd_engine_options v3 = {.size = sizeof v3,
+                                  .model_dir = "models/tiny-v3",
+                                  .backend = "cpu",
+                                  .threads = 1,
+                                  .hisparse = "512"};
+    assert_int_equal(hd_engine_open(&e, &v3, why, sizeof why), HD_EUNSUPPORTED);
+    assert_non_null(strstr(why, "attention reads all entries, and selects none"));
 }
 
 /* ---- a disk ---- */
@@ -222,6 +281,8 @@ static void a_budget_below_a_page_is_refused(void **state) {
 int test_tiers(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiers_change_no_text),
+        cmocka_unit_test(buffers_take_what_is_left),
+        cmocka_unit_test(auto_is_off_on_a_cpu),
         cmocka_unit_test(a_disk_changes_no_text),
         cmocka_unit_test(a_disk_that_cannot_be_is_refused),
         cmocka_unit_test(a_budget_below_a_page_is_refused),

@@ -189,6 +189,8 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
         .vocab = m->vocab,
         .forced = hd_acceptance_of(how.forced_acceptance),
         .fixed_steps = how.fixed,
+ /* steps of a fixed shape have entries in host memory, if an indexer selects them */
+        .resident = how.fixed ? 2 * m->spec->index_topk : 0,
         .role = role_of(how.rank)
     };
     const hd_model_env env = env_of(m);

@@ -213,7 +213,8 @@ static void open_rank(rank *r, const hd_model_spec *spec, const hd_parallel_conf
         r->pages[i / r->n_pages][i % r->n_pages] = i;
     }
     const hd_kv_options kv = {
-        .n_pages = {SEQS * r->n_pages, SEQS * r->n_pages}
+        .n_pages = {SEQS * r->n_pages, SEQS * r->n_pages},
+        .resident = 2 * spec->index_topk  /* 0 without an indexer */
     };
     assert_int_equal(
         hd_kv_open(&r->kv, spec, spec->n_layers + spec->n_mtp, r->device, &kv, NULL), HD_OK);

@@ -34,6 +34,8 @@ void pools_are_those_of_whole_numbers(void **state);
 void pool_breaks_ties_downwards(void **state);
 void gates_know_their_answers(void **state);
 
+void resident_refuses_too_much(void **state); /* test_ops_resident.c */
+
 /* tests of test_ops_real.c */
 #define REAL_OPS_LIST(X)   \
     X(real_linear)         \

@@ -36,8 +36,9 @@ static int32_t tokens[N_TOKENS];
 static rig_answer straight;
 static char target[32];
 
-static hd_engine *open_engine(void) {
+static hd_engine *open_engine(const char *hisparse) {
     return rig_open("cpu", &(hd_engine_options){.model_dir = "models/tiny-v4",
+                                                .hisparse = hisparse,
                                                 .max_running = 2,
                                                 .max_context = 512,
                                                 .kv_tokens = 1024,
@@ -70,7 +71,7 @@ static void open_side(side *s, pd_role role, int listener, const char *peers) {
                           .model_dir = "models/tiny-v4",
                           .submitted = on_submitted,
                           .ctx = s};
-    s->engine = open_engine();
+    s->engine = open_engine(role == PD_ROLE_DECODE ? "256" : NULL); /* pages go to its mirror */
     sem_init(&s->news, 0, 0);
     if (pd_open(&s->pd, s->engine, &o, listener, &err) != HD_OK) fail_msg("%s", err.msg);
 }

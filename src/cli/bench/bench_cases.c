@@ -158,7 +158,7 @@ static void shape_of(const op_case *c, char *to, size_t size) {
         snprintf(to, size, "%d x %d %s", c->outs, c->cols, dtype_of(c));
     } else if (c->format != HD_FORMAT_NONE) {
         snprintf(to, size, "%d of %d x %d %s", c->n, c->outs, c->cols, dtype_of(c));
-    } else if (c->outs) {
+    } else if (c->outs && c->n) {
         snprintf(to, size, "%d heads, %d keys, %d", c->outs, c->n, c->top_k);
     } else {
         snprintf(to, size, "%d", c->cols ? c->cols : c->n);

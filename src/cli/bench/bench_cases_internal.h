@@ -19,6 +19,10 @@ typedef struct op_bench {
     int32_t *ints; /* [4, CASE_INTS] zeros; 0, 1, 2, ...; the case's positions; its experts */
     hd_expert_table tables[CASE_TABLES]; /* matrices of the case's experts, used in turn */
     int32_t next_table;
+    /* of a case of `resident`: its entries in host memory, and its buffer, which is in `buffer` */
+    void *mirror, *buffer;
+    hd_resident resident;
+    int32_t pass;
 } op_bench;
 
 enum { CASE_INTS = 1 << 18, CASE_FLOATS = 160 << 20, CASE_IN = 160 << 20 };

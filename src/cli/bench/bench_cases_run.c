@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "cli/bench/bench_cases_internal.h"
+#include "kv/resident.h"
 
 enum { PAGE_ENTRIES = 64, MAX_CASE_EXPERTS = 256, WINDOW = 128 };
 
@@ -325,6 +326,65 @@ static op_operands hc_next_operands(const op_bench *b, const op_case *c) {
                          2 * (mixes + c->n + 1) * c->rows * all};
 }
 
+/* ---- entries in host memory ---- */
+
+static hd_dtype entry_type(const op_bench *b) {
+    return b->ops.kv_type ? b->ops.kv_type : HD_F32;
+}
+
+static int32_t missing_entries(const op_case *c) {
+    return (int32_t)((int64_t)c->rows * c->top_k * c->outs / 100);
+}
+
+/* Every second pass selects the same entries, and the others as many, some of them others. The buffer has
+ * room for one pass. */
+static void run_resident(op_bench *b, const op_case *c) {
+    const hd_paged entries = {
+        .rows = {.data = b->mirror, .type = entry_type(b)},
+        .table = b->ints,
+        .page_entries = CASE_INTS,
+        .width = c->cols
+    };
+    const int32_t first = b->pass++ % 2 * missing_entries(c);
+    b->ops.resident(b->stream, &(hd_resident_args){.out = scratch_ints(b),
+                                                   .selected = b->ints + CASE_INTS + first,
+                                                   .entries = entries,
+                                                   .buffer = b->resident,
+                                                   .seq = b->ints,
+                                                   .rows = c->rows,
+                                                   .top_k = c->top_k});
+}
+
+static op_operands resident_operands(const op_bench *b, const op_case *c) {
+    const double entry = (double)hd_dtype_bytes(entry_type(b), c->cols);
+    return (op_operands){
+        4.0 * c->rows * c->top_k * sizeof(int32_t) + 2 * entry * missing_entries(c), 0};
+}
+
+static void place_resident(op_bench *b, const op_case *c, hd_arena *a) {
+    const int32_t n = c->rows * c->top_k;
+    hd_resident_scratch x = {0};
+    hd_resident_scratch_place(&x, a, n);
+    hd_resident_place(&b->resident, a, &x, entry_type(b), c->cols, n, n + missing_entries(c));
+}
+
+static hd_status open_resident(op_bench *b, const op_case *c, hd_err *err) {
+    const int64_t n = (int64_t)c->rows * c->top_k + missing_entries(c);
+    const size_t bytes = hd_dtype_bytes(entry_type(b), n * c->cols);
+    hd_arena a = hd_arena_measure();
+    hd_device_release(b->device, b->mirror);
+    hd_device_release(b->device, b->buffer);
+    b->mirror = b->buffer = NULL;
+    place_resident(b, c, &a);
+    HD_TRY(hd_device_alloc(b->device, &b->buffer, a.peak, "a buffer", err));
+    HD_TRY(hd_device_alloc_host(b->device, &b->mirror, bytes + sizeof *b->resident.counts,
+                                "entries", err));
+    a = hd_arena_over(b->buffer, a.peak);
+    place_resident(b, c, &a);
+    b->resident.counts = (hd_resident_counts *)(void *)((uint8_t *)b->mirror + bytes);
+    return HD_OK;
+}
+
 /* ---- rows ---- */
 
 static op_operands rows_operands(const op_bench *b, const op_case *c) {
@@ -468,6 +528,7 @@ static const struct {
     {"attention",       run_attention,     attention_operands    },
     {"attention_naive", run_naive,         naive_operands        },
     {"indexer_topk",    run_index,         index_operands        },
+    {"resident",        run_resident,      resident_operands     },
     {"hc_pre",          run_hc_pre,        hc_pre_operands       },
     {"hc_post",         run_hc_post,       hc_post_operands      },
     {"rms_norm",        run_norm,          rows_operands         },
@@ -527,7 +588,11 @@ static void upload_tables(op_bench *b, const op_case *c) {
 
 void op_case_prepare(op_bench *b, const op_case *c) {
     static const hd_sampling nucleus = {.temperature = 1.0f, .top_p = 0.95f, .top_k = 50};
+    hd_err err = {0};
     upload_ints(b, c);
+    if (c->run == run_resident && open_resident(b, c, &err) != HD_OK) {
+        hd_stream_fail(b->stream, err.status, err.msg);
+    }
     if (c->run == run_grouped || c->run == run_gated_experts) {
         run_permute(b, c);
         upload_tables(b, c);

@@ -15,6 +15,7 @@
 #include "cli/bench/bench_rank_internal.h"
 #include "cli/engine_options.h"
 #include "comm/emulated.h"
+#include "kv/resident.h"
 #include "runner/model_runner.h"
 #ifdef HD_CUDA
 #include "device/gpu_list.h"
@@ -281,6 +282,17 @@ static void tell_profiler(void *ctx, const char *part, const char *stage) {
     hd_op_profiler_at(ctx, part, stage);
 }
 
+/* Of the pages of entries, what lies on the host, and the buffers in its place. */
+static void count_host_entries(rig *r, int32_t rows, int32_t n_pages) {
+    const int32_t n_layers = r->spec->n_layers + r->spec->n_mtp;
+    const hd_dtype type = r->ops.kv_type;
+    rank_memory *m = &r->report.memory;
+    if (rows == 0) return;
+    m->host = (double)n_pages * (double)hd_kv_selected_bytes(r->spec, n_layers, type);
+    m->kv[HD_KV_FULL] -=
+        m->host - (double)hd_kv_resident_bytes(r->spec, n_layers, type, rows, n_pages);
+}
+
 static hd_status open_model_runner(rig *r, hd_err *err) {
     const hd_kv_shape shape = hd_kv_shape_of(r->spec);
     const int64_t pages = hd_ceil_div(positions(r), shape.page_tokens);
@@ -305,7 +317,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
                               .mla = r->mla,
                               .comm = hd_comm_emulated_interface(r->emulated),
                               .probe = &r->probe};
-    const hd_model_runner_options o = {
+    hd_model_runner_options o = {
         .n_slots = (int32_t)r->set.batch,
         .step_rows = hd_max_i32(r->report.rows, draft_rows(r)),
         .positions = (int32_t)positions(r),
@@ -318,6 +330,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
         .expert_rows = hd_max_i32(r->report.expert_rows, r->parallel.ep),
         .forced = r->forced
     };
+    HD_TRY(hd_kv_resident_rows(&o.resident, r->set.engine.options.hisparse, r->spec, err));
     HD_TRY(hd_model_runner_open(&r->model_runner, &env, &o, err));
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         r->report.memory.kv[l] =
@@ -325,6 +338,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
             (double)hd_kv_page_bytes(r->spec, r->spec->n_layers + r->spec->n_mtp,
                                      (hd_kv_group)l, r->ops.kv_type, r->drafts);
     }
+    count_host_entries(r, o.resident, o.n_pages[HD_KV_FULL]);
     r->report.memory.weights = (double)hd_weights_bytes(r->weights);
     r->report.memory.activations = (double)hd_model_runner_bytes(r->model_runner);
     return HD_OK;
@@ -544,8 +558,13 @@ static hd_status measure(rig *r, hd_err *err) {
         HD_TRY(step(r, COUNTED, true, err));
         if (i == 0) r->report.exchanges = (int32_t)hd_comm_emulated_exchanges(r->emulated);
     }
+    const hd_resident_counts a = hd_model_runner_read_resident(r->model_runner);
     HD_TRY(time_device(r, err));
-    return time_host(r, err);
+    HD_TRY(time_host(r, err));
+    const hd_resident_counts b = hd_model_runner_read_resident(r->model_runner);
+    const double selected = (double)(b.selected - a.selected);
+    if (selected > 0) r->report.fetched = (double)(b.fetched - a.fetched) / selected;
+    return HD_OK;
 }
 
 /* The same steps with exchanges that take time, in a rig of their own. */

@@ -16,6 +16,7 @@ typedef struct rank_limits {
 
 typedef struct rank_memory {
     double weights, activations, kv[2];
+    double host; /* HiSparse's entries */
 } rank_memory;
 
 typedef struct rank_report {
@@ -39,6 +40,7 @@ typedef struct rank_report {
     int32_t exchanges;     /* with other ranks in a step, and how long each took in */
     int32_t exchange_us;   /* the run whose figures these are; 0: there was none */
     double charged_step, charged_device_step;
+    double fetched; /* of the entries that rows selected in an engine's steps, with HiSparse */
     rank_memory memory;
     rank_limits limits;
     hd_op_profiler profiler; /* of `passes` steps */

@@ -74,6 +74,11 @@ static void print_head(const rank_report *r, screen *to) {
         "of windows %.2f\n",
         r->memory.weights * 1e-9, r->memory.activations * 1e-9, r->memory.kv[0] * 1e-9,
         r->memory.kv[1] * 1e-9);
+    if (r->memory.host > 0) {
+        screen_print(
+            to, "entries in host memory: %.2f GB; %.2f %% of those selected were fetched\n",
+            r->memory.host * 1e-9, r->fetched * 100);
+    }
     screen_print(
         to,
         "limits: %.2f TB/s, %.1f TFLOP/s, 8-bit %.1f (%s); time of a call is what lies "
@@ -251,16 +256,17 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
         r->drafts, "expert_rows", r->expert_rows, "tokens_per_step", r->accepted, "router",
         r->routing, "communication", r->exchange);
     json_t *more = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:i, "
-        "s:o}",
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
+        "s:f, s:i, s:o}",
         "distinct_experts", r->distinct, "weight_bytes", r->memory.weights, "activation_bytes",
         r->memory.activations, "entry_page_bytes", r->memory.kv[0], "window_page_bytes",
-        r->memory.kv[1], "limit_bytes_per_second", r->limits.bytes, "limit_flops_per_second",
-        r->limits.flops, "limit_8bit_flops_per_second", r->limits.flops_8bit, "step_seconds",
-        r->step, "device_step_seconds", r->device_step, "engine_device_step_seconds",
-        r->ahead_step, "engine_distinct_experts", r->ahead_distinct, "gap_seconds", r->gap,
-        "host_seconds", r->host, "operator_seconds", r->kernels, "limit_seconds", limit_sum(r),
-        "launches", r->launches, "ops", lines);
+        r->memory.kv[1], "host_entry_bytes", r->memory.host, "fetched_entries", r->fetched,
+        "limit_bytes_per_second", r->limits.bytes, "limit_flops_per_second", r->limits.flops,
+        "limit_8bit_flops_per_second", r->limits.flops_8bit, "step_seconds", r->step,
+        "device_step_seconds", r->device_step, "engine_device_step_seconds", r->ahead_step,
+        "engine_distinct_experts", r->ahead_distinct, "gap_seconds", r->gap, "host_seconds",
+        r->host, "operator_seconds", r->kernels, "limit_seconds", limit_sum(r), "launches",
+        r->launches, "ops", lines);
     json_object_update(j, more);
     json_object_set_new(j, "exchanges", json_integer(r->exchanges));
     if (r->exchange_us) {

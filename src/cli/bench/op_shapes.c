@@ -78,6 +78,8 @@ const op_shape op_shapes[] = {
     OTHER("V4 indexer", "v4_flash", indexer_topk, 64, 128, 7500, 512, 0, 1, 4, 128),
     OTHER("V3.2 indexer", "v3_2_exp", indexer_topk, 64, 128, 65536, 2048, 0, 1),
     OTHER("V4 indexer", "v4_flash", indexer_topk, 64, 128, 225000, 512, 0, 1, 4),
+    OTHER("V4 entries that are there", "v4_flash", resident, 0, 512, 0, 512, 0, 1, 64),
+    OTHER("V4 entries, 10 % missing", "v4_flash", resident, 10, 512, 0, 512, 0, 1, 64),
     OTHER("V4 hc_pre", "v4_flash", hc_pre, 0, 4096, 4, 0, 0, 1, 4, 128, 4096),
     OTHER("V4 hc_post", "v4_flash", hc_post, 0, 4096, 4, 0, 0, 1, 128, 4096),
     OTHER("V4 hc_next", "v4_flash", hc_next, 0, 4096, 4, 0, 0, 1, 4, 64, 4096),

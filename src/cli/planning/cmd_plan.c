@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/planning/plan_internal.h"
+#include "kv/resident.h"
 
 enum { MAX_GPUS = 1024, MAX_TOKENS = 1 << 22 };
 
@@ -156,6 +157,7 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
     int32_t n = 1;
     HD_TRY(hd_gpu_find(&s->gpu, s->gpu_name, err));
     HD_TRY(hd_model_spec_open(&s->spec, s->config, err));
+    HD_TRY(hd_kv_resident_rows(&s->args.hisparse, s->hisparse, s->spec, err));
     s->args.spec = s->spec;
     s->args.gpu = &s->gpu;
     s->args.precision = (hd_precision)s->precision;
@@ -200,6 +202,7 @@ int cmd_plan(int argc, char **argv) {
         option_int("prompt", &prompt, 1, MAX_TOKENS, "tokens of a prompt; default 4096"),
         option_int("output", &output, 1, MAX_TOKENS, "tokens of an answer; default 1024"),
         option_int("chunk", &chunk, 1, 1 << 17, "rows of a prefill step; default 2048"),
+        option_text("hisparse", &s.hisparse, "ROWS", "as serve's --hisparse"),
         option_int("drafts", &drafts, 0, HD_MAX_DRAFTS, "drafts of a sequence and step"),
         option_real("accepted", &accepted, 0, HD_MAX_DRAFTS, "of these, the mean of a step"),
         option_real("balancedness", &balancedness, 0.01, 1,

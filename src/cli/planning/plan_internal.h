@@ -11,7 +11,7 @@
 enum { PLAN_MAX_LAYOUTS = 256 };
 
 typedef struct plan_settings {
-    const char *config, *gpu_name, *layout, *chart;
+    const char *config, *gpu_name, *layout, *chart, *hisparse;
     int64_t gpus, redundant;
     int64_t prefill, decode; /* GPUs of two pools; 0: one pool does both */
     double price;            /* of a GPU and hour; 0: none given */

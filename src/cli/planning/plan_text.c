@@ -62,10 +62,14 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
     const char *option = s->args.experts == HD_EXPERTS_ON_HOST   ? " --experts-host auto"
                          : s->args.experts == HD_EXPERTS_ON_DISK ? " --experts-disk auto"
                                                                  : "";
+    char hisparse[32] = "";
+    if (s->args.hisparse) {
+        snprintf(hisparse, sizeof hisparse, " --hisparse %d", s->args.hisparse);
+    }
     printf("\n* no other layout that fits has more of both tokens/s\n"
-           "serve's options of the one with most: %s%s%s --max-running %d "
+           "serve's options of the one with most: %s%s%s%s --max-running %d "
            "--context %d --kv-tokens %lld --chunk %d\n",
-           ranks, option, s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running,
+           ranks, option, hisparse, s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running,
            c->sizes.context,
            (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens,
            c->sizes.chunk);
@@ -115,6 +119,7 @@ void plan_explain_memory(const plan_settings *s, const hd_capacity *c) {
     printf("  %-30s %10.3f GB\n", "driver and graphs (assumed)", s->gpu.reserved_gb);
     printf("  %-30s %10.3f GB\n", "free", c->free / 1e9);
     if (m->snapshots) printf("  %-30s %10.3f GB\n", "host: snapshots", gb(m->snapshots));
+    if (m->entries) printf("  %-30s %10.3f GB\n", "host: entries (HiSparse)", gb(m->entries));
     if (m->tables) printf("  %-30s %10.3f GB\n", "host: Engram tables", gb(m->tables));
 }
 

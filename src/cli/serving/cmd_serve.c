@@ -154,6 +154,13 @@ static void print_engine(screen *out, hd_engine *engine) {
              hd_bytes_text(kv, sizeof kv, (double)e.kv_bytes),
              hd_bytes_text(weights, sizeof weights, (double)e.weight_bytes));
     print_entry(out, "engine", text);
+    if (e.hisparse.rows) {
+        snprintf(text, sizeof text,
+                 "%d entries of each layer on the device, all in %s of host "
+                 "memory",
+                 e.hisparse.rows, hd_bytes_text(kv, sizeof kv, (double)e.hisparse.host_bytes));
+        print_entry(out, "hisparse", text);
+    }
     if (e.experts.elsewhere) print_experts(out, &e.experts);
     if (no_gpu) print_entry(out, "no GPU", no_gpu);
 }

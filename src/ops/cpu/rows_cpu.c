@@ -205,6 +205,26 @@ void ops_replay_store_cpu(hd_stream *s, const hd_replay_store_args *a, const ops
                             .per_task = ops_rows_per_task(a->top_k)});
 }
 
+static void fetch_entries(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    for (int32_t i = first; i < end; i++) ops_resident_fetch(job->args, i);
+}
+
+void ops_resident_cpu(hd_stream *s, const hd_resident_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = fetch_entries,
+                            .rows = ops_resident_plan(s, a),
+                            .per_task = ops_rows_per_task(a->entries.width)});
+}
+
+void ops_forget_entries_cpu(hd_stream *s, const hd_forget_entries_args *a,
+                            const ops_kernels *k) {
+    (void)k;
+    hd_forget_entries_ref(s, a);
+}
+
 static float at_most(float x, float limit) {
     return x > limit ? limit : x;
 }

@@ -9,7 +9,7 @@
  * many as the number of the row's own keys says. A row's parts are merged in order: by the
  * block that made them all, or, where blocks are too few to fill the GPU, by a second kernel.
  * The steps are the same, so neither the row's neighbors nor the way change a bit. */
-#include "ops/cuda/attention_internal.cuh"
+#include "ops/cuda/attention_sm90_internal.cuh"
 #include "ops/cuda/split_fp16_mma_internal.cuh"
 
 constexpr int WARPS = BLOCK / WARP, HEADS = 32, TILE = 32;

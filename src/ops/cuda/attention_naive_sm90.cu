@@ -12,7 +12,7 @@
  *
  * Keys and values lie in the operators' scratch, of as many heads at once as have room. */
 #include "ops/cuda/attention_naive_internal.cuh"
-#include "ops/cuda/softmax_sm90_internal.cuh"
+#include "ops/cuda/attention_sm90_internal.cuh"
 #include "ops/cuda/wgmma_internal.cuh"
 
 constexpr int THREADS = 3 * WARPGROUP, STAGES = 2;

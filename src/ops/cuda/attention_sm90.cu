@@ -9,8 +9,7 @@
  * How long the parts of a row are follows from the number of its own keys; each has a maximum, a
  * total and a sum of its own, and a second kernel joins them in order. So neither the row's
  * neighbors nor the number of blocks change a bit. Scores are taken times log2(e). */
-#include "ops/cuda/attention_internal.cuh"
-#include "ops/cuda/softmax_sm90_internal.cuh"
+#include "ops/cuda/attention_sm90_internal.cuh"
 #include "ops/cuda/wgmma_internal.cuh"
 
 constexpr int HEADS = BOX_ROWS, TILE = BOX_ROWS, V_DIM = 512, V_BOXES = V_DIM / BOX_COLS;

@@ -264,6 +264,8 @@ ROWS(rope, a->rows, 2 * a->pairs * a->heads, 2 * act * 2 * a->pairs * a->heads,
      6.0 * a->pairs * a->heads)
 ROWS(kv_store, a->rows, a->pool.width, 2 * act * a->pool.width, 0)
 ROWS(replay_store, a->rows, a->top_k, a->top_k *(f32 + a->log.number_bytes), 0)
+ROWS(resident, a->rows, a->top_k, 4 * f32 * a->top_k, 0) /* where nothing is fetched */
+ROWS(forget_entries, a->rows, 1, 3 * f32, 0)
 ROWS(moe_topk, a->rows, a->rule.n_experts, f32 *(a->rule.n_experts + 2.0 * a->rule.top_k),
      4.0 * a->rule.n_experts)
 ROWS(moe_permute, a->rows, a->n_experts, f32 * 3.0 * a->top_k, 0)

@@ -20,6 +20,10 @@ int32_t ops_moe_topk_scratch(const hd_router_rule *rule);
 int32_t ops_fetch_plan(const hd_moe_fetch_args *a);
 void ops_fetch_matrix(const hd_moe_fetch_args *a, int32_t i);
 
+/* What resident does but for the copies; returns how many there are. Then one of them. */
+int32_t ops_resident_plan(hd_stream *s, const hd_resident_args *a);
+void ops_resident_fetch(const hd_resident_args *a, int32_t i);
+
 /* Returns the choice j of a token that follows choice `last` in order of expert number; last
  * -1: the first. */
 int32_t ops_next_choice(const int32_t *expert, int32_t top_k, int32_t last);

@@ -103,6 +103,18 @@ static double expert_fetches_failed(const metrics_view *v) {
 static double expert_wait_seconds(const metrics_view *v) {
     return (double)v->e.experts.wait_ns * 1e-9;
 }
+static double hisparse_rows(const metrics_view *v) {
+    return v->e.hisparse.rows;
+}
+static double hisparse_bytes(const metrics_view *v) {
+    return (double)v->e.hisparse.host_bytes;
+}
+static double hisparse_selected(const metrics_view *v) {
+    return (double)v->e.hisparse.selected;
+}
+static double hisparse_fetched(const metrics_view *v) {
+    return (double)v->e.hisparse.fetched;
+}
 static double engram_pieces(const metrics_view *v) {
     return (double)v->e.engram.pieces;
 }
@@ -387,6 +399,10 @@ static const series all_series[] = {
     {"experts_fetched_ahead_total", NULL, NULL, "counter", "experts read by a prediction", experts_fetched_ahead},
     {"experts_moved_to_device_total", NULL, NULL, "counter", "experts that became resident because they were used most", expert_moves_to_device},
     {"expert_wait_seconds_total", NULL, NULL, "counter", "time in steps that waited for experts", expert_wait_seconds},
+    {"hisparse_rows", NULL, NULL, "gauge", "entries of each layer's buffer on the device; 0: all lie there", hisparse_rows},
+    {"hisparse_host_bytes", NULL, NULL, "gauge", "entries in host memory that attention chooses among", hisparse_bytes},
+    {"hisparse_selected_total", NULL, NULL, "counter", "such entries that attention selected", hisparse_selected},
+    {"hisparse_fetched_total", NULL, NULL, "counter", "those of them that the buffers lacked", hisparse_fetched},
     {"engram_pieces_total", NULL, NULL, "counter", "rows of Engram tables, and rows of their scales, that steps asked for", engram_pieces},
     {"engram_resident_total", NULL, NULL, "counter", "those of them that were in memory", engram_resident},
     {"engram_read_bytes_total", NULL, NULL, "counter", "bytes of pages that were read for the others", engram_read_bytes},
