@@ -127,8 +127,7 @@ typedef struct hd_attention_back_args {
     const float *sink;
     const int32_t *first_entry; /* [seqs.n]; read with ratio */
     hd_seqs seqs;
-    int32_t rows; /* of all sequences */
-    int32_t heads, k_dim, v_dim, window, ratio, n_selected;
+    int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected; /* rows of all sequences */
     float scale;
 } hd_attention_back_args;
 
@@ -147,8 +146,7 @@ typedef struct hd_compress_back_args {
     const float *freq; /* [pairs] */
     const int32_t *first_entry;
     hd_seqs seqs;
-    int32_t rows; /* of all sequences */
-    int32_t width, ratio, pairs;
+    int32_t rows, width, ratio, pairs; /* rows of all sequences */
     bool overlap;
     float eps;
 } hd_compress_back_args;
@@ -244,8 +242,7 @@ void hd_backward_init_ref(hd_backward_ops *t);
  * its threads and sum in float32. */
 void hd_backward_init_cpu(hd_backward_ops *t, uint32_t cpu_flags);
 
-/* The same for a GPU, whose activations' gradients are sums in float64 or, of attention and GEMMs, in
- * float32. In builds with CUDA. */
+/* The same for a GPU, in builds with CUDA: of attention and GEMMs sums are in float32. */
 void hd_backward_init_cuda(hd_backward_ops *t);
 
 HD_END_C
