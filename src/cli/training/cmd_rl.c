@@ -69,7 +69,7 @@ typedef struct learning {
     int32_t n;        /* samples of a rollout */
     /* [n], and their arrays */
     hd_policy_sample *samples;
-    hd_train_sequence *seqs;
+    hd_train_sequence *seqs, *chosen; /* chosen: those that have a gradient */
     float *numbers;
     double *scratch;
 } learning;
@@ -145,9 +145,10 @@ static hd_status open_arrays(learning *l, hd_err *err) {
     HD_TRY(rl_rollout_open(&l->held_out, (int32_t)s->held_out, 1, err));
     l->samples = calloc(n, sizeof *l->samples);
     l->seqs = calloc(n, sizeof *l->seqs);
+    l->chosen = calloc(n, sizeof *l->chosen);
     l->numbers = calloc(N_NUMBERS * tokens, sizeof *l->numbers);
     l->scratch = calloc(tokens, sizeof *l->scratch);
-    if (l->samples && l->seqs && l->numbers && l->scratch) return HD_OK;
+    if (l->samples && l->seqs && l->chosen && l->numbers && l->scratch) return HD_OK;
     return HD_FAIL(err, HD_ENOMEM, "no memory for %zu samples", n);
 }
 
@@ -207,6 +208,7 @@ static void close_all(learning *l) {
     train_run_close(&l->run);
     free(l->samples);
     free(l->seqs);
+    free(l->chosen);
     free(l->numbers);
     free(l->scratch);
 }
@@ -347,12 +349,11 @@ static void set_draft_factors(const learning *l, int32_t first, int32_t n) {
 static hd_status add_gradients(learning *l, int32_t first, int32_t n, hd_err *err) {
     const bool drafts = l->set.train.mtp_weight > 0.0;
     if (drafts) set_draft_factors(l, first, n);
-    for (int32_t i = first, end; i < first + n; i = end) {
-        for (end = i; end < first + n && (drafts || has_gradient(&l->samples[end]));) end++;
-        if (end > i) HD_TRY(hd_trainer_accumulate(l->trainer, l->seqs + i, end - i, err));
-        end += end == i;
+    int32_t n_chosen = 0;
+    for (int32_t i = first; i < first + n; i++) {
+        if (drafts || has_gradient(&l->samples[i])) l->chosen[n_chosen++] = l->seqs[i];
     }
-    return HD_OK;
+    return hd_trainer_accumulate(l->trainer, l->chosen, n_chosen, err);
 }
 
 /* One optimizer step by samples [first, first + n), a batch of its own. */
