@@ -15,12 +15,10 @@ enum {
 };
 
 /* The arrays of a sequence that the message has. */
-static const size_t arrays[N_ARRAYS] = {offsetof(hd_train_sequence, tokens),
-                                        offsetof(hd_train_sequence, factor),
-                                        offsetof(hd_train_sequence, entropy_factor),
-                                        offsetof(hd_train_sequence, draft_factor),
-                                        offsetof(hd_train_sequence, routes),
-                                        offsetof(hd_train_sequence, keys)};
+static const size_t arrays[N_ARRAYS] = {
+    offsetof(hd_train_sequence, tokens),         offsetof(hd_train_sequence, factor),
+    offsetof(hd_train_sequence, entropy_factor), offsetof(hd_train_sequence, draft_factor),
+    offsetof(hd_train_sequence, routes),         offsetof(hd_train_sequence, keys)};
 
 static const void *array_of(const hd_train_sequence *s, int k) {
     const void *array;
@@ -146,8 +144,8 @@ static bool is_part(const hd_trainer *t, const train_part *p) {
 }
 
 /* Finds the arrays of part i, which becomes a sequence if it is this rank's; false: they are not there. */
-static bool read_arrays(train_deal *d, const hd_trainer *t, int32_t i,
-                        const uint32_t *message, int64_t *at) {
+static bool read_arrays(train_deal *d, const hd_trainer *t, int32_t i, const uint32_t *message,
+                        int64_t *at) {
     const train_part *p = &d->parts[i];
     hd_train_sequence *s = &d->own[d->n_own];
     if (!p->rank) return true;
@@ -175,8 +173,8 @@ static hd_status read_message(train_deal *d, const hd_trainer *t, int32_t n,
     return HD_FAIL(err, HD_EFORMAT, "a message of rank 0 that holds no sequences");
 }
 
-hd_status train_deal_read(train_deal *d, const hd_trainer *t, int32_t n, const uint32_t *message,
-                          int64_t words, hd_err *err) {
+hd_status train_deal_read(train_deal *d, const hd_trainer *t, int32_t n,
+                          const uint32_t *message, int64_t words, hd_err *err) {
     *d = (train_deal){.words = words};
     HD_TRY(read_message(d, t, n, message, err));
     d->results = calloc((size_t)results_of(d, t->o.rank), sizeof *d->results);

@@ -19,7 +19,7 @@ typedef struct train_deal {
     int32_t n;
     hd_train_sequence *own; /* [n_own] this rank's */
     int32_t n_own;
-    float *results; /* of a rank other than 0, where the results of its sequences are */
+    float *results;    /* of a rank other than 0, where the results of its sequences are */
     uint32_t *message; /* [words] of rank 0 */
     int64_t words;
 } train_deal;
@@ -29,8 +29,8 @@ hd_status train_deal_make(train_deal *d, const hd_trainer *t, const hd_train_seq
                           int32_t n, hd_err *err);
 
 /* Other ranks: reads the message of n sequences, which must outlive d. HD_EFORMAT: it is none. */
-hd_status train_deal_read(train_deal *d, const hd_trainer *t, int32_t n, const uint32_t *message,
-                          int64_t words, hd_err *err);
+hd_status train_deal_read(train_deal *d, const hd_trainer *t, int32_t n,
+                          const uint32_t *message, int64_t words, hd_err *err);
 
 /* After trainer_run() of the own sequences: gives rank 0 the results of all, in s[n] of the call and
  * t->replayed. Others pass NULL. */

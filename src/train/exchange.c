@@ -25,12 +25,7 @@ hd_status train_ranks_sum(const train_ranks *r, float *x, int64_t n, int64_t fir
         const int64_t m = hd_min_i64(PART, n - at);
         const span s = share_of(first, own, at, m);
         const hd_reduce_scatter_args a = {
-            .group = HD_GROUP_DP,
-            .x = hd_f32(x + at),
-            .n = m,
-            .first = s.first,
-            .own = s.n
-        };
+            .group = HD_GROUP_DP, .x = hd_f32(x + at), .n = m, .first = s.first, .own = s.n};
         hd_comm_reduce_scatter(r->comm, r->stream, &a);
     }
     return hd_stream_sync(r->stream, err);

@@ -13,7 +13,7 @@ typedef enum order_kind {
     ORDER_GATHER,
     ORDER_LOAD,
     ORDER_END,
-    N_ORDERS
+    ORDER_KINDS
 } order_kind;
 
 enum { ORDER_MAGIC = 0x64726f74, MOST_BYTES = 1 << 30 };
@@ -48,7 +48,7 @@ static hd_status give_up(const hd_trainer *t, hd_status st, const hd_err *why) {
 }
 
 /* Every rank trains the same weights. */
-hd_status trainer_meet(hd_trainer *t, hd_err *err) {
+hd_status trainer_await_ranks(hd_trainer *t, hd_err *err) {
     int64_t own = t->parameters ? hd_parameters_count(t->parameters) : 0;
     int64_t all[HD_LOCAL_MAX_RANKS];
     if (is_alone(t)) return HD_OK;
@@ -158,8 +158,8 @@ static hd_status sum_selected(hd_trainer *t, hd_err *err) {
     if (is_alone(t) || !n) return HD_OK;
     int64_t *all = malloc((size_t)t->o.n_ranks * (size_t)n * sizeof *all);
     if (!all) return HD_FAIL(err, HD_ENOMEM, "no memory for the experts' loads");
-    const hd_status st = train_ranks_collect(&t->ranks, t->selected,
-                                             n * (int64_t)sizeof *all, all, err);
+    const hd_status st =
+        train_ranks_collect(&t->ranks, t->selected, n * (int64_t)sizeof *all, all, err);
     memset(t->selected, 0, (size_t)n * sizeof *all);
     for (int64_t i = 0; i < n * t->o.n_ranks; i++) t->selected[i % n] += all[i];
     free(all);
@@ -197,8 +197,7 @@ static hd_status step_to_update(hd_trainer *t, hd_weights_update **u,
     const size_t bytes = (size_t)hd_parameters_count(t->parameters) * sizeof(float);
     *u = NULL;
     HD_TRY(hd_map_take(&masters, bytes, "trained weights", err));
-    const hd_status st =
-        step(t, (float *)(void *)hd_map_writable(&masters), report, err);
+    const hd_status st = step(t, (float *)(void *)hd_map_writable(&masters), report, err);
     if (st == HD_OK && !report->skipped) {
         return hd_parameters_update(t->parameters, &masters, u, err);
     }
@@ -251,10 +250,9 @@ hd_status hd_trainer_gather(hd_trainer *t, hd_whole_parameters *out, hd_err *err
                        (long long)count);
     }
     for (int k = 0; k < HD_N_PARAMETER_ARRAYS; k++) {
-        arrays[k] = out->block
-                        ? out->block + k * count
-                        : hd_parameters_slice(t->parameters, (hd_parameter_array)k, &first,
-                                              &(int64_t){0});
+        arrays[k] = out->block ? out->block + k * count
+                               : hd_parameters_slice(t->parameters, (hd_parameter_array)k,
+                                                     &first, &(int64_t){0});
     }
     hd_parameters_list(t->parameters, arrays, out->all);
     if (!out->block) return HD_OK;
@@ -288,15 +286,20 @@ static hd_status carry_out(hd_trainer *t, const order *o, char *data, hd_weights
                            hd_err *err) {
     switch ((order_kind)o->kind) {
     case ORDER_SCORE:
-    case ORDER_ACCUMULATE: return follow_sequences(t, o, data, err);
-    case ORDER_STEP: return follow_step(t, own, err);
+    case ORDER_ACCUMULATE:
+        return follow_sequences(t, o, data, err);
+    case ORDER_STEP:
+        return follow_step(t, own, err);
     case ORDER_GATHER:
         for (int k = 0; k < HD_N_PARAMETER_ARRAYS; k++) {
             HD_TRY(gather(t, (hd_parameter_array)k, NULL, err));
         }
         return HD_OK;
-    case ORDER_LOAD: data[o->bytes - 1] = '\0'; return load(t, data, o->value, err);
-    default: return HD_OK;
+    case ORDER_LOAD:
+        data[o->bytes - 1] = '\0';
+        return load(t, data, o->value, err);
+    default:
+        return HD_OK;
     }
 }
 
@@ -304,9 +307,9 @@ static hd_status carry_out(hd_trainer *t, const order *o, char *data, hd_weights
 static hd_status hear(const hd_trainer *t, order *o, char **data, hd_err *err) {
     *data = NULL;
     HD_TRY(train_ranks_broadcast(&t->ranks, o, sizeof *o, err));
-    const bool carries = o->kind == ORDER_SCORE || o->kind == ORDER_ACCUMULATE ||
-                         o->kind == ORDER_LOAD;
-    if (o->magic != ORDER_MAGIC || o->kind < 0 || o->kind >= N_ORDERS || o->value < 0 ||
+    const bool carries =
+        o->kind == ORDER_SCORE || o->kind == ORDER_ACCUMULATE || o->kind == ORDER_LOAD;
+    if (o->magic != ORDER_MAGIC || o->kind < 0 || o->kind >= ORDER_KINDS || o->value < 0 ||
         o->bytes < 0 || o->bytes > MOST_BYTES || (!carries && o->bytes) ||
         (o->kind == ORDER_LOAD && !o->bytes)) {
         return HD_FAIL(err, HD_EFORMAT, "rank 0 sent what is no order");
@@ -319,7 +322,7 @@ static hd_status hear(const hd_trainer *t, order *o, char **data, hd_err *err) {
 
 hd_status hd_trainer_follow(hd_trainer *t, hd_weights *own, hd_err *err) {
     order o = {.kind = ORDER_GATHER};
-    hd_status st = trainer_meet(t, err);
+    hd_status st = trainer_await_ranks(t, err);
     while (st == HD_OK && o.kind != ORDER_END) {
         char *data;
         st = hear(t, &o, &data, err);

@@ -29,7 +29,7 @@ typedef struct hd_parameter {
     float *second; /* AdamW's second moment; NULL with Muon */
     int32_t rows, cols;
     int64_t begin, n; /* with Muon all or none */
-    int32_t stack; /* Muon: so many matrices of rows / stack rows each */
+    int32_t stack;    /* Muon: so many matrices of rows / stack rows each */
     hd_update_kind kind;
     bool decays; /* weight decay applies: matrices, not norms, biases and sinks */
 } hd_parameter;

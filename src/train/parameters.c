@@ -329,7 +329,8 @@ static void balance_layer(const hd_parameter *q, const int64_t *selected, double
     int64_t all = 0;
     for (int32_t e = 0; e < q->cols; e++) all += selected[e];
     for (int64_t i = 0; i < q->n; i++) {
-        const int64_t more = selected[q->begin + i] * q->cols - all; /* than the mean, times n */
+        const int64_t more =
+            selected[q->begin + i] * q->cols - all; /* than the mean, times n */
         if (more) q->master[i] += more > 0 ? (float)-rate : (float)rate;
     }
 }

@@ -182,7 +182,7 @@ hd_status hd_trainer_open(hd_trainer **out, const hd_trainer_options *o, hd_err 
         return st;
     }
     (*out)->crew = crew;
-    st = trainer_meet(*out, err);
+    st = trainer_await_ranks(*out, err);
     if (st == HD_OK) return HD_OK;
     hd_trainer_close(*out);
     *out = NULL;

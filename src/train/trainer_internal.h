@@ -80,7 +80,7 @@ typedef struct trainer_text {
 trainer_text trainer_reason(int32_t rank, const hd_err *err);
 
 /* Waits until every rank has opened. */
-hd_status trainer_meet(hd_trainer *t, hd_err *err);
+hd_status trainer_await_ranks(hd_trainer *t, hd_err *err);
 
 /* Rank 0 tells the others that no order follows. */
 void trainer_dismiss(hd_trainer *t);

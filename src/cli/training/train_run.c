@@ -198,8 +198,8 @@ hd_status train_run_load(const train_run *r, hd_trainer *t, hd_err *err) {
     return hd_trainer_load(t, r->resumed, json_integer_value(steps), err);
 }
 
-hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w,
-                         int64_t steps, json_t *state, hd_err *err) {
+hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w, int64_t steps,
+                         json_t *state, hd_err *err) {
     json_t *own = json_integer((json_int_t)hd_trainer_steps(t));
     if (!state || json_object_set_new(state, "optimizer_steps", own) != 0 ||
         json_object_set(state, "options", r->options) != 0) {

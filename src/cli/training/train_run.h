@@ -49,8 +49,8 @@ hd_status train_run_load(const train_run *r, hd_trainer *t, hd_err *err);
 
 /* Writes a checkpoint after `steps` of the command; state, which it takes, is what the command needs
  * to go on. */
-hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w,
-                         int64_t steps, json_t *state, hd_err *err);
+hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w, int64_t steps,
+                         json_t *state, hd_err *err);
 bool train_run_saves_at(const train_run *r, int64_t steps); /* after so many steps */
 
 /* Writes a line of the log as JSON, which it takes. */
