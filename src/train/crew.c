@@ -49,6 +49,7 @@ static hd_status start(train_crew *c, const hd_trainer_options *o, hd_err *err) 
         m->crew = c;
         m->o = *o;
         m->o.rank = i + 1;
+        m->o.upload = NULL; /* rank 0 does */
         m->started = pthread_create(&m->thread, NULL, work, m) == 0;
         if (!m->started) {
             return HD_FAIL(err, HD_EIO, "cannot start the thread of rank %d", m->o.rank);

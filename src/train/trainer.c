@@ -38,9 +38,6 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
     const hd_trainer_options *o = &t->o;
     const hd_ops_options ops = {.cpu = {.n_threads = o->threads}, .precision = HD_EXACT};
     HD_TRY(hd_ops_open(&t->ops, &t->device, o->backend ? o->backend : "cpu", &ops, err));
-    if (!hd_device_is_host(t->device) && o->n_ranks > 1) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "%d data parallel ranks train on a CPU only", o->n_ranks);
-    }
     HD_TRY(hd_stream_open(&t->stream, t->device, err));
     HD_TRY(open_host(t, err));
     const hd_model_env env = {.spec = o->spec,
@@ -182,6 +179,7 @@ hd_status hd_trainer_open(hd_trainer **out, const hd_trainer_options *o, hd_err 
         return st;
     }
     (*out)->crew = crew;
+    if (o->rank) return HD_OK; /* hd_trainer_follow() waits */
     st = trainer_await_ranks(*out, err);
     if (st == HD_OK) return HD_OK;
     hd_trainer_close(*out);

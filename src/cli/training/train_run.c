@@ -19,6 +19,7 @@ static const char *const schedules[] = {"constant", "cosine", NULL};
 train_settings train_settings_default(void) {
     return (train_settings){.steps = 100,
                             .ranks = 1,
+                            .processes = serve_ranks_default(),
                             .rows = 1024,
                             .seed = 1,
                             .keep = 2,
@@ -74,6 +75,7 @@ void train_options_add(option_list *list, train_settings *s) {
                     'q'),
     };
     option_list_add(list, options, HD_LEN(options));
+    serve_ranks_list(&s->processes, list);
 }
 
 const char *train_settings_backend(const train_settings *s) {
@@ -105,6 +107,10 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
                          .steps = s->steps,
                          .last = s->last_rate}}
     };
+    if (s->ranks > 1 && strcmp(out->backend, "cpu") != 0) {
+        return HD_FAIL(err, HD_EINVAL, "--dp %d: several ranks train on a CPU only",
+                       out->n_ranks);
+    }
     if (out->context > out->rows + 1) {
         return HD_FAIL(err, HD_EINVAL, "--context %d needs --rows %d at least", out->context,
                        out->context - 1);
