@@ -185,10 +185,11 @@ $(BUILD)/src/weights/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/chat/%.o $(BUIL
 $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
 $(BUILD)/src/client/%.o: CFLAGS += $(TRAP)
 # Rooms that compute are unrolled; those that wait for people and sockets, or run once, are small.
-$(BUILD)/src/ops/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/moe/%.o $(BUILD)/src/train/optimizer.o $(BUILD)/src/base/%.o: CFLAGS += -O3
-SMALL = model cli capacity chat engine train ops/profile runner weights http hub pd server router client api
+$(BUILD)/src/ops/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/moe/%.o $(BUILD)/src/base/%.o: CFLAGS += -O3
+SMALL = model cli capacity chat engine ops/profile runner train weights http hub pd server router client api
 $(foreach room,$(SMALL),$(BUILD)/src/$(room)/%.o): CFLAGS += -Os
 $(addprefix $(BUILD)/src/weights/,values.o quantize.o dummy.o): CFLAGS += -O2
+$(addprefix $(BUILD)/src/train/,optimizer.o init.o): CFLAGS += -O3
 endif
 
 unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api

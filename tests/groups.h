@@ -22,6 +22,7 @@
     X(backward) \
     X(model_backward) \
     X(gradients) \
+    X(data_parallel) \
     X(optimizer) \
     X(policy) \
     X(reward) \

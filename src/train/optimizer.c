@@ -34,19 +34,18 @@ static void sum_squares(const void *arg, int32_t task, int32_t worker) {
     (void)worker;
     for (int32_t i = task; i < job->n; i += NORM_PARTS) {
         const hd_parameter *p = &job->p[i];
-        const int64_t size = (int64_t)p->rows * p->cols;
-        for (int64_t k = 0; p->grad && k < size; k++)
+        for (int64_t k = 0; p->grad && k < p->n; k++)
             sum += (double)p->grad[k] * (double)p->grad[k];
     }
     job->sums[task] = sum;
 }
 
-static double global_norm(const hd_parameter *p, int32_t n, hd_stream *s) {
+double hd_optimizer_squares(const hd_parameter *p, int32_t n, hd_stream *s) {
     double sums[NORM_PARTS], total = 0.0;
     const norm_job job = {p, n, sums};
     hd_stream_tasks(s, NORM_PARTS, sum_squares, &job);
     for (int i = 0; i < NORM_PARTS; i++) total += sums[i];
-    return sqrt(total);
+    return total;
 }
 
 /* ---- AdamW ---- */
@@ -63,8 +62,7 @@ typedef struct update_job {
 static void adamw(const update_job *job, const hd_parameter *p) {
     const float b1 = (float)job->o->beta1, b2 = (float)job->o->beta2, eps = (float)job->o->eps;
     const float keep = p->decays ? 1.0f - job->rate * (float)job->o->decay : 1.0f;
-    const int64_t n = (int64_t)p->rows * p->cols;
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < p->n; i++) {
         const float g = p->grad[i] * job->clip;
         p->first[i] = b1 * p->first[i] + (1.0f - b1) * g;
         p->second[i] = b2 * p->second[i] + (1.0f - b2) * g * g;
@@ -171,6 +169,7 @@ static void muon(const update_job *job, const hd_parameter *p, int32_t worker) {
 static void update(const void *arg, int32_t task, int32_t worker) {
     const update_job *job = arg;
     const hd_parameter *p = &job->p[task];
+    if (p->n == 0) return;
     if (p->kind == HD_UPDATE_MUON) {
         muon(job, p, worker);
     } else if (p->kind == HD_UPDATE_ADAMW) {
@@ -188,8 +187,9 @@ size_t hd_optimizer_scratch(const hd_parameter *p, int32_t n) {
 }
 
 void hd_optimizer_step(const hd_optimizer_options *o, const hd_parameter *p, int32_t n,
-                       int64_t step, hd_stream *s, hd_optimizer_report *report) {
-    const double norm = global_norm(p, n, s), factor = hd_schedule_at(&o->schedule, step);
+                       int64_t step, double squares, hd_stream *s,
+                       hd_optimizer_report *report) {
+    const double norm = sqrt(squares), factor = hd_schedule_at(&o->schedule, step);
     const double t = (double)step + 1.0;
     *report = (hd_optimizer_report){.norm = norm, .factor = factor, .skipped = !isfinite(norm)};
     if (report->skipped) return;

@@ -19,15 +19,17 @@ typedef enum hd_update_kind {
     HD_UPDATE_BALANCE /* no gradient: the owner changes it, and the optimizer leaves it alone */
 } hd_update_kind;
 
-/* One trained matrix or vector, as the optimizer sees it. The owner holds the arrays. */
+/* One trained matrix or vector, as the optimizer sees it. The owner holds the arrays: n elements of
+ * the matrix, from `begin` on, which are all of them or this rank's part. */
 typedef struct hd_parameter {
     const char *name;
-    float *master;     /* [rows, cols] */
-    const float *grad; /* [rows, cols] */
-    float *first;  /* [rows, cols] AdamW's first moment, Muon's momentum; zero at the start */
-    float *second; /* [rows, cols] AdamW's second moment; NULL with Muon */
+    float *master;
+    const float *grad;
+    float *first;  /* AdamW's first moment, Muon's momentum; zero at the start */
+    float *second; /* AdamW's second moment; NULL with Muon */
     int32_t rows, cols;
-    int32_t stack; /* Muon: so many matrices of rows / stack rows each */
+    int64_t begin, n; /* with Muon all or none */
+    int32_t stack;    /* Muon: so many matrices of rows / stack rows each */
     hd_update_kind kind;
     bool decays; /* weight decay applies: matrices, not norms, biases and sinks */
 } hd_parameter;
@@ -54,7 +56,7 @@ typedef struct hd_optimizer_options {
 } hd_optimizer_options;
 
 typedef struct hd_optimizer_report {
-    double norm;   /* global norm of the gradients, before clipping */
+    double norm;   /* global norm of the gradients of all ranks, before clipping */
     double factor; /* of the schedule */
     bool skipped;  /* a gradient was not finite: nothing changed */
 } hd_optimizer_report;
@@ -62,9 +64,13 @@ typedef struct hd_optimizer_report {
 /* Returns the bytes of scratch that hd_optimizer_step() needs for each worker of the stream. */
 size_t hd_optimizer_scratch(const hd_parameter *p, int32_t n);
 
-/* Changes the masters and moments by their gradients. step: 0 for the first one. The stream's
- * scratch must be as large as hd_optimizer_scratch() says. */
+/* Returns the sum of the squares of the gradients, in a fixed order. */
+double hd_optimizer_squares(const hd_parameter *p, int32_t n, hd_stream *s);
+
+/* Changes the masters and moments by their gradients, whose squares of all ranks have the sum
+ * `squares`. step: 0 for the first one. The stream's scratch must be as large as
+ * hd_optimizer_scratch() says. */
 void hd_optimizer_step(const hd_optimizer_options *o, const hd_parameter *p, int32_t n,
-                       int64_t step, hd_stream *s, hd_optimizer_report *report);
+                       int64_t step, double squares, hd_stream *s, hd_optimizer_report *report);
 
 #endif

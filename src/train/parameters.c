@@ -1,9 +1,11 @@
 /* parameters.c - which tensors are trained, and their arrays. */
 #include "train/parameters.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "weights/summary.h"
 
 /* A second copy in the files of a tensor that is trained (an MTP layer's embedding). */
@@ -19,13 +21,15 @@ struct hd_parameters {
     hd_gradients *gradients;
     hd_parameter *all;
     int32_t *decls; /* [n] indices into the schema */
+    int64_t *at;    /* [n] places in the order of all elements */
     int32_t n;
     copy *copies;
     int32_t n_copies;
-    float *block; /* masters and moments */
     hd_device *device;
     float *host_gradients; /* those of the device, or a copy in pinned memory */
-    int64_t elements;
+    int64_t elements, summed;
+    int64_t first, own; /* the slice */
+    float *block;       /* [HD_N_PARAMETER_ARRAYS, own] */
 };
 
 /* ---- what is frozen ---- */
@@ -155,30 +159,72 @@ static void list(hd_parameters *p) {
 
 /* ---- their arrays ---- */
 
-static void read_stored(float *out, const hd_parameters *p, int32_t decl) {
+static int64_t size_of(const hd_parameter *q) {
+    return (int64_t)q->rows * q->cols;
+}
+
+/* The order of all elements: that of the gradients, then the biases. */
+static void place(hd_parameters *p) {
+    for (int32_t i = 0; i < p->n; i++) {
+        const hd_parameter *q = &p->all[i];
+        if (!q->grad) continue;
+        p->at[i] = q->grad - p->host_gradients;
+        p->summed = hd_max_i64(p->summed, p->at[i] + size_of(q));
+    }
+    int64_t end = p->summed;
+    for (int32_t i = 0; i < p->n; i++) {
+        if (p->all[i].grad) continue;
+        p->at[i] = end;
+        end += size_of(&p->all[i]);
+    }
+    assert(end == p->elements);
+}
+
+/* Where the slice of a rank begins: Muon's matrices are not divided. */
+static int64_t cut(const hd_parameters *p, int32_t rank) {
+    const int64_t at = p->elements * rank / hd_max_i32(p->o.n_ranks, 1);
+    for (int32_t i = 0; i < p->n; i++) {
+        const int64_t first = p->at[i], size = size_of(&p->all[i]);
+        if (p->all[i].kind != HD_UPDATE_MUON || at <= first || at >= first + size) continue;
+        return 2 * (at - first) < size ? first : first + size;
+    }
+    return at;
+}
+
+static void read_stored(const hd_parameters *p, int32_t decl, const hd_parameter *q) {
     const hd_weight *w = hd_weights_stored(p->w, decl);
-    for (int32_t r = 0; r < w->rows; r++) {
-        for (int32_t c = 0; c < w->cols; c++) {
-            out[(int64_t)r * w->cols + c] = hd_weight_at(w, r, c);
-        }
+    for (int64_t i = 0; i < q->n; i++) {
+        const int64_t at = q->begin + i;
+        q->master[i] = hd_weight_at(w, (int32_t)(at / w->cols), (int32_t)(at % w->cols));
     }
 }
 
+/* Points a parameter to its elements in arrays, which begin with element `first`. */
+static void point(hd_parameter *q, float *const *arrays, int64_t at) {
+    q->master = arrays[HD_PARAMETER_MASTER] + at;
+    q->first = q->kind == HD_UPDATE_BALANCE ? NULL : arrays[HD_PARAMETER_FIRST] + at;
+    q->second = q->kind == HD_UPDATE_ADAMW ? arrays[HD_PARAMETER_SECOND] + at : NULL;
+}
+
 static hd_status take_arrays(hd_parameters *p, hd_err *err) {
-    p->block = calloc((size_t)p->elements * 3 + 1, sizeof *p->block);
+    float *arrays[HD_N_PARAMETER_ARRAYS];
+    p->first = cut(p, p->o.rank);
+    p->own = cut(p, p->o.rank + 1) - p->first;
+    p->block = calloc((size_t)p->own * HD_N_PARAMETER_ARRAYS + 1, sizeof *p->block);
     if (!p->block) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for the masters and moments of %lld weights",
-                       (long long)p->elements);
+                       (long long)p->own);
     }
-    float *at = p->block;
+    for (int k = 0; k < HD_N_PARAMETER_ARRAYS; k++) arrays[k] = p->block + k * p->own;
     for (int32_t i = 0; i < p->n; i++) {
         hd_parameter *q = &p->all[i];
-        const int64_t n = (int64_t)q->rows * q->cols;
-        q->master = at;
-        q->first = q->kind == HD_UPDATE_BALANCE ? NULL : at + n;
-        q->second = q->kind == HD_UPDATE_ADAMW ? at + 2 * n : NULL;
-        at += 3 * n;
-        read_stored(q->master, p, p->decls[i]);
+        const int64_t from = hd_max_i64(p->at[i], p->first);
+        const int64_t to = hd_min_i64(p->at[i] + size_of(q), p->first + p->own);
+        q->n = hd_max_i64(to - from, 0);
+        q->begin = q->n ? from - p->at[i] : 0;
+        if (q->grad) q->grad += q->begin;
+        point(q, arrays, q->n ? from - p->first : 0);
+        read_stored(p, p->decls[i], q);
     }
     return HD_OK;
 }
@@ -201,12 +247,14 @@ static hd_status open_all(hd_parameters *p, hd_device *d, hd_err *err) {
     HD_TRY(open_host_gradients(p, err));
     p->all = calloc(n, sizeof *p->all);
     p->decls = calloc(n, sizeof *p->decls);
+    p->at = calloc(n, sizeof *p->at);
     p->copies = calloc(n, sizeof *p->copies);
-    if (!p->all || !p->decls || !p->copies) {
+    if (!p->all || !p->decls || !p->at || !p->copies) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for the list of parameters");
     }
     list(p);
     if (p->n == 0) return HD_FAIL(err, HD_EINVAL, "nothing is trained: all is frozen");
+    place(p);
     return take_arrays(p, err);
 }
 
@@ -235,6 +283,7 @@ void hd_parameters_close(hd_parameters *p) {
     hd_gradients_close(p->gradients);
     free(p->all);
     free(p->decls);
+    free(p->at);
     free(p->copies);
     free(p->block);
     free(p);
@@ -276,12 +325,13 @@ hd_status hd_parameters_finish_gradients(hd_parameters *p, const hd_ops *ops, hd
 
 /* ---- the routers' biases ---- */
 
-static void balance_layer(float *bias, const int64_t *selected, int32_t n, double rate) {
+static void balance_layer(const hd_parameter *q, const int64_t *selected, double rate) {
     int64_t all = 0;
-    for (int32_t e = 0; e < n; e++) all += selected[e];
-    for (int32_t e = 0; e < n; e++) {
-        const int64_t more = selected[e] * n - all; /* than the mean, times n */
-        if (more) bias[e] += more > 0 ? (float)-rate : (float)rate;
+    for (int32_t e = 0; e < q->cols; e++) all += selected[e];
+    for (int64_t i = 0; i < q->n; i++) {
+        const int64_t more =
+            selected[q->begin + i] * q->cols - all; /* than the mean, times n */
+        if (more) q->master[i] += more > 0 ? (float)-rate : (float)rate;
     }
 }
 
@@ -290,7 +340,7 @@ void hd_parameters_balance(hd_parameters *p, const int64_t *selected, double rat
         const hd_parameter *q = &p->all[i];
         const hd_tensor_decl *d = &hd_weights_schema(p->w)->decls[p->decls[i]];
         if (q->kind != HD_UPDATE_BALANCE) continue;
-        balance_layer(q->master, selected + (int64_t)d->layer * q->cols, q->cols, rate);
+        balance_layer(q, selected + (int64_t)d->layer * q->cols, rate);
     }
 }
 
@@ -312,13 +362,11 @@ static hd_tensor tensor_of(const hd_tensor_decl *d, const void *data) {
     return t;
 }
 
-/* The masters as tensors in memory of their own; copies point to those of their parameters. */
-static void fill(const hd_parameters *p, hd_tensor *tensors, const hd_map *memory) {
-    uint8_t *at = hd_map_writable(memory);
+/* The masters as tensors; copies point to those of their parameters. */
+static void fill(const hd_parameters *p, hd_tensor *tensors, const hd_map *masters) {
+    const float *all = (const float *)(const void *)masters->data;
     for (int32_t i = 0; i < p->n; i++) {
-        tensors[i] = tensor_of(decl_of(p, i), at);
-        memcpy(at, p->all[i].master, tensors[i].bytes);
-        at += tensors[i].bytes;
+        tensors[i] = tensor_of(decl_of(p, i), all + p->at[i]);
     }
     for (int32_t i = 0; i < p->n_copies; i++) {
         const copy *c = &p->copies[i];
@@ -326,26 +374,48 @@ static void fill(const hd_parameters *p, hd_tensor *tensors, const hd_map *memor
     }
 }
 
-static hd_status collect(const hd_parameters *p, hd_checkpoint **out, hd_err *err) {
-    static const char label[] = "trained weights";
+static hd_status collect(const hd_parameters *p, hd_map *masters, hd_checkpoint **out,
+                         hd_err *err) {
     const int32_t n = p->n + p->n_copies;
-    hd_map memory;
-    HD_TRY(hd_map_take(&memory, (size_t)p->elements * sizeof(float), label, err));
     hd_tensor *tensors = calloc((size_t)n, sizeof *tensors);
     if (!tensors) {
-        hd_map_close(&memory);
+        hd_map_close(masters);
         return HD_FAIL(err, HD_ENOMEM, "no memory for a list of weights");
     }
-    fill(p, tensors, &memory);
-    const hd_status st = hd_checkpoint_of_tensors(out, tensors, n, &memory, label, err);
+    fill(p, tensors, masters);
+    const hd_status st =
+        hd_checkpoint_of_tensors(out, tensors, n, masters, "trained weights", err);
     free(tensors);
     return st;
 }
 
-hd_status hd_parameters_update(const hd_parameters *p, hd_weights_update **out, hd_err *err) {
+float *hd_parameters_slice(const hd_parameters *p, hd_parameter_array which, int64_t *first,
+                           int64_t *n) {
+    *first = p->first;
+    *n = p->own;
+    return p->block + which * p->own;
+}
+
+float *hd_parameters_host_gradients(const hd_parameters *p, int64_t *n) {
+    *n = p->summed;
+    return p->host_gradients;
+}
+
+void hd_parameters_list(const hd_parameters *p, float *const *whole, hd_parameter *out) {
+    for (int32_t i = 0; i < p->n; i++) {
+        out[i] = p->all[i];
+        out[i].grad = NULL;
+        out[i].begin = 0;
+        out[i].n = size_of(&out[i]);
+        point(&out[i], whole, p->at[i]);
+    }
+}
+
+hd_status hd_parameters_update(const hd_parameters *p, hd_map *masters, hd_weights_update **out,
+                               hd_err *err) {
     hd_checkpoint *c;
     *out = NULL;
-    HD_TRY(collect(p, &c, err));
+    HD_TRY(collect(p, masters, &c, err));
     hd_weights_update *u;
     hd_status st = hd_weights_update_open(&u, p->w, err);
     if (st != HD_OK) {

@@ -1,6 +1,10 @@
 /* parameters.h - the trained tensors of a model: float32 master weights, their gradients and
  * the optimizer's moments, and the way back into the stored formats.
  *
+ * Of N ranks each has all gradients, but masters and moments of its slice: the elements of all
+ * parameters lie in one order, which begins with that of hd_gradients_all(), and a slice is a
+ * contiguous part of it.
+ *
  * The model computes from its stored weights (FP8, FP4, BF16, F32), which are the masters,
  * rounded. Their gradient counts as the masters' (straight-through). Rounding is that of
  * weight updates (weights/update.h), so training, serving and exported files have the same
@@ -24,6 +28,7 @@ typedef struct hd_parameters_options {
     int32_t threads;         /* that round to the stored formats; 0: one per core */
     bool drafts;             /* the MTP layer, too */
     bool biases;             /* the routers' biases change by hd_parameters_balance() */
+    int32_t rank, n_ranks;   /* whose slice; 0 ranks: 1 */
 } hd_parameters_options;
 
 /* Opens the parameters of w, which must be updatable: the masters are the stored values. The
@@ -38,7 +43,7 @@ const hd_gradients *hd_parameters_gradients(const hd_parameters *p);
 /* Their gradients are those of the last hd_parameters_finish_gradients(). */
 const hd_parameter *hd_parameters_all(const hd_parameters *p, int32_t *n);
 bool hd_parameters_is_draft(const hd_parameters *p, int32_t i); /* all[i] is the MTP layer's */
-int64_t hd_parameters_count(const hd_parameters *p);            /* elements */
+int64_t hd_parameters_count(const hd_parameters *p);            /* elements of all ranks */
 void hd_parameters_clear_gradients(hd_parameters *p, hd_stream *s);
 /* hd_gradients_join_drafts(), and copies the gradients to host memory. */
 hd_status hd_parameters_finish_gradients(hd_parameters *p, const hd_ops *ops, hd_stream *s,
@@ -48,7 +53,26 @@ hd_status hd_parameters_finish_gradients(hd_parameters *p, const hd_ops *ops, hd
  * than the mean of their layer (docs/training.md). selected [layers, n_experts], MTP layers last. */
 void hd_parameters_balance(hd_parameters *p, const int64_t *selected, double rate);
 
-/* Opens an update of w by the masters. */
-hd_status hd_parameters_update(const hd_parameters *p, hd_weights_update **out, hd_err *err);
+typedef enum hd_parameter_array {
+    HD_PARAMETER_MASTER,
+    HD_PARAMETER_FIRST,
+    HD_PARAMETER_SECOND,
+    HD_N_PARAMETER_ARRAYS
+} hd_parameter_array;
+
+/* Returns this rank's slice of an array: elements *first .. *first + *n - 1 of all. */
+float *hd_parameters_slice(const hd_parameters *p, hd_parameter_array which, int64_t *first,
+                           int64_t *n);
+
+/* Returns the gradients in host memory: of the first *n elements of all. The rest are biases. */
+float *hd_parameters_host_gradients(const hd_parameters *p, int64_t *n);
+
+/* Lists all parameters, complete, in out [n] of hd_parameters_all(), without gradients. whole
+ * [HD_N_PARAMETER_ARRAYS]: the arrays of all ranks. */
+void hd_parameters_list(const hd_parameters *p, float *const *whole, hd_parameter *out);
+
+/* Opens an update of w by the masters of all ranks, memory of hd_map_take(), which it takes. */
+hd_status hd_parameters_update(const hd_parameters *p, hd_map *masters, hd_weights_update **out,
+                               hd_err *err);
 
 #endif

@@ -141,9 +141,7 @@ static void free_listing(listing *l) {
     free(l->names);
 }
 
-static hd_status list_state(listing *out, const hd_parameters *p, hd_err *err) {
-    int32_t n;
-    const hd_parameter *all = hd_parameters_all(p, &n);
+static hd_status list_state(listing *out, const hd_parameter *all, int32_t n, hd_err *err) {
     *out = (listing){.tensors = calloc((size_t)n * N_ARRAYS, sizeof *out->tensors),
                      .names = calloc((size_t)n * N_ARRAYS, sizeof *out->names)};
     if (!out->tensors || !out->names) {
@@ -186,27 +184,22 @@ static json_t *describe(int64_t steps, const listing *l, const hd_weights *w,
                      "run", run, "state", state, "model", model);
 }
 
-static hd_status write_state(const char *dir, int64_t steps, const hd_parameters *p,
+static hd_status write_state(const char *dir, int64_t steps, const listing *l,
                              const hd_weights *w, const json_t *run, hd_err *err) {
     path tensors = {0}, json = {0};
-    listing l;
     HD_TRY(join(&tensors, dir, "state.safetensors", err));
     HD_TRY(join(&json, dir, "state.json", err));
-    HD_TRY(list_state(&l, p, err));
-    hd_status st = hd_safetensors_write(tensors.text, l.tensors, l.n, err);
-    if (st == HD_OK) {
-        json_t *all = describe(steps, &l, w, run);
-        char *text = all ? hd_json_write(all, JSON_INDENT(1)) : NULL;
-        st = text ? hd_flushed_write(json.text, text, strlen(text), err)
-                  : HD_FAIL(err, HD_ENOMEM, "no memory for state.json");
-        free(text);
-        json_decref(all);
-    }
-    free_listing(&l);
+    HD_TRY(hd_safetensors_write(tensors.text, l->tensors, l->n, err));
+    json_t *all = describe(steps, l, w, run);
+    char *text = all ? hd_json_write(all, JSON_INDENT(1)) : NULL;
+    const hd_status st = text ? hd_flushed_write(json.text, text, strlen(text), err)
+                              : HD_FAIL(err, HD_ENOMEM, "no memory for state.json");
+    free(text);
+    json_decref(all);
     return st == HD_OK ? flush_folder(dir, err) : st;
 }
 
-hd_status hd_state_save(const char *dir, int64_t steps, const hd_parameters *p,
+hd_status hd_state_save(const char *dir, int64_t steps, const hd_parameter *all, int32_t n,
                         const hd_weights *w, const char *model_dir, const json_t *run,
                         int32_t keep, hd_err *err) {
     path partial = {0}, whole = {0}, model = {0};
@@ -217,7 +210,11 @@ hd_status hd_state_save(const char *dir, int64_t steps, const hd_parameters *p,
     remove_checkpoint(partial.text);
     HD_TRY(make_folder(partial.text, err));
     HD_TRY(write_model(model.text, w, model_dir, err));
-    HD_TRY(write_state(partial.text, steps, p, w, run, err));
+    listing l;
+    HD_TRY(list_state(&l, all, n, err));
+    const hd_status st = write_state(partial.text, steps, &l, w, run, err);
+    free_listing(&l);
+    HD_TRY(st);
     remove_checkpoint(whole.text);
     if (rename(partial.text, whole.text) != 0) return refuse_io(whole.text, err);
     HD_TRY(flush_folder(dir, err));
@@ -296,7 +293,8 @@ static hd_status load_array(const hd_safetensors *f, const json_t *hashes, const
         return HD_FAIL(err, HD_EFORMAT, "%s: tensor %s: its checksum is not that of state.json",
                        file, name);
     }
-    memcpy(array_of(p, which), t->data, t->bytes);
+    memcpy(array_of(p, which), t->data + p->begin * (int64_t)sizeof(float),
+           (size_t)p->n * sizeof(float));
     return HD_OK;
 }
 

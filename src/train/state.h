@@ -14,8 +14,8 @@
 #include "train/parameters.h"
 
 /* Writes DIR/step-N and removes all but the last `keep` checkpoints. model_dir: the folder that
- * the model's other files are copied from. run: what the caller needs to go on. */
-hd_status hd_state_save(const char *dir, int64_t steps, const hd_parameters *p,
+ * the model's other files are copied from. all[n]: complete. run: what the caller needs to go on. */
+hd_status hd_state_save(const char *dir, int64_t steps, const hd_parameter *all, int32_t n,
                         const hd_weights *w, const char *model_dir, const json_t *run,
                         int32_t keep, hd_err *err);
 
@@ -30,8 +30,8 @@ hd_status hd_state_parse(json_t **all, const char *text, size_t n, const char *l
 /* Reads state.json of a checkpoint. The caller owns *run. */
 hd_status hd_state_read(const char *path, int64_t *steps, json_t **run, hd_err *err);
 
-/* Reads masters and moments of a checkpoint, whose model p was opened with. HD_EFORMAT, with the
- * tensor's name: one is missing, unknown, of another shape, or not what state.json says. */
+/* Reads this rank's masters and moments of a checkpoint, whose model p was opened with. HD_EFORMAT, with
+ * the tensor's name: one is missing, unknown, of another shape, or not what state.json says. */
 hd_status hd_state_load(const char *path, const hd_parameters *p, hd_err *err);
 
 #endif

@@ -1,6 +1,4 @@
-/* trainer.c - micro-batches of complete sequences through model and backward pass. */
-#include "train/trainer.h"
-
+/* trainer.c - one rank: micro-batches of complete sequences through model and backward pass. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,43 +6,11 @@
 #include "base/cpu.h"
 #include "kv/replay.h"
 #include "model/backward.h"
+#include "train/trainer_internal.h"
 
 enum { MAX_SEQS = 64, LOGIT_ROWS = 64 };
 
-/* Of the batch's logits rows, and of the MTP layer's: [rows] each, one after another. */
-typedef struct loss_rows {
-    int32_t *target, *draft_rows, *draft_target;
-    float *factor, *entropy_factor, *temperature, *draft_factor;
-    float *logprob, *entropy, *draft_logprob; /* results */
-} loss_rows;
-
-enum { INPUTS = 7, RESULTS = 3 };
-
-struct hd_trainer {
-    hd_trainer_options o;
-    hd_ops ops;
-    hd_backward_ops back_ops;
-    hd_device *device;
-    hd_stream *stream;
-    hd_device *host;          /* the optimizer's: device, or a CPU beside a GPU */
-    hd_stream *update_stream; /* the optimizer's, with scratch of its own */
-    hd_model *model;
-    hd_backward *backward;
-    hd_kv *kv;
-    hd_batch batch;
-    hd_parameters *parameters;
-    int64_t steps;
-    int32_t page_tokens, seq_pages;
-    int32_t *pages;   /* [seq_pages] */
-    loss_rows in, at; /* the host's, and the device's */
-    int32_t n_drafts; /* of this batch */
-    int32_t *routes;  /* [layers, rows of the batch, top_k] */
-    int32_t *keys;    /* [layers with an indexer, rows, index_topk]; NULL: never given */
-    /* [layers, experts] rows that chose an expert: since the last step, and before a batch */
-    int64_t *selected, *selected_before;
-    int64_t *expert_rows; /* of hd_model_expert_rows(), on the host */
-    int64_t n_selected;
-};
+enum { INPUTS = 7, RESULTS = 3 }; /* of loss_rows */
 
 /* ---- opening ---- */
 
@@ -146,10 +112,22 @@ static hd_status open_rows(hd_trainer *t, hd_err *err) {
     return t->routes ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a micro-batch");
 }
 
-static hd_status open_all(hd_trainer *t, hd_err *err) {
+/* The rank's end of the exchanges with the others. */
+static hd_status open_ranks(hd_trainer *t, hd_comm_local *world, hd_err *err) {
+    t->ranks = (train_ranks){t->o.comm, t->stream};
+    if (world) {
+        HD_TRY(hd_comm_local_join(world, t->o.rank, t->device, t->stream, &t->ops,
+                                  &t->ranks.comm, err));
+    }
+    t->replayed = calloc((size_t)t->o.n_ranks + 1, sizeof *t->replayed);
+    return t->replayed ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a trainer");
+}
+
+static hd_status open_all(hd_trainer *t, hd_comm_local *world, hd_err *err) {
     const hd_trainer_options *o = &t->o;
     int32_t n;
     HD_TRY(open_model(t, err));
+    HD_TRY(open_ranks(t, world, err));
     HD_TRY(open_pages(t, err));
     HD_TRY(open_rows(t, err));
     if (o->scores_only) return HD_OK;
@@ -157,14 +135,17 @@ static hd_status open_all(hd_trainer *t, hd_err *err) {
                                               .matrices = o->matrices,
                                               .threads = o->threads,
                                               .drafts = o->drafts,
-                                              .biases = o->balance > 0.0};
+                                              .biases = o->balance > 0.0,
+                                              .rank = o->rank,
+                                              .n_ranks = o->n_ranks};
     HD_TRY(
         hd_parameters_open(&t->parameters, o->spec, o->weights, t->device, &parameters, err));
     const hd_parameter *all = hd_parameters_all(t->parameters, &n);
     return hd_stream_reserve(t->update_stream, hd_optimizer_scratch(all, n), err);
 }
 
-hd_status hd_trainer_open(hd_trainer **out, const hd_trainer_options *o, hd_err *err) {
+hd_status trainer_open_rank(hd_trainer **out, const hd_trainer_options *o, hd_comm_local *world,
+                            hd_err *err) {
     *out = NULL;
     if (o->context < 2 || o->rows < o->context - 1) {
         return HD_FAIL(err, HD_EINVAL,
@@ -178,7 +159,8 @@ hd_status hd_trainer_open(hd_trainer **out, const hd_trainer_options *o, hd_err 
     hd_trainer *t = calloc(1, sizeof *t);
     if (!t) return HD_FAIL(err, HD_ENOMEM, "no memory for a trainer");
     t->o = *o;
-    const hd_status st = open_all(t, err);
+    if (o->n_ranks > 1 && !o->comm) t->o.threads = train_crew_threads(o);
+    const hd_status st = open_all(t, world, err);
     if (st == HD_OK) {
         *out = t;
     } else {
@@ -187,8 +169,28 @@ hd_status hd_trainer_open(hd_trainer **out, const hd_trainer_options *o, hd_err 
     return st;
 }
 
+hd_status hd_trainer_open(hd_trainer **out, const hd_trainer_options *o, hd_err *err) {
+    train_crew *crew = NULL;
+    if (o->n_ranks > 1 && !o->comm) HD_TRY(train_crew_open(&crew, o, err));
+    hd_status st = trainer_open_rank(out, o, train_crew_world(crew), err);
+    if (st != HD_OK) {
+        train_crew_abort(crew);
+        train_crew_close(crew);
+        return st;
+    }
+    (*out)->crew = crew;
+    if (o->rank) return HD_OK; /* hd_trainer_follow() waits */
+    st = trainer_await_ranks(*out, err);
+    if (st == HD_OK) return HD_OK;
+    hd_trainer_close(*out);
+    *out = NULL;
+    return st;
+}
+
 void hd_trainer_close(hd_trainer *t) {
     if (!t) return;
+    trainer_dismiss(t);
+    train_crew_close(t->crew);
     hd_parameters_close(t->parameters);
     hd_batch_close(&t->batch);
     hd_kv_close(t->kv);
@@ -208,6 +210,7 @@ void hd_trainer_close(hd_trainer *t) {
     free(t->keys);
     free(t->selected);
     free(t->selected_before);
+    free(t->replayed);
     free(t);
 }
 
@@ -404,8 +407,20 @@ static hd_status open_keys(hd_trainer *t, hd_err *err) {
     return t->keys ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for keys of a micro-batch");
 }
 
-static hd_status run(hd_trainer *t, const hd_train_sequence *s, int32_t n,
-                     const hd_gradients *g, hd_err *err) {
+hd_status trainer_check(const hd_trainer *t, const hd_train_sequence *s, int32_t n,
+                        hd_err *err) {
+    for (int32_t i = 0; i < n; i++) {
+        HD_TRY(check(t, &s[i], err));
+        HD_TRY(check_replay(t, &s[i], err));
+        HD_TRY(check_routes(t, &s[i], s->routes != NULL, err));
+        HD_TRY(check_keys(t, &s[i], s->keys != NULL, err));
+    }
+    return HD_OK;
+}
+
+hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool accumulates,
+                      hd_err *err) {
+    const hd_gradients *g = accumulates ? hd_parameters_gradients(t->parameters) : NULL;
     hd_loss loss = {.routes = n > 0 && s->routes ? t->routes : NULL,
                     .target = t->at.target,
                     .factor = t->at.factor,
@@ -413,12 +428,6 @@ static hd_status run(hd_trainer *t, const hd_train_sequence *s, int32_t n,
                     .temperature = t->at.temperature,
                     .logprob = t->at.logprob,
                     .entropy = t->at.entropy};
-    for (int32_t i = 0; i < n; i++) {
-        HD_TRY(check(t, &s[i], err));
-        HD_TRY(check_replay(t, &s[i], err));
-        HD_TRY(check_routes(t, &s[i], s->routes != NULL, err));
-        HD_TRY(check_keys(t, &s[i], s->keys != NULL, err));
-    }
     if (n > 0 && s->keys) {
         HD_TRY(open_keys(t, err));
         loss.keys = t->keys;
@@ -450,38 +459,8 @@ static hd_status run(hd_trainer *t, const hd_train_sequence *s, int32_t n,
     return HD_OK;
 }
 
-hd_status hd_trainer_score(hd_trainer *t, const hd_train_sequence *s, int32_t n, hd_err *err) {
-    return run(t, s, n, NULL, err);
-}
-
-hd_status hd_trainer_accumulate(hd_trainer *t, const hd_train_sequence *s, int32_t n,
-                                hd_err *err) {
-    return run(t, s, n, hd_parameters_gradients(t->parameters), err);
-}
-
-/* ---- steps ---- */
-
 hd_status hd_trainer_finish_gradients(hd_trainer *t, hd_err *err) {
     return hd_parameters_finish_gradients(t->parameters, &t->ops, t->stream, err);
-}
-
-hd_status hd_trainer_step(hd_trainer *t, hd_weights_update **u, hd_optimizer_report *report,
-                          hd_err *err) {
-    int32_t n;
-    *u = NULL;
-    const hd_parameter *all = hd_parameters_all(t->parameters, &n);
-    HD_TRY(hd_trainer_finish_gradients(t, err));
-    hd_optimizer_step(&t->o.optimizer, all, n, t->steps, t->update_stream, report);
-    hd_parameters_clear_gradients(t->parameters, t->stream);
-    if (t->n_selected && !report->skipped)
-        hd_parameters_balance(t->parameters, t->selected, t->o.balance);
-    memset(t->selected, 0, (size_t)t->n_selected * sizeof *t->selected);
-    t->steps++;
-    return report->skipped ? HD_OK : hd_parameters_update(t->parameters, u, err);
-}
-
-hd_replay_count hd_trainer_replayed(const hd_trainer *t) {
-    return hd_backward_replayed(t->backward);
 }
 
 hd_parameters *hd_trainer_parameters(const hd_trainer *t) {
@@ -490,10 +469,6 @@ hd_parameters *hd_trainer_parameters(const hd_trainer *t) {
 
 int64_t hd_trainer_steps(const hd_trainer *t) {
     return t->steps;
-}
-
-void hd_trainer_set_steps(hd_trainer *t, int64_t steps) {
-    t->steps = steps;
 }
 
 hd_stream *hd_trainer_stream(const hd_trainer *t) {

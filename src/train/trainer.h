@@ -1,5 +1,9 @@
 /* trainer.h - one model in training: scores sequences, adds up gradients, changes weights.
  *
+ * With ranks it is data parallel: each computes a share of the sequences, and keeps masters and
+ * moments of a slice of the parameters. Rank 0 is told what to do, as if it were alone, and tells the
+ * others. They are threads over the same weights, or processes that hd_trainer_follow().
+ *
  * The forward pass is that of serving, on the very weights: a trainer over the weights of an
  * engine computes, bit for bit, the log-probabilities that the engine reported. One thread
  * owns it. On a GPU the passes run there, and the optimizer on the host. */
@@ -20,7 +24,9 @@ typedef struct hd_trainer_options {
     const char *backend; /* cpu, cuda or auto (ops.h); NULL: cpu */
     int32_t rows;        /* of one micro-batch; changes no bit */
     int32_t context;     /* tokens of the longest sequence, at most rows + 1 */
-    int32_t threads;     /* of the host; 0: one per core; changes no bit */
+    int32_t threads;     /* of all ranks here; 0: one per core; changes no bit */
+    int32_t rank, n_ranks;      /* n_ranks 0: 1; more need a CPU */
+    const struct hd_comm *comm; /* to ranks of other processes; NULL: the others are threads */
     uint32_t frozen;     /* of hd_frozen_of() */
     bool scores_only;    /* nothing is trained: no masters, moments and gradients */
     bool drafts;         /* the MTP layer is trained; the weights must have one */
@@ -74,15 +80,29 @@ hd_status hd_trainer_finish_gradients(hd_trainer *t, hd_err *err);
 hd_status hd_trainer_step(hd_trainer *t, hd_weights_update **u, hd_optimizer_report *report,
                           hd_err *err);
 
+/* The work of a rank other than 0, until rank 0 closes. own: the weights, which are changed in every
+ * step; NULL: they are rank 0's. */
+hd_status hd_trainer_follow(hd_trainer *t, hd_weights *own, hd_err *err);
+
 /* Since open: rows whose experts or keys were given, and those where others would have been selected. */
 hd_replay_count hd_trainer_replayed(const hd_trainer *t);
 
-hd_parameters *hd_trainer_parameters(const hd_trainer *t);
+hd_parameters *hd_trainer_parameters(const hd_trainer *t); /* this rank's */
 
-/* Steps so far, those that were skipped included: the schedule's time. Loading a checkpoint sets
- * it. */
+/* Masters and moments of all ranks, as complete parameters. */
+typedef struct hd_whole_parameters {
+    hd_parameter *all;
+    int32_t n;
+    float *block; /* owned; NULL: they are the trainer's own */
+} hd_whole_parameters;
+hd_status hd_trainer_gather(hd_trainer *t, hd_whole_parameters *out, hd_err *err);
+void hd_whole_parameters_free(hd_whole_parameters *w); /* all zeros are fine */
+
+/* Reads masters and moments of a checkpoint (state.h), which every rank must see at this path. */
+hd_status hd_trainer_load(hd_trainer *t, const char *checkpoint, int64_t steps, hd_err *err);
+
+/* Steps so far, those that were skipped included: the schedule's time. */
 int64_t hd_trainer_steps(const hd_trainer *t);
-void hd_trainer_set_steps(hd_trainer *t, int64_t steps);
 
 hd_stream *hd_trainer_stream(const hd_trainer *t);
 

@@ -54,6 +54,12 @@ static void close_rig(rig *r) {
     hd_device_close(r->device);
 }
 
+static void step_once(rig *r, int64_t step, hd_optimizer_report *report) {
+    r->p.n = (int64_t)r->p.rows * r->p.cols;
+    hd_optimizer_step(&r->o, &r->p, 1, step, hd_optimizer_squares(&r->p, 1, r->stream),
+                      r->stream, report);
+}
+
 static void draw_gradient(rig *r, int64_t step) {
     for (uint64_t i = 0; i < N; i++) r->grad[i] = unit(100 + (uint64_t)step, i);
 }
@@ -70,7 +76,7 @@ static void adamw_is_its_formula(void **state) {
         hd_optimizer_report report;
         draw_gradient(&r, step);
         for (int i = 0; i < N; i++) square += (double)r.grad[i] * (double)r.grad[i];
-        hd_optimizer_step(&r.o, &r.p, 1, step, r.stream, &report);
+        step_once(&r, step, &report);
         assert_true(fabs(report.norm - sqrt(square)) < 1e-9 && !report.skipped);
         assert_true(report.norm > r.o.clip);
         for (int i = 0; i < N; i++) {
@@ -100,7 +106,7 @@ static void muon_moves_along_an_orthogonal_matrix(void **state) {
         r.p.cols = tall ? ROWS : COLS;
         draw_gradient(&r, 0);
         memcpy(before, r.master, sizeof before);
-        hd_optimizer_step(&r.o, &r.p, 1, 0, r.stream, &report);
+        step_once(&r, 0, &report);
         const double scale = 0.02 * 0.2 * sqrt(COLS);
         for (int a = 0; a < ROWS; a++) {
             for (int b = 0; b < ROWS; b++) { /* rows of the wide form */
@@ -130,9 +136,9 @@ static void a_stack_is_so_many_matrices(void **state) {
     one.p.rows = 2;
     two.p.rows = 4;
     two.p.stack = 2;
-    hd_optimizer_step(&one.o, &one.p, 1, 0, one.stream, &report);
+    step_once(&one, 0, &report);
     const double norm = report.norm;
-    hd_optimizer_step(&two.o, &two.p, 1, 0, two.stream, &report);
+    step_once(&two, 0, &report);
     assert_true(report.norm > norm);
     assert_memory_equal(one.master, two.master, 2 * COLS * sizeof(float));
     close_rig(&one);
@@ -149,8 +155,8 @@ static void threads_change_no_bit(void **state) {
         for (int64_t step = 0; step < 5; step++) {
             draw_gradient(&one, step);
             draw_gradient(&three, step);
-            hd_optimizer_step(&one.o, &one.p, 1, step, one.stream, &report);
-            hd_optimizer_step(&three.o, &three.p, 1, step, three.stream, &report);
+            step_once(&one, step, &report);
+            step_once(&three, step, &report);
         }
         assert_memory_equal(one.master, three.master, sizeof one.master);
         assert_memory_equal(one.first, three.first, sizeof one.first);
@@ -170,7 +176,7 @@ static void no_number_changes_nothing(void **state) {
         draw_gradient(&r, 0);
         r.grad[17] = bad[i];
         memcpy(before, r.master, sizeof before);
-        hd_optimizer_step(&r.o, &r.p, 1, 0, r.stream, &report);
+        step_once(&r, 0, &report);
         assert_true(report.skipped);
         assert_memory_equal(before, r.master, sizeof before);
         assert_memory_equal(zeros, r.first, sizeof zeros);

@@ -27,19 +27,24 @@ serve_ranks serve_ranks_default(void) {
 void serve_ranks_list(serve_ranks *r, option_list *to) {
     const option options[] = {
         option_int("rank", &r->rank, -1, MAX_WORLD - 1,
-                   "which rank this process is; 0 serves; -1: as mpirun or srun says"),
+                   "which rank this process is; 0 leads; -1: as mpirun or srun says"),
         option_int("world", &r->world, 0, MAX_WORLD,
                    "processes, one per rank; 0: as mpirun or srun says, else threads"),
         option_text("meet", &r->rendezvous, "HOST:PORT",
                     "where rank 0 waits for the others; default " HD_WORLD_RENDEZVOUS),
         option_text("rank-key-file", &r->key_file, "FILE",
                     "secret of all ranks, needed off the loopback interface"),
-        option_text("hosts", &r->hosts, "HOST,HOST,...",
-                    "starts all ranks on these hosts, by ssh; this host is the first"),
         option_int("start-seconds", &r->start_s, 1, 86400,
                    "longest wait for the other ranks; default 60"),
     };
     option_list_add(to, options, HD_LEN(options));
+}
+
+void serve_ranks_list_hosts(serve_ranks *r, option_list *to) {
+    const option hosts =
+        option_text("hosts", &r->hosts, "HOST,HOST,...",
+                    "starts all ranks on these hosts, by ssh; this host is the first");
+    option_list_add(to, &hosts, 1);
 }
 
 static bool has_hosts(const serve_ranks *r) {

@@ -1,4 +1,4 @@
-/* serve_ranks.h - flags of `hadal serve` for a rank in a process of its own, and its life if it
+/* serve_ranks.h - flags of commands for a rank in a process of its own, and its life if it
  * follows rank 0. */
 #ifndef HD_CLI_SERVE_RANKS_H
 #define HD_CLI_SERVE_RANKS_H
@@ -16,6 +16,7 @@ typedef struct serve_ranks {
 
 serve_ranks serve_ranks_default(void);
 void serve_ranks_list(serve_ranks *r, option_list *to);
+void serve_ranks_list_hosts(serve_ranks *r, option_list *to); /* --hosts */
 
 /* Fills engine->world: by the flags, else by the environment of mpirun or srun. The key comes from its
  * file or from HADAL_RANK_KEY; with --hosts it is drawn if there is none. */

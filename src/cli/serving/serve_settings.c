@@ -231,6 +231,7 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
     list_front(set, &own);
     list_requests(set, &own);
     serve_ranks_list(&set->ranks, &own);
+    serve_ranks_list_hosts(&set->ranks, &own);
     serve_peers_list(&set->peers, &own);
     const positional model = {"MODEL_DIR", &set->engine.options.model_dir, false,
                               POSITIONAL_MODEL};

@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/training/rl_reference.h"
 #include "cli/training/rl_rollout.h"
-#include "cli/training/train_run.h"
+#include "cli/training/train_world.h"
 #include "train/policy.h"
 
 enum { HELD_OUT_FIRST = 1 << 30, CONTROL_DRAWS = 5 /* high counter word */ };
@@ -56,6 +56,7 @@ typedef struct settings {
 typedef struct learning {
     settings set;
     train_run run;
+    train_world world;
     hd_policy_options policy;
     hd_engine *engine;
     hd_trainer *trainer;
@@ -69,7 +70,7 @@ typedef struct learning {
     int32_t n;        /* samples of a rollout */
     /* [n], and their arrays */
     hd_policy_sample *samples;
-    hd_train_sequence *seqs;
+    hd_train_sequence *seqs, *learned; /* learned: those that have a gradient */
     float *numbers;
     double *scratch;
 } learning;
@@ -145,9 +146,10 @@ static hd_status open_arrays(learning *l, hd_err *err) {
     HD_TRY(rl_rollout_open(&l->held_out, (int32_t)s->held_out, 1, err));
     l->samples = calloc(n, sizeof *l->samples);
     l->seqs = calloc(n, sizeof *l->seqs);
+    l->learned = calloc(n, sizeof *l->learned);
     l->numbers = calloc(N_NUMBERS * tokens, sizeof *l->numbers);
     l->scratch = calloc(tokens, sizeof *l->scratch);
-    if (l->samples && l->seqs && l->numbers && l->scratch) return HD_OK;
+    if (l->samples && l->seqs && l->learned && l->numbers && l->scratch) return HD_OK;
     return HD_FAIL(err, HD_ENOMEM, "no memory for %zu samples", n);
 }
 
@@ -185,6 +187,7 @@ static hd_status open_all(learning *l, hd_err *err) {
     }
     o.weights = hd_engine_weights(l->engine);
     o.detached = true;
+    HD_TRY(train_world_lead(&l->world, &o, l->run.model, err));
     HD_TRY(hd_trainer_open(&l->trainer, &o, err));
     if (l->set.kl > 0.0) {
         const char *dir = l->set.reference ? l->set.reference : s->model_dir;
@@ -207,6 +210,7 @@ static void close_all(learning *l) {
     train_run_close(&l->run);
     free(l->samples);
     free(l->seqs);
+    free(l->learned);
     free(l->numbers);
     free(l->scratch);
 }
@@ -347,12 +351,11 @@ static void set_draft_factors(const learning *l, int32_t first, int32_t n) {
 static hd_status add_gradients(learning *l, int32_t first, int32_t n, hd_err *err) {
     const bool drafts = l->set.train.mtp_weight > 0.0;
     if (drafts) set_draft_factors(l, first, n);
-    for (int32_t i = first, end; i < first + n; i = end) {
-        for (end = i; end < first + n && (drafts || has_gradient(&l->samples[end]));) end++;
-        if (end > i) HD_TRY(hd_trainer_accumulate(l->trainer, l->seqs + i, end - i, err));
-        end += end == i;
+    int32_t n_with = 0;
+    for (int32_t i = first; i < first + n; i++) {
+        if (drafts || has_gradient(&l->samples[i])) l->learned[n_with++] = l->seqs[i];
     }
-    return HD_OK;
+    return hd_trainer_accumulate(l->trainer, l->learned, n_with, err);
 }
 
 /* One optimizer step by samples [first, first + n), a batch of its own. */
@@ -519,6 +522,12 @@ static hd_status run_steps(learning *l, hd_err *err) {
 
 /* ---- the command ---- */
 
+static hd_status lead(learning *l, hd_err *err) {
+    HD_TRY(open_all(l, err));
+    train_run_catch_signals();
+    return run_steps(l, err);
+}
+
 static void add_options(option_list *list, settings *s) {
     const option own[] = {
         option_text("task", &s->task, "NAME", "sort, addition, lookup, word or format"),
@@ -614,11 +623,9 @@ int cmd_rl(int argc, char **argv) {
     int code;
     hd_err err = {0};
     if (!options_parse(&line, argc, argv, &code)) return code;
-    hd_status st = open_all(&l, &err);
-    if (st == HD_OK) {
-        train_run_catch_signals();
-        st = run_steps(&l, &err);
-    }
+    hd_status st = train_world_open(&l.world, &l.set.train, &err);
+    if (st == HD_OK) st = l.world.rank ? train_world_follow(&l.world, &err) : lead(&l, &err);
     close_all(&l);
+    train_world_close(&l.world, st == HD_OK ? NULL : err.msg);
     return st == HD_OK ? 0 : report_error(&err);
 }

@@ -8,7 +8,7 @@
 #include "base/file.h"
 #include "base/progress.h"
 #include "cli/commands.h"
-#include "cli/training/train_run.h"
+#include "cli/training/train_world.h"
 #include "train/examples.h"
 
 enum { MAX_DATA_BYTES = 1 << 30 };
@@ -25,6 +25,7 @@ enum { PARTS = 5 }; /* of a sequence's numbers */
 typedef struct training {
     settings set;
     train_run run;
+    train_world world;
     hd_model_spec *spec;
     hd_weights *weights;
     hd_tokenizer *tokenizer;
@@ -117,6 +118,7 @@ static hd_status open_all(training *t, hd_err *err) {
     HD_TRY(hd_weights_open_updatable(&t->weights, t->run.model, t->spec, err));
     o.spec = t->spec;
     o.weights = o.upload = t->weights;
+    HD_TRY(train_world_lead(&t->world, &o, t->run.model, err));
     HD_TRY(hd_trainer_open(&t->trainer, &o, err));
     return train_run_load(&t->run, t->trainer, err);
 }
@@ -338,6 +340,12 @@ static hd_status run_all(training *t, hd_err *err) {
     return st;
 }
 
+static hd_status lead(training *t, hd_err *err) {
+    HD_TRY(open_all(t, err));
+    train_run_catch_signals();
+    return run_all(t, err);
+}
+
 int cmd_train(int argc, char **argv) {
     training t = {
         .set = {.train = train_settings_default(), .batch = 16}
@@ -375,11 +383,9 @@ int cmd_train(int argc, char **argv) {
     if (!options_parse(&line, argc, argv, &code)) return code;
     hd_status st =
         t.set.data ? HD_OK : HD_FAIL(&err, HD_EINVAL, "hadal train needs --data FILE");
-    if (st == HD_OK) st = open_all(&t, &err);
-    if (st == HD_OK) {
-        train_run_catch_signals();
-        st = run_all(&t, &err);
-    }
+    if (st == HD_OK) st = train_world_open(&t.world, &t.set.train, &err);
+    if (st == HD_OK) st = t.world.rank ? train_world_follow(&t.world, &err) : lead(&t, &err);
     close_all(&t);
+    train_world_close(&t.world, st == HD_OK ? NULL : err.msg);
     return st == HD_OK ? 0 : report_error(&err);
 }

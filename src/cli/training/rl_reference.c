@@ -17,6 +17,7 @@ hd_status rl_reference_open(rl_reference *out, const char *dir, const hd_trainer
                                   .rows = like->rows,
                                   .context = like->context,
                                   .threads = like->threads,
+                                  .n_ranks = like->comm ? 1 : like->n_ranks,
                                   .scores_only = true};
     return hd_trainer_open(&out->trainer, &o, err);
 }

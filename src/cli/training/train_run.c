@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "comm/local.h"
 #include "train/init.h"
 
 static const char *const optimizers[] = {"adamw", "muon", NULL};
@@ -17,6 +18,8 @@ static const char *const schedules[] = {"constant", "cosine", NULL};
 
 train_settings train_settings_default(void) {
     return (train_settings){.steps = 100,
+                            .ranks = 1,
+                            .processes = serve_ranks_default(),
                             .rows = 1024,
                             .seed = 1,
                             .keep = 2,
@@ -65,11 +68,14 @@ void train_options_add(option_list *list, train_settings *s) {
         option_choice("backend", &s->backend, backends,
                       "cpu (default), cuda, or auto: a GPU if there is one"),
         option_int("threads", &s->threads, 0, 1024, "0: one per core; changes no result"),
+        option_int("dp", &s->ranks, 1, HD_LOCAL_MAX_RANKS,
+                   "data parallel ranks, which share --threads; default 1"),
         option_text("log", &s->log, "FILE", "a JSON line per step; appended to with --resume"),
         with_letter(option_flag("quiet", &s->quiet, "no line per step on standard output"),
                     'q'),
     };
     option_list_add(list, options, HD_LEN(options));
+    serve_ranks_list(&s->processes, list);
 }
 
 const char *train_settings_backend(const train_settings *s) {
@@ -84,6 +90,7 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
         .context = (int32_t)(s->context ? s->context : s->rows + 1),
         .backend = train_settings_backend(s),
         .threads = (int32_t)s->threads,
+        .n_ranks = (int32_t)s->ranks,
         .drafts = s->mtp_weight > 0.0,
         .matrices = s->optimizer == 1 ? HD_UPDATE_MUON : HD_UPDATE_ADAMW,
         .optimizer = {
@@ -100,6 +107,10 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
                          .steps = s->steps,
                          .last = s->last_rate}}
     };
+    if (s->ranks > 1 && strcmp(out->backend, "cpu") != 0) {
+        return HD_FAIL(err, HD_EINVAL, "--dp %d: several ranks train on a CPU only",
+                       out->n_ranks);
+    }
     if (out->context > out->rows + 1) {
         return HD_FAIL(err, HD_EINVAL, "--context %d needs --rows %d at least", out->context,
                        out->context - 1);
@@ -190,20 +201,24 @@ hd_status train_run_load(const train_run *r, hd_trainer *t, hd_err *err) {
     if (!json_is_integer(steps) || json_integer_value(steps) < 0) {
         return HD_FAIL(err, HD_EFORMAT, "%s: state.json has no optimizer_steps", r->resumed);
     }
-    hd_trainer_set_steps(t, json_integer_value(steps));
-    return hd_state_load(r->resumed, hd_trainer_parameters(t), err);
+    return hd_trainer_load(t, r->resumed, json_integer_value(steps), err);
 }
 
-hd_status train_run_save(const train_run *r, const hd_trainer *t, const hd_weights *w,
-                         int64_t steps, json_t *state, hd_err *err) {
+hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w, int64_t steps,
+                         json_t *state, hd_err *err) {
     json_t *own = json_integer((json_int_t)hd_trainer_steps(t));
     if (!state || json_object_set_new(state, "optimizer_steps", own) != 0 ||
         json_object_set(state, "options", r->options) != 0) {
         json_decref(state);
         return HD_FAIL(err, HD_ENOMEM, "no memory for the state of a run");
     }
-    const hd_status st = hd_state_save(r->set->out, steps, hd_trainer_parameters(t), w,
-                                       r->model, state, (int32_t)r->set->keep, err);
+    hd_whole_parameters whole;
+    hd_status st = hd_trainer_gather(t, &whole, err);
+    if (st == HD_OK) {
+        st = hd_state_save(r->set->out, steps, whole.all, whole.n, w, r->model, state,
+                           (int32_t)r->set->keep, err);
+    }
+    hd_whole_parameters_free(&whole);
     json_decref(state);
     return st;
 }

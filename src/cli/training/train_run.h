@@ -7,16 +7,18 @@
 #include <stdio.h>
 
 #include "cli/options.h"
+#include "cli/serving/serve_ranks.h"
 #include "train/state.h"
 #include "train/trainer.h"
 
 typedef struct train_settings {
     const char *model_dir, *out, *freeze, *log;
     const char *init; /* a config to begin with random weights of; NULL: none */
-    int64_t steps, rows, context, threads, seed, save_every, keep, warmup;
+    int64_t steps, rows, context, threads, ranks, seed, save_every, keep, warmup;
     int optimizer, schedule, backend;
     double rate, muon_rate, beta1, beta2, eps, decay, momentum, clip, last_rate, mtp_weight;
     bool resume, quiet;
+    serve_ranks processes; /* that are ranks */
 } train_settings;
 
 /* A run: settings, and where it is. */
@@ -49,8 +51,8 @@ hd_status train_run_load(const train_run *r, hd_trainer *t, hd_err *err);
 
 /* Writes a checkpoint after `steps` of the command; state, which it takes, is what the command needs
  * to go on. */
-hd_status train_run_save(const train_run *r, const hd_trainer *t, const hd_weights *w,
-                         int64_t steps, json_t *state, hd_err *err);
+hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w, int64_t steps,
+                         json_t *state, hd_err *err);
 bool train_run_saves_at(const train_run *r, int64_t steps); /* after so many steps */
 
 /* Writes a line of the log as JSON, which it takes. */
