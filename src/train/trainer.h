@@ -21,15 +21,15 @@ typedef struct hd_trainer_options {
     /* these weights if they are to be uploaded to the trainer's device, with which their memory there
      * goes; NULL: they are where it reads them */
     hd_weights *upload;
-    const char *backend; /* cpu, cuda or auto (ops.h); NULL: cpu */
-    int32_t rows;        /* of one micro-batch; changes no bit */
-    int32_t context;     /* tokens of the longest sequence, at most rows + 1 */
-    int32_t threads;     /* of all ranks here; 0: one per core; changes no bit */
+    const char *backend;        /* cpu, cuda or auto (ops.h); NULL: cpu */
+    int32_t rows;               /* of one micro-batch; changes no bit */
+    int32_t context;            /* tokens of the longest sequence, at most rows + 1 */
+    int32_t threads;            /* of all ranks here; 0: one per core; changes no bit */
     int32_t rank, n_ranks;      /* n_ranks 0: 1; more need a CPU */
     const struct hd_comm *comm; /* to ranks of other processes; NULL: the others are threads */
-    uint32_t frozen;     /* of hd_frozen_of() */
-    bool scores_only;    /* nothing is trained: no masters, moments and gradients */
-    bool drafts;         /* the MTP layer is trained; the weights must have one */
+    uint32_t frozen;            /* of hd_frozen_of() */
+    bool scores_only;           /* nothing is trained: no masters, moments and gradients */
+    bool drafts;                /* the MTP layer is trained; the weights must have one */
     bool detached;  /* the loss of the MTP layer changes that layer alone, and nothing that it
                       shares with the main model */
     double balance; /* change of a router's bias per step, against its load; 0: none */

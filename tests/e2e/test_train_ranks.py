@@ -110,8 +110,9 @@ class Processes:
 
     def kill(self):
         for p in self.ranks.values():
-            p.kill()
-            p.communicate()
+            if not p.stderr.closed:
+                p.kill()
+                p.communicate()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "cli/serving/serve_key.h"
+#include "cli/secret_key.h"
 
 static const char *const roles[] = {"none", "prefill", "decode", "both", NULL};
 
@@ -34,7 +34,7 @@ hd_status serve_peers_complete(serve_peers *s, pd_options *out, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "--%s needs --role", flag);
     }
     if (s->role != PD_ROLE_NONE) {
-        HD_TRY(serve_key_read(&s->key, s->key_file, "HADAL_PEER_KEY", "servers", err));
+        HD_TRY(secret_key_read(&s->key, s->key_file, "HADAL_PEER_KEY", "servers", err));
     }
     *out = (pd_options){.role = (pd_role)s->role,
                         .transfer_at = s->transfer_at,

@@ -114,7 +114,7 @@ static char *describe(const option_list *list) {
 
 static hd_status complete(serve_settings *set, const option_list *options, hd_err *err) {
     const char *model_dir = set->engine.options.model_dir;
-    HD_TRY(serve_ranks_complete(&set->ranks, &set->engine.options, err));
+    HD_TRY(rank_options_complete(&set->ranks, &set->engine.options, err));
     HD_TRY(serve_peers_complete(&set->peers, &set->pd, err));
     set->repo = hub_cache_repo_of(model_dir);
     if (!set->model_name) set->model_name = set->repo ? set->repo : last_name(model_dir);
@@ -215,7 +215,7 @@ static void list_requests(serve_settings *set, option_list *to) {
 void serve_settings_deinit(serve_settings *set) {
     free(set->settings_json);
     free(set->repo);
-    serve_ranks_deinit(&set->ranks);
+    rank_options_deinit(&set->ranks);
     serve_peers_deinit(&set->peers);
     free(set->lists[0]);
     free(set->lists[1]);
@@ -225,13 +225,13 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
     option_list own = {.n = 0};
     *set = defaults;
     set->engine = engine_settings_default();
-    set->ranks = serve_ranks_default();
+    set->ranks = rank_options_default();
     set->peers = serve_peers_default();
     set->start_ns = hd_now_ns();
     list_front(set, &own);
     list_requests(set, &own);
-    serve_ranks_list(&set->ranks, &own);
-    serve_ranks_list_hosts(&set->ranks, &own);
+    rank_options_list(&set->ranks, &own);
+    rank_options_list_hosts(&set->ranks, &own);
     serve_peers_list(&set->peers, &own);
     const positional model = {"MODEL_DIR", &set->engine.options.model_dir, false,
                               POSITIONAL_MODEL};

@@ -14,7 +14,7 @@ enum { SERVE_LIST_MAX = 16 }; /* origins, names */
 
 typedef struct serve_settings {
     engine_settings engine;
-    serve_ranks ranks;
+    rank_options ranks;
     serve_peers peers;
     pd_options pd;
     const char *model_name, *host, *cors, *public_name;

@@ -19,7 +19,7 @@ static const char *const schedules[] = {"constant", "cosine", NULL};
 train_settings train_settings_default(void) {
     return (train_settings){.steps = 100,
                             .ranks = 1,
-                            .processes = serve_ranks_default(),
+                            .processes = rank_options_default(),
                             .rows = 1024,
                             .seed = 1,
                             .keep = 2,
@@ -75,7 +75,7 @@ void train_options_add(option_list *list, train_settings *s) {
                     'q'),
     };
     option_list_add(list, options, HD_LEN(options));
-    serve_ranks_list(&s->processes, list);
+    rank_options_list(&s->processes, list);
 }
 
 const char *train_settings_backend(const train_settings *s) {

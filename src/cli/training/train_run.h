@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "cli/options.h"
-#include "cli/serving/serve_ranks.h"
+#include "cli/rank_options.h"
 #include "train/state.h"
 #include "train/trainer.h"
 
@@ -18,7 +18,7 @@ typedef struct train_settings {
     int optimizer, schedule, backend;
     double rate, muon_rate, beta1, beta2, eps, decay, momentum, clip, last_rate, mtp_weight;
     bool resume, quiet;
-    serve_ranks processes; /* that are ranks */
+    rank_options processes; /* that are ranks */
 } train_settings;
 
 /* A run: settings, and where it is. */

@@ -41,7 +41,7 @@ hd_status train_world_open(train_world *w, train_settings *s, hd_err *err) {
     const hd_ops_options ops = {.cpu = {.n_threads = 1}, .precision = HD_EXACT};
     hd_engine_options engine = {.dp = (int32_t)s->ranks};
     *w = (train_world){.set = s};
-    HD_TRY(serve_ranks_complete(&s->processes, &engine, err));
+    HD_TRY(rank_options_complete(&s->processes, &engine, err));
     const hd_world_options *o = &engine.world;
     const char *at = o->rendezvous ? o->rendezvous : HD_WORLD_RENDEZVOUS;
     if (o->size < 2) return HD_OK;
@@ -119,5 +119,5 @@ void train_world_close(train_world *w, const char *why) {
     hd_comm_ucx_close(w->ucx);
     hd_stream_close(w->ranks.stream);
     hd_device_close(w->device);
-    if (w->set) serve_ranks_deinit(&w->set->processes);
+    if (w->set) rank_options_deinit(&w->set->processes);
 }

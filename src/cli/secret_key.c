@@ -1,5 +1,5 @@
-/* serve_key.c - see serve_key.h. */
-#include "cli/serving/serve_key.h"
+/* secret_key.c - see secret_key.h. */
+#include "cli/secret_key.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 
 enum { MAX_KEY = 4096, MIN_KEY = 16 };
 
-hd_status serve_key_read(char **key, const char *file, const char *variable, const char *of,
-                         hd_err *err) {
+hd_status secret_key_read(char **key, const char *file, const char *variable, const char *of,
+                          hd_err *err) {
     const char *given = getenv(variable);
     size_t n;
     *key = NULL;
