@@ -292,7 +292,7 @@ static void bad_sequences_are_refused_and_work_goes_on(void **state) {
     close_rig(&r);
 }
 
-static void a_rank_that_cannot_open_is_named(void **state) {
+static void ranks_that_cannot_open_end_without_waiting(void **state) {
     (void)state;
     rig r;
     hd_err err = {0};
@@ -314,7 +314,7 @@ int test_data_parallel(void) {
         cmocka_unit_test(all_ranks_skip_a_step),
         cmocka_unit_test(slices_are_all_and_even),
         cmocka_unit_test(bad_sequences_are_refused_and_work_goes_on),
-        cmocka_unit_test(a_rank_that_cannot_open_is_named),
+        cmocka_unit_test(ranks_that_cannot_open_end_without_waiting),
     };
     return cmocka_run_group_tests_name("data_parallel", tests, NULL, NULL);
 }
