@@ -8,15 +8,15 @@
  * long as the rows come in the same order (design D8).
  *
  * There is no operator where a forward one does it: the input gradient of linear is
- * linear_heads with `transpose`, of which a table may have a form of its own for many rows; that of
- * linear_heads is linear_heads with the other `transpose`, that of rope is rope with the other `inverse`, and the experts' input
+ * linear_heads with `transpose`, that of linear_heads is linear_heads with the other
+ * `transpose`, that of rope is rope with the other `inverse`, and the experts' input
  * gradients of a token are summed by moe_combine. Formulas: docs/training.md. */
 #ifndef HD_OPS_BACKWARD_H
 #define HD_OPS_BACKWARD_H
 
 #include "base/expert_table.h"
 #include "base/router_rule.h"
-#include "ops/ops.h"
+#include "ops/types.h"
 
 HD_BEGIN_C
 
@@ -232,7 +232,6 @@ typedef struct hd_backward_ops {
 #define X(op) hd_##op##_fn *op;
     HD_BACKWARD_OP_LIST(X)
 #undef X
-    hd_linear_heads_fn *linear_back; /* linear_heads with transpose; NULL: the forward one */
 } hd_backward_ops;
 
 /* Fills the table of the reference: one thread, sums of activations' gradients in float64. */

@@ -41,7 +41,6 @@ float *take_zeros(int64_t n);
 /* tests of test_backward.c and test_backward_attention.c */
 #define BACKWARD_TESTS_LIST(X)   \
     X(weight_grad_sums_products) \
-    X(many_rows_by_transposed)   \
     X(grouped_gradients)         \
     X(rms_norm_gradients)        \
     X(rows_go_back)              \

@@ -43,18 +43,12 @@ static hd_backward_ops gpu_ops;
 HD_BACKWARD_OP_LIST(X)
 #undef X
 
-static void wait_for_linear_back(hd_stream *s, const hd_linear_heads_args *a) {
-    gpu_ops.linear_back(s, a);
-    finish("linear_back", s);
-}
-
 static void init_gpu(hd_backward_ops *t) {
     hd_backward_init_cuda(&gpu_ops);
     *t = (hd_backward_ops){
 #define X(op) .op = wait_for_##op,
         HD_BACKWARD_OP_LIST(X)
 #undef X
-            .linear_back = wait_for_linear_back,
     };
 }
 
@@ -189,47 +183,6 @@ void weight_grad_sums_products(void **state) {
                                         .in = {{"w", take_random(all, 1.0f), dw, all}},
                                         .args = &a,
                                         .loss = product_loss});
-    }
-}
-
-/* A table's own linear_heads with transpose gives the reference's result, and a row the same bits
- * whatever its company. */
-void many_rows_by_transposed(void **state) {
-    (void)state;
-    enum { HEADS = 2, N_ROWS = 70, ROWS = 67, COLS = 96 };
-    static const int formats[] = {F32_PLAIN, BF16_PLAIN, FP8_E8M0, FP4_E8M0, NVFP4_E4M3};
-    if (!backward_ops()->linear_back) return;
-    for (size_t i = 0; i < HD_LEN(formats); i++) {
-        const hd_weight *w =
-            take_weight(weight_format_of(formats[i]), 3 + HEADS * N_ROWS, COLS, false);
-        float *want = take_nan(ROWS * HEADS * COLS), *got = take_nan(ROWS * HEADS * COLS);
-        float *alone = take_nan(HEADS * COLS);
-        hd_linear_heads_args a = {.out = hd_f32(want),
-                                  .x = hd_f32(take_random(ROWS * HEADS * N_ROWS, 1.0f)),
-                                  .w = w,
-                                  .rows = ROWS,
-                                  .heads = HEADS,
-                                  .n_rows = N_ROWS,
-                                  .first_row = 3,
-                                  .head_rows = N_ROWS,
-                                  .out_head = COLS,
-                                  .x_head = N_ROWS,
-                                  .transpose = true};
-        fix.table[0].linear_heads(fix.stream[0], &a);
-        a.out = hd_f32(got);
-        backward_ops()->linear_back(backward_stream(), &a);
-        double error = 0.0, size = 0.0;
-        for (int32_t k = 0; k < ROWS * HEADS * COLS; k++) {
-            error += ((double)got[k] - (double)want[k]) * ((double)got[k] - (double)want[k]);
-            size += (double)want[k] * (double)want[k];
-        }
-        assert_true(size > 0.0 && sqrt(error / size) < 1e-6);
-        const int32_t last = ROWS - 1;
-        a.out = hd_f32(alone);
-        a.x = hd_f32((const float *)a.x.data + (int64_t)last * HEADS * N_ROWS);
-        a.rows = 1;
-        backward_ops()->linear_back(backward_stream(), &a);
-        check_bits("a row alone", alone, got + (int64_t)last * HEADS * COLS, HEADS * COLS);
     }
 }
 

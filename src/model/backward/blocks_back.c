@@ -22,12 +22,6 @@ void back_matrix(const back_step *k, float *dw, hd_rows g, hd_rows x, int32_t ro
                                                                 .right_head = cols});
 }
 
-static void linear_heads(const back_step *k, const hd_linear_heads_args *a) {
-    const hd_ops *forward = k->s->m->env.ops;
-    hd_linear_heads_fn *own = a->transpose ? k->b->ops->linear_back : NULL;
-    (own ? own : forward->linear_heads)(k->s->stream, a);
-}
-
 void back_heads(const back_step *k, int32_t layer, hd_role role,
                 const hd_linear_heads_args *forward, float *dx, const float *g) {
     const hd_linear_heads_args *f = forward;
@@ -54,22 +48,22 @@ void back_heads(const back_step *k, int32_t layer, hd_role role,
     back.out_head = f->x_head;
     back.x_head = f->out_head;
     back.transpose = !f->transpose;
-    linear_heads(k, &back);
+    k->s->m->env.ops->linear_heads(k->s->stream, &back);
 }
 
 void back_input(const back_step *k, int32_t layer, hd_role role, float *dx, hd_rows g,
                 int32_t rows) {
     const hd_weight *w = hd_weights_matrix(k->s->m->env.weights, layer, role);
-    linear_heads(k, &(hd_linear_heads_args){.out = hd_f32(dx),
-                                            .x = g,
-                                            .w = w,
-                                            .rows = rows,
-                                            .heads = 1,
-                                            .n_rows = w->rows,
-                                            .head_rows = w->rows,
-                                            .out_head = w->cols,
-                                            .x_head = w->rows,
-                                            .transpose = true});
+    k->s->m->env.ops->linear_heads(k->s->stream, &(hd_linear_heads_args){.out = hd_f32(dx),
+                                                                         .x = g,
+                                                                         .w = w,
+                                                                         .rows = rows,
+                                                                         .heads = 1,
+                                                                         .n_rows = w->rows,
+                                                                         .head_rows = w->rows,
+                                                                         .out_head = w->cols,
+                                                                         .x_head = w->rows,
+                                                                         .transpose = true});
 }
 
 void back_linear(const back_step *k, int32_t layer, hd_role role, float *dx, bool more,

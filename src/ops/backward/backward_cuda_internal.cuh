@@ -12,7 +12,6 @@ extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
 HD_BACKWARD_OP_LIST(X)
 #undef X
-hd_linear_heads_fn hd_linear_back_cuda;
 }
 
 static __host__ __device__ __forceinline__ const float *floats(const hd_rows &x) {

@@ -140,35 +140,26 @@ void hd_grouped_weight_grad_cuda(hd_stream *s, const hd_grouped_weight_grad_args
     hd_cuda_check(s, "grouped_weight_grad");
 }
 
-/* ---- products with transposed matrices ---- */
+/* ---- grouped products ---- */
 
-/* dx[p, c] = sum over i of g[p, i] w[first_row + i, c] */
-struct transposed {
-    float *dx;
-    const float *g;
-    int64_t dx_row, g_row; /* elements between rows */
-    int32_t first_row, n_rows;
-};
-
-static __device__ void load_factors(tile_pair *t, const transposed &o, const hd_weight &w,
+static __device__ void load_factors(tile_pair *t, const float *g, const hd_weight &w,
                                     int32_t first, int32_t end, int32_t i0, int32_t c0) {
     for (int k = (int)threadIdx.x; k < STEP * TILE; k += THREADS) {
         const int32_t p = first + k / STEP, of_place = i0 + k % STEP;
         const int32_t row = i0 + k / TILE, c = c0 + k % TILE;
-        const bool live = p < end && of_place < o.n_rows;
-        t->a[k % STEP][k / STEP] = live ? o.g[p * o.g_row + of_place] : 0.0f;
-        t->b[k / TILE][k % TILE] =
-            row < o.n_rows && c < w.cols ? weight_at(w, o.first_row + row, c) : 0.0f;
+        const bool live = p < end && of_place < w.rows;
+        t->a[k % STEP][k / STEP] = live ? g[(int64_t)p * w.rows + of_place] : 0.0f;
+        t->b[k / TILE][k % TILE] = row < w.rows && c < w.cols ? weight_at(w, row, c) : 0.0f;
     }
 }
 
-/* Rows [first, first + TILE) of dx, columns from c0 on. */
-static __device__ void transposed_tile(const transposed &o, const hd_weight &w, int32_t first,
-                                       int32_t end, int32_t c0) {
+/* dx of places [first, first + TILE) of a slot, columns from c0 on */
+static __device__ void place_tile(const hd_grouped_gemm_back_args &a, const hd_weight &w,
+                                  int32_t first, int32_t end, int32_t c0) {
     __shared__ __align__(16) tile_pair t;
     tile_sums sum = {};
-    for (int32_t i = 0; i < o.n_rows; i += STEP) {
-        load_factors(&t, o, w, first, end, i, c0);
+    for (int32_t i = 0; i < w.rows; i += STEP) {
+        load_factors(&t, floats(a.g), w, first, end, i, c0);
         __syncthreads();
         multiply(t, sum);
         __syncthreads();
@@ -177,38 +168,19 @@ static __device__ void transposed_tile(const transposed &o, const hd_weight &w, 
     const int32_t c = c0 + (int32_t)threadIdx.x % ACROSS * WIDE;
     for (int y = 0; y < HIGH; y++) {
         for (int x = 0; x < WIDE; x++) {
-            if (p + y < end && c + x < w.cols) o.dx[(p + y) * o.dx_row + c + x] = sum[y][x];
+            if (p + y < end && c + x < w.cols) {
+                a.dx[(int64_t)(p + y) * w.cols + c + x] = sum[y][x];
+            }
         }
     }
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    linear_back(hd_linear_heads_args a, hd_weight w) {
-    const int64_t head = blockIdx.z;
-    const transposed o = {static_cast<float *>(a.out.data) + head * a.out_head,
-                          floats(a.x) + head * a.x_head,
-                          stride_of(a.out, (int64_t)a.heads * a.out_head),
-                          stride_of(a.x, (int64_t)a.heads * a.x_head),
-                          a.first_row + (int32_t)head * a.head_rows,
-                          a.n_rows};
-    transposed_tile(o, w, (int32_t)blockIdx.y * TILE, a.rows, (int32_t)blockIdx.x * TILE);
-}
-
-void hd_linear_back_cuda(hd_stream *s, const hd_linear_heads_args *a) {
-    if (a->rows == 0) return;
-    const dim3 grid(blocks_for(a->w->cols, TILE), blocks_for(a->rows, TILE),
-                    (unsigned)a->heads);
-    linear_back<<<grid, THREADS, 0, hd_cuda_stream(s)>>>(*a, *a->w);
-    hd_cuda_check(s, "linear_back");
-}
-
-static __global__ void __launch_bounds__(THREADS)
     grouped_gemm_back(hd_grouped_gemm_back_args a, const hd_weight *slots) {
     const hd_weight w = slots[blockIdx.y];
-    const transposed o = {a.dx, floats(a.g), w.cols, w.rows, 0, w.rows};
     const int32_t end = a.offset[blockIdx.y + 1], step = (int32_t)gridDim.z * TILE;
     for (int32_t p = a.offset[blockIdx.y] + (int32_t)blockIdx.z * TILE; p < end; p += step) {
-        transposed_tile(o, w, p, end, (int32_t)blockIdx.x * TILE);
+        place_tile(a, w, p, end, (int32_t)blockIdx.x * TILE);
     }
 }
 
