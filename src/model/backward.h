@@ -24,12 +24,13 @@ size_t hd_backward_bytes(const hd_backward *b); /* device memory */
 
 /* The loss of the MTP layer, whose row t predicts the token after next_tokens[t]; device memory. */
 typedef struct hd_draft_loss {
-    const int32_t *rows; /* [n] of the batch, ascending */
+    /* [n] of the batch, ascending; NULL: the layer is left out. With n 0 its experts' loads count */
+    const int32_t *rows;
     const int32_t *target;
     const float *factor; /* derivative of the loss by -log p(target) */
     float *logprob;      /* receive log p(target) */
-    int32_t n;           /* 0: no such loss */
-    bool detached;       /* the main model, embedding and head included, gets no gradient */
+    int32_t n;
+    bool detached; /* the main model, embedding and head included, gets no gradient */
 } hd_draft_loss;
 
 /* What the loss is of the logits rows of a batch; device memory, [n_logits]. */

@@ -437,7 +437,7 @@ hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool
         set_replays(t, s + done, now);
         if (g) {
             HD_TRY(count_selected(t, false, err));
-            loss.drafts = (hd_draft_loss){.rows = t->at.draft_rows,
+            loss.drafts = (hd_draft_loss){.rows = t->o.drafts ? t->at.draft_rows : NULL,
                                           .target = t->at.draft_target,
                                           .factor = t->at.draft_factor,
                                           .logprob = t->at.draft_logprob,

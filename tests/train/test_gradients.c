@@ -232,6 +232,60 @@ static void micro_batches_change_no_bit(void **state) {
     }
 }
 
+/* The routers' biases after a step. */
+static float *balanced(const rig *r, int64_t *n) {
+    int32_t n_parameters;
+    hd_weights_update *u;
+    hd_optimizer_report report;
+    assert_int_equal(hd_trainer_step(r->trainer, &u, &report, NULL), HD_OK);
+    hd_weights_update_close(u);
+    const hd_parameters *p = hd_trainer_parameters(r->trainer);
+    const hd_parameter *all = hd_parameters_all(p, &n_parameters);
+    float *out = malloc((size_t)hd_parameters_count(p) * sizeof *out);
+    assert_non_null(out);
+    *n = 0;
+    for (int32_t i = 0; i < n_parameters; i++) {
+        const int64_t size = (int64_t)all[i].rows * all[i].cols;
+        if (all[i].kind != HD_UPDATE_BALANCE) continue;
+        memcpy(out + *n, all[i].master, (size_t)size * sizeof *out);
+        *n += size;
+    }
+    assert_true(*n > 0);
+    return out;
+}
+
+/* A sequence of two tokens has a row in the MTP layer and no loss there. The row's experts count, whether
+ * or not others of its micro-batch have such a loss. */
+static void loads_do_not_depend_on_micro_batches(void **state) {
+    enum { SHORT = 48 };
+    (void)state;
+    int64_t n[2];
+    float *biases[2];
+    for (int pass = 0; pass < 2; pass++) {
+        rig r;
+        open_rig(&r, "v3_small_mtp", false);
+        const hd_trainer_options o = {.spec = r.spec,
+                                      .weights = r.weights,
+                                      .upload = r.weights,
+                                      .rows = pass ? r.n - 1 : r.n + SHORT,
+                                      .context = r.n,
+                                      .drafts = true,
+                                      .balance = 0.25,
+                                      .backend = backend,
+                                      .optimizer = {.eps = 1e-8}};
+        assert_int_equal(hd_trainer_open(&r.trainer, &o, NULL), HD_OK);
+        hd_train_sequence s[SHORT + 1];
+        for (int i = 0; i <= SHORT; i++) s[i] = sequence(&r, i < SHORT ? 2 : r.n);
+        assert_int_equal(hd_trainer_accumulate(r.trainer, s, SHORT + 1, NULL), HD_OK);
+        biases[pass] = balanced(&r, &n[pass]);
+        close_rig(&r);
+    }
+    assert_int_equal(n[0], n[1]);
+    assert_memory_equal(biases[0], biases[1], (size_t)n[0] * sizeof *biases[0]);
+    free(biases[0]);
+    free(biases[1]);
+}
+
 static double sum_logprobs(rig *r, const int32_t *routes, const int32_t *keys,
                            const float **grads, int64_t *n) {
     hd_train_sequence s = sequence(r, r->n);
@@ -346,6 +400,7 @@ int test_gradients(void) {
         cmocka_unit_test(given_routes_are_used),
         cmocka_unit_test(given_keys_are_used),
         cmocka_unit_test(micro_batches_change_no_bit),
+        cmocka_unit_test(loads_do_not_depend_on_micro_batches),
     };
     backend = "cpu";
     int failed = cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
@@ -355,6 +410,7 @@ int test_gradients(void) {
         cmocka_unit_test(gradients_of_the_mtp_loss_are_slopes),
         cmocka_unit_test(a_detached_mtp_layer_moves_itself_alone),
         cmocka_unit_test(micro_batches_change_no_bit),
+        cmocka_unit_test(loads_do_not_depend_on_micro_batches),
         cmocka_unit_test(gpus_take_no_choices),
     };
     backend = "cuda";

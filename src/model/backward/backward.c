@@ -289,7 +289,7 @@ void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd
     const back_step k = {b, &s, g, loss->drafts.detached};
     forward(b, &s, true);
     back_clear_residual(&k);
-    if (loss->drafts.n) back_drafts(&k, &s, batch, loss);
+    if (loss->drafts.rows) back_drafts(&k, &s, batch, loss);
     back_head(&k, HD_GLOBAL, batch, loss);
     for (int32_t l = b->m->env.spec->n_layers - 1; l >= 0; l--) back_layer(&k, &s, l);
     back_embedding(&k);
