@@ -210,6 +210,7 @@ static hd_status take_arrays(hd_parameters *p, hd_err *err) {
     float *arrays[HD_N_PARAMETER_ARRAYS];
     p->first = cut(p, p->o.rank);
     p->own = cut(p, p->o.rank + 1) - p->first;
+    if (p->o.shapes_only) return HD_OK;
     p->block = calloc((size_t)p->own * HD_N_PARAMETER_ARRAYS + 1, sizeof *p->block);
     if (!p->block) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for the masters and moments of %lld weights",

@@ -27,6 +27,7 @@ typedef struct hd_parameters_options {
     hd_update_kind matrices; /* the rule of hidden matrices; AdamW updates all else */
     int32_t threads;         /* that round to the stored formats; 0: one per core */
     bool drafts;             /* the MTP layer, too */
+    bool shapes_only;        /* without masters and moments: only their size is asked for */
     bool biases;             /* the routers' biases change by hd_parameters_balance() */
     int32_t rank, n_ranks;   /* whose slice; 0 ranks: 1 */
 } hd_parameters_options;

@@ -36,7 +36,10 @@ static void init_backward_ops(hd_trainer *t) {
 
 static hd_status open_model(hd_trainer *t, hd_err *err) {
     const hd_trainer_options *o = &t->o;
-    const hd_ops_options ops = {.cpu = {.n_threads = o->threads}, .precision = HD_EXACT};
+    const hd_ops_options ops = {
+        .cpu = {.n_threads = o->threads, .untouched = o->shapes_only},
+          .precision = HD_EXACT
+    };
     HD_TRY(hd_ops_open(&t->ops, &t->device, o->backend ? o->backend : "cpu", &ops, err));
     HD_TRY(hd_stream_open(&t->stream, t->device, err));
     HD_TRY(open_host(t, err));
@@ -55,12 +58,16 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
     return hd_backward_open(&t->backward, t->model, &t->back_ops, err);
 }
 
+int32_t trainer_pages(const hd_trainer *t) {
+    return t->o.rows / t->page_tokens + MAX_SEQS;
+}
+
 static hd_status open_pages(hd_trainer *t, hd_err *err) {
     const hd_trainer_options *o = &t->o;
     const int32_t n_layers = o->spec->n_layers + hd_weights_n_mtp(o->weights);
     t->page_tokens = hd_kv_shape_of(o->spec).page_tokens;
     t->seq_pages = (int32_t)hd_ceil_div(o->context, t->page_tokens);
-    const int32_t n_pages = o->rows / t->page_tokens + MAX_SEQS;
+    const int32_t n_pages = trainer_pages(t);
     const hd_kv_options kv = {
         .n_pages = {n_pages, n_pages}
     };
@@ -135,6 +142,7 @@ static hd_status open_all(hd_trainer *t, hd_comm_local *world, hd_err *err) {
                                               .matrices = o->matrices,
                                               .threads = o->threads,
                                               .drafts = o->drafts,
+                                              .shapes_only = o->shapes_only,
                                               .biases = o->balance > 0.0,
                                               .rank = o->rank,
                                               .n_ranks = o->n_ranks};

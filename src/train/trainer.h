@@ -29,6 +29,7 @@ typedef struct hd_trainer_options {
     const struct hd_comm *comm; /* to ranks of other processes; NULL: the others are threads */
     uint32_t frozen;            /* of hd_frozen_of() */
     bool scores_only;           /* nothing is trained: no masters, moments and gradients */
+    bool shapes_only;           /* nothing is computed: memory is never written (memory.h) */
     bool drafts;                /* the MTP layer is trained; the weights must have one */
     bool detached;  /* the loss of the MTP layer changes that layer alone, and nothing that it
                       shares with the main model */

@@ -58,6 +58,8 @@ hd_status trainer_check(const hd_trainer *t, const hd_train_sequence *s, int32_t
 hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool accumulates,
                       hd_err *err);
 
+int32_t trainer_pages(const hd_trainer *t); /* of the pool of each KV group */
+
 /* ---- crew.c: the other ranks as threads ---- */
 
 hd_status train_crew_open(train_crew **out, const hd_trainer_options *o, hd_err *err);

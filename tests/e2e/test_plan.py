@@ -3,6 +3,8 @@ shipped one; files of GPUs; refusals."""
 
 import json
 import math
+import os
+import subprocess
 
 import pytest
 from conftest import HADAL, ROOT, run_hadal
@@ -193,6 +195,30 @@ def test_the_shipped_model():
     assert done.returncode == 0 and "* tp=1,dp=1,ep=1" in done.stdout
 
 
+def training_plan(model, *args):
+    done = run_hadal("plan", model, "--train", "--json", *args)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_training(tmp_path):
+    """The peak of a real run is below the plan's, and not far."""
+    model = ROOT / "models" / "tiny-v3"
+    alone, four = training_plan(model, "--threads", 2), training_plan(model, "--threads", 2, "--dp", 4)
+    assert alone["gradients"] == 4 * alone["trained"] and alone["masters"] == 12 * alone["trained"]
+    assert four["masters"] == pytest.approx(alone["masters"] / 4, abs=12) and four["gradients"] == alone["gradients"]
+    assert training_plan(model, "--rows", 256)["activations"] < alone["activations"]
+    frozen = training_plan(model, "--freeze", "embedding,experts")
+    assert frozen["trained"] < alone["trained"] < training_plan(model, "--mtp")["trained"]
+    assert alone["peak"] == sum(alone[k] for k in ("weights", "gradients", "masters", "activations", "update"))
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"tokens": [3 + (i * j) % 300 for j in range(1, 257)]}) + "\n" for i in range(1, 9)))
+    command = [HADAL, "train", model, "--data", data, "--out", tmp_path / "out", "--steps", "1", "--batch", "8", "--threads", "2", "-q"]
+    process = subprocess.Popen([str(c) for c in command])
+    _, status, used = os.wait4(process.pid, 0)
+    assert status == 0 and 0.7 * alone["peak"] < used.ru_maxrss * 1024 < alone["peak"] + 20e6
+
+
 def test_refusals(refused, tmp_path):
     flash = CONFIGS / "v4_flash.json"
     assert "is no GPU (h100, h200, b200, cpu)" in refused("plan", flash, "--gpu", "a100")
@@ -209,6 +235,9 @@ def test_refusals(refused, tmp_path):
     assert "accepted of 1" in refused("plan", flash, "--drafts", 1, "--accepted", 2)
     assert "has no drafter" in refused("plan", CONFIGS / "v2_lite.json", "--drafts", 1)
     assert "cannot write" in refused("plan", flash, "--gpus", 2, "--chart", tmp_path / "none" / "x.html", code=4)
+    assert "belong to --train" in refused("plan", flash, "--rows", 64)
+    assert "--train is for" in refused("plan", flash, "--train", "--gpus", 2)
+    assert "cannot freeze 'foo'" in refused("plan", flash, "--train", "--freeze", "foo")
     (tmp_path / "gpu.json").write_text('{"like": "h200", "speed": 1}')
     assert "speed is no number of a GPU" in refused("plan", flash, "--gpu", tmp_path / "gpu.json")
 

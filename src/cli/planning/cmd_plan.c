@@ -158,6 +158,8 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
     HD_TRY(hd_gpu_find(&s->gpu, s->gpu_name, err));
     HD_TRY(hd_model_spec_open(&s->spec, s->config, err));
     HD_TRY(hd_kv_resident_rows(&s->args.hisparse, s->hisparse, s->spec, err));
+    HD_TRY(plan_check_training(s, err));
+    if (s->training.train) return plan_training(s, err);
     s->args.spec = s->spec;
     s->args.gpu = &s->gpu;
     s->args.precision = (hd_precision)s->precision;
@@ -216,13 +218,17 @@ int cmd_plan(int argc, char **argv) {
         option_text("chart", &s.chart, "FILE", "write the layouts as SVG in an HTML page"),
         option_flag("json", &s.json, "print all as JSON"),
     };
+    static option_list list; /* too large for a frame */
+    list.n = 0;
+    option_list_add(&list, options, HD_LEN(options));
+    plan_train_options(&list, &s.training);
     const command_line line = {.command = "plan",
                                .summary = "Predicts what a number of GPUs can serve.",
                                .details = details,
                                .positionals = where,
                                .n_positionals = (int)HD_LEN(where),
-                               .options = options,
-                               .n_options = (int)HD_LEN(options)};
+                               .options = list.all,
+                               .n_options = list.n};
     int code;
     if (!options_parse(&line, argc, argv, &code)) return code;
     s.args.experts = (hd_experts_at)experts;

@@ -7,8 +7,17 @@
 #include <stdbool.h>
 
 #include "capacity/pools.h"
+#include "cli/options.h"
 
 enum { PLAN_MAX_LAYOUTS = 256 };
+
+/* Of --train. */
+typedef struct plan_train_settings {
+    int64_t rows, ranks, threads;
+    const char *freeze;
+    int optimizer;
+    bool train, drafts;
+} plan_train_settings;
 
 typedef struct plan_settings {
     const char *config, *gpu_name, *layout, *chart, *hisparse;
@@ -17,6 +26,7 @@ typedef struct plan_settings {
     double price;            /* of a GPU and hour; 0: none given */
     int precision;
     bool sum_in_ranks, explain, json;
+    plan_train_settings training;
     hd_gpu gpu;
     hd_model_spec *spec;
     hd_capacity_args args;
@@ -39,6 +49,11 @@ double plan_price(const plan_settings *s, const hd_capacity *c);
 
 /* cmd_plan.c: adds the spare slots and sums that the settings ask for. */
 hd_status plan_complete_layout(const plan_settings *s, hd_parallel_config *l, hd_err *err);
+
+/* plan_train.c: the options of --train, and the whole of such a plan. */
+void plan_train_options(option_list *list, plan_train_settings *s);
+hd_status plan_check_training(plan_settings *s, hd_err *err); /* completes them, too */
+hd_status plan_training(const plan_settings *s, hd_err *err);
 
 /* plan_pools.c: the whole of a plan with --prefill and --decode. */
 hd_status plan_pools(const plan_settings *s, hd_err *err);

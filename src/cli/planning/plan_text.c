@@ -59,9 +59,9 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
     snprintf(ranks, sizeof ranks, "--tp %d --dp %d --ep %d", c->parallel.tp, c->parallel.dp,
              c->parallel.ep);
     if (c->dwdp > 1) snprintf(ranks, sizeof ranks, "--dwdp %d", c->dwdp);
-    const char *option = s->args.experts == HD_EXPERTS_ON_HOST   ? " --experts-host auto"
-                         : s->args.experts == HD_EXPERTS_ON_DISK ? " --experts-disk auto"
-                                                                 : "";
+    const char *flag = s->args.experts == HD_EXPERTS_ON_HOST   ? " --experts-host auto"
+                       : s->args.experts == HD_EXPERTS_ON_DISK ? " --experts-disk auto"
+                                                               : "";
     char hisparse[32] = "";
     if (s->args.hisparse) {
         snprintf(hisparse, sizeof hisparse, " --hisparse %d", s->args.hisparse);
@@ -69,7 +69,7 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
     printf("\n* no other layout that fits has more of both tokens/s\n"
            "serve's options of the one with most: %s%s%s%s --max-running %d "
            "--context %d --kv-tokens %lld --chunk %d\n",
-           ranks, option, hisparse, s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running,
+           ranks, flag, hisparse, s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running,
            c->sizes.context,
            (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens,
            c->sizes.chunk);

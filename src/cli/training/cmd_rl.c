@@ -612,7 +612,7 @@ int cmd_rl(int argc, char **argv) {
     const positional model = {"MODEL_DIR", &l.set.train.model_dir, false, POSITIONAL_MODEL};
     const command_line line = {
         .command = "rl",
-        .summary = "Trains a model by rewards of its own samples, on the CPU.",
+        .summary = "Trains a model by rewards of its own samples, on the CPU or a GPU.",
         .details =
             "Sampler and trainer are one model: |dlogp|, the difference of a token's\n"
             "log-probability in both, is 0. DIR/step-N/model is a model for `hadal serve`.",

@@ -370,7 +370,7 @@ int cmd_train(int argc, char **argv) {
     const positional model = {"MODEL_DIR", &t.set.train.model_dir, false, POSITIONAL_MODEL};
     const command_line line = {
         .command = "train",
-        .summary = "Trains a model on examples, on the CPU.",
+        .summary = "Trains a model on examples, on the CPU or a GPU.",
         .details =
             "A line of data has messages, or prompt and completion, or text, or tokens and\n"
             "mask. DIR/step-N/model is a model for `hadal serve`.",
