@@ -7,7 +7,8 @@ router, in turn, and by a client who knows it all, as a Markdown table.
 Each conversation is a thread that sends its turns one after the other, each with all that was said before. Every
 server has one thread of the CPU, and no token history, so that texts are equal. `in turn` sends each request to the next server; `by conversation` all of one
 conversation to one server, which is the most that a cache can hit. The three ways take turns, each with empty
-caches; medians of the rounds. With --prefill N so many prefill servers compute prompts for them: the router chooses
+caches; medians of the rounds. Reused is the share of prompt tokens that no server computed, by the servers' metrics: pages
+that travel between two servers were computed once. With --prefill N so many prefill servers compute prompts for them: the router chooses
 pairs, the other two ways name prefill servers as they choose servers.
 
 Then the hot prefix: so many clients as --clients send requests that all begin alike, through the router; the longest
@@ -32,32 +33,37 @@ WORDS = "river hill stone bird cloud tree lamp road door fish".split()
 
 
 def talk(number, turns, length, choose):
-    """Returns prompt tokens, cached ones, and the texts of a conversation."""
-    messages, prompt, cached, said = [], 0, 0, []
+    """Returns prompt tokens and the texts of a conversation."""
+    messages, prompt, said = [], 0, []
     for turn in range(turns):
         words = " ".join(WORDS[(number * 7 + turn * 3 + i * i) % len(WORDS)] for i in range(length))
         messages.append({"role": "user", "content": f"{number}.{turn}: {words}"})
         body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         reply = choose(number)(body)
         assert reply.status == 200, reply.text
-        usage = reply.json["usage"]
-        prompt += usage["prompt_tokens"]
-        cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        prompt += reply.json["usage"]["prompt_tokens"]
         messages.append(reply.json["choices"][0]["message"])
         said.append(messages[-1]["content"])
-    return prompt, cached, said
+    return prompt, said
+
+
+def computed(servers):
+    """Prompt tokens that servers have computed so far; pages that came from another one count as cached."""
+    figure = lambda s, name: next(float(line.rsplit(" ", 1)[1]) for line in s.get("/metrics").text.splitlines() if line.startswith(f"hadal_{name}{{"))
+    return sum(figure(s, "prompt_tokens_total") - figure(s, "cached_tokens_total") for s in servers)
 
 
 def measure(args, servers, choose):
     for s in servers:
         assert s.post("/flush_cache").status == 200
     time.sleep(1)  # the router hears of it
+    before = computed(servers)
     begun = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(args.conversations) as pool:
         talks = list(pool.map(lambda i: talk(i, args.turns, args.words, choose), range(args.conversations)))
     seconds = time.perf_counter() - begun
     prompt = sum(t[0] for t in talks)
-    return prompt / seconds, sum(t[1] for t in talks) / prompt, [t[2] for t in talks]
+    return prompt / seconds, 1 - (computed(servers) - before) / prompt, [t[1] for t in talks]
 
 
 def hot(args, servers, router):
@@ -133,7 +139,7 @@ def main():
     for s in [*servers, *prefill]:
         s.close()
     medians = {name: [statistics.median(f[i] for f in all_of) for i in (0, 1)] for name, all_of in found.items()}
-    print("| servers are chosen | prompt tokens/s | × in turn | cached | × by conversation |\n|---|---|---|---|---|")
+    print("| servers are chosen | prompt tokens/s | × in turn | reused | × by conversation |\n|---|---|---|---|---|")
     for name, (speed, share) in medians.items():
         print(f"| {name} | {speed:,.0f} | {speed / medians['in turn'][0]:.2f} | {share:.3f} | {share / medians['by conversation'][1]:.2f} |")
     print(f"\nhot prefix: the longest queue is {statistics.median(queues):.2f} x the mean")
