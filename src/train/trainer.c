@@ -78,7 +78,8 @@ static hd_status open_pages(hd_trainer *t, hd_err *err) {
 
 static loss_rows divided(void *block, int64_t n) {
     int32_t *rows = block;
-    float *numbers = (float *)(rows + 3 * n);
+    void *behind = rows + 3 * n;
+    float *numbers = behind;
     return (loss_rows){rows,
                        rows + n,
                        rows + 2 * n,

@@ -81,7 +81,7 @@ typedef struct following {
 } following;
 
 static hd_status follow(const train_world *w, following *f, hd_err *err) {
-    hello h;
+    hello h = {.fingerprint = 0};
     uint64_t fingerprint;
     HD_TRY(train_ranks_broadcast(&w->ranks, &h, sizeof h, err));
     h.model[sizeof h.model - 1] = '\0';
