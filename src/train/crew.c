@@ -28,9 +28,8 @@ static void *work(void *arg) {
     member *m = arg;
     hd_trainer *t;
     hd_err err = {0};
-    hd_status st = trainer_open_rank(&t, &m->o, m->crew->world, &err);
-    if (st == HD_OK) {
-        st = hd_trainer_follow(t, NULL, &err);
+    if (trainer_open_rank(&t, &m->o, m->crew->world, &err) == HD_OK) {
+        hd_trainer_follow(t, NULL, &err); /* a failure ends the work of all ranks */
         hd_trainer_close(t);
     } else {
         hd_comm_local_abort(m->crew->world, trainer_reason(m->o.rank, &err).text);

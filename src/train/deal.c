@@ -217,7 +217,7 @@ hd_status train_deal_gather(const train_deal *d, hd_trainer *t, const hd_train_s
         memcpy(d->results, &count, sizeof count);
         return train_ranks_gather(&t->ranks, d->results, first, own, NULL, total, err);
     }
-    float *all = malloc((size_t)total * sizeof *all);
+    float *all = malloc((size_t)total * sizeof *all + 1);
     if (!all) return HD_FAIL(err, HD_ENOMEM, "no memory for results of sequences");
     const hd_status st = train_ranks_gather(&t->ranks, NULL, 0, 0, all, total, err);
     const float *from = all;
