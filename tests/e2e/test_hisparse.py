@@ -44,7 +44,6 @@ def metric(server, name):
     return int(re.search(rf"^hadal_{name}{{.*}} (\d+)$", server.get("/metrics").text, re.MULTILINE)[1])
 
 
-@pytest.mark.threads
 def test_clients_see_the_same(toy):
     family, model = toy
     top_k = TOP_K[family]
