@@ -63,7 +63,7 @@ hd_status trainer_await_ranks(hd_trainer *t, hd_err *err) {
 
 static hd_status tell(const hd_trainer *t, order_kind kind, int64_t value, void *data,
                       int64_t bytes, hd_err *err) {
-    order o = {ORDER_MAGIC, kind, value, bytes};
+    order o = {ORDER_MAGIC, (int32_t)kind, value, bytes};
     if (is_alone(t)) return HD_OK;
     if (bytes > MOST_BYTES) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "%lld bytes for the other ranks; at most %d",
