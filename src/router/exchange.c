@@ -462,8 +462,8 @@ static void give_up(router_exchange *e) {
 
 static void on_done(router_transfer *t, CURLcode code) {
     router_exchange *e = (router_exchange *)t;
-    if (code ==
-        CURLE_WRITE_ERROR) { /* the client has left or is too slow, or there is no memory */
+    /* the client has left or is too slow, or there is no memory */
+    if (code == CURLE_WRITE_ERROR) {
         if (atomic_load(&e->left)) { /* the inbox says so later */
             give_up(e);
         } else if (e->begun) {

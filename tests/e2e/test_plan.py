@@ -236,7 +236,8 @@ def test_refusals(refused, tmp_path):
     assert "has no drafter" in refused("plan", CONFIGS / "v2_lite.json", "--drafts", 1)
     assert "cannot write" in refused("plan", flash, "--gpus", 2, "--chart", tmp_path / "none" / "x.html", code=4)
     assert "belong to --train" in refused("plan", flash, "--rows", 64)
-    assert "--train is for" in refused("plan", flash, "--train", "--gpus", 2)
+    for other in (["--gpus", 2], ["--users", 3], ["--hisparse", 512], ["--price", 1], ["--precision", "exact"]):
+        assert "--train plans training" in refused("plan", flash, "--train", *other)
     assert "cannot freeze 'foo'" in refused("plan", flash, "--train", "--freeze", "foo")
     (tmp_path / "gpu.json").write_text('{"like": "h200", "speed": 1}')
     assert "speed is no number of a GPU" in refused("plan", flash, "--gpu", tmp_path / "gpu.json")

@@ -199,9 +199,10 @@ static double share_of_limit(const run *r, int i, double seconds) {
 }
 
 static void print_lines(const run *r, const hd_quantiles *q) {
-    printf("%d sequences, %lld tokens, %lld times, medians; loss %.6f; limit %.1f GFLOP/s\n",
-           r->lists.n, (long long)r->lists.total, (long long)r->set.times, r->loss,
-           r->limit * 1e-9);
+    printf("%d sequences, %lld tokens, %lld times, medians; loss %.6f", r->lists.n,
+           (long long)r->lists.total, (long long)r->set.times, r->loss);
+    if (r->limit > 0.0) printf("; limit %.1f GFLOP/s", r->limit * 1e-9);
+    putchar('\n');
     printf("%-9s %12s %12s %10s %9s\n", "part", "ms", "90th ms", "tokens/s", "of limit");
     for (int i = 0; i < N_PARTS; i++) {
         printf("%-9s %12.1f %12.1f %10.0f %9.3f  %s\n", parts[i].name, q[i].median * 1e3,

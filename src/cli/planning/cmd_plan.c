@@ -9,6 +9,9 @@
 #include "kv/resident.h"
 
 enum { MAX_GPUS = 1024, MAX_TOKENS = 1 << 22 };
+enum { USERS = 16, PROMPT = 4096, OUTPUT = 1024, CHUNK = 2048, PRECISION = HD_OFFICIAL };
+
+static const char default_gpu[] = "h200", default_layout[] = "auto";
 
 static const char details[] =
     "CONFIG is a model's directory or its config.json; no weights are read. Everything that "
@@ -178,14 +181,29 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
     return print(s, r, err);
 }
 
+bool plan_serves(const plan_settings *s) {
+    const hd_load *l = &s->args.load;
+    const bool machine = s->gpus != 1 || s->gpu_name != default_gpu || s->prefill ||
+                         s->decode || s->layout != default_layout || s->redundant ||
+                         s->sum_in_ranks || s->precision != PRECISION || s->hisparse ||
+                         s->args.experts != HD_EXPERTS_HELD || s->args.host_bytes > 0;
+    const bool load = l->users != USERS || l->prompt != PROMPT || l->output != OUTPUT ||
+                      l->chunk != CHUNK || l->drafts || l->accepted > 0 || l->overlap ||
+                      l->balancedness < 1;
+    return machine || load || s->price > 0 || s->explain || s->chart;
+}
+
 int cmd_plan(int argc, char **argv) {
     static const char *const precisions[] = {"exact", "fast", "official", NULL};
     static const char *const places[] = {"device", "host", "disk", NULL};
-    int64_t users = 16, prompt = 4096, output = 1024, chunk = 2048, drafts = 0;
+    int64_t users = USERS, prompt = PROMPT, output = OUTPUT, chunk = CHUNK, drafts = 0;
     double balancedness = 1, accepted = 0, host_gb = 0;
     int experts = HD_EXPERTS_HELD;
-    plan_settings s = {
-        .config = "", .gpu_name = "h200", .layout = "auto", .gpus = 1, .precision = 2};
+    plan_settings s = {.config = "",
+                       .gpu_name = default_gpu,
+                       .layout = default_layout,
+                       .gpus = 1,
+                       .precision = PRECISION};
     const positional where[] = {
         {.name = "CONFIG", .value = &s.config, .kind = POSITIONAL_CONFIG}
     };

@@ -50,6 +50,9 @@ double plan_price(const plan_settings *s, const hd_capacity *c);
 /* cmd_plan.c: adds the spare slots and sums that the settings ask for. */
 hd_status plan_complete_layout(const plan_settings *s, hd_parallel_config *l, hd_err *err);
 
+/* cmd_plan.c: whether an option of a plan to serve was given. */
+bool plan_serves(const plan_settings *s);
+
 /* plan_train.c: the options of --train, and the whole of such a plan. */
 void plan_train_options(option_list *list, plan_train_settings *s);
 hd_status plan_check_training(plan_settings *s, hd_err *err); /* completes them, too */

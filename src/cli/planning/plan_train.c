@@ -1,7 +1,6 @@
 /* plan_train.c - `hadal plan --train`: the memory of training, before anything is read. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "cli/planning/plan_internal.h"
 #include "train/memory.h"
@@ -25,16 +24,15 @@ hd_status plan_check_training(plan_settings *s, hd_err *err) {
     plan_train_settings *t = &s->training;
     const bool given =
         t->rows || t->ranks || t->threads || t->optimizer || t->freeze || t->drafts;
-    const bool serves = s->gpus != 1 || s->prefill || s->decode || s->chart || s->explain ||
-                        strcmp(s->layout, "auto") != 0;
     if (given && !t->train) {
         return HD_FAIL(
             err, HD_EINVAL,
             "--rows, --dp, --threads, --optimizer, --freeze and --mtp belong to --train");
     }
-    if (serves && t->train) {
+    if (t->train && plan_serves(s)) {
         return HD_FAIL(err, HD_EINVAL,
-                       "--train is for one machine's CPU: no GPUs, layouts and charts");
+                       "--train plans training on the CPU: only --rows, --dp, --threads, "
+                       "--optimizer, --freeze, --mtp and --json belong to it");
     }
     if (!t->rows) t->rows = 1024;
     if (!t->ranks) t->ranks = 1;

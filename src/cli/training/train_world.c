@@ -28,7 +28,8 @@ static hd_status join(train_world *w, const hd_world_options *o, const char *at,
                        .secret = o->key,
                        .start_ms = o->start_seconds * 1000,
                        .facts = {{"version", hd_checksum(0, HD_VERSION, strlen(HD_VERSION))},
-                                 {"job", hd_checksum(0, job, strlen(job))}}                       },
+                                 {"job", hd_checksum(0, job, strlen(job))},
+                                 {"build", sizeof(hello)}}                                        },
         .parallel = {.tp = 1,         .dp = w->n, .ep = 1, .etp = 1, .dense_tp = 1, .head_tp = 1},
         .wait_ms = DAY_MS  /* a rank may compute for long; its loss is seen by heartbeats */
     };

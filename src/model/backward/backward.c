@@ -131,6 +131,7 @@ static hd_status open_rows(hd_backward *b, hd_err *err) {
     const size_t bytes = (size_t)b->m->limits.rows * sizeof *b->row;
     b->first_entry = malloc(bytes);
     if (!b->first_entry) return HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
+    /* until a step needs it, it has the numbers of rows */
     for (int32_t i = 0; i < b->m->limits.rows; i++) b->first_entry[i] = i;
     hd_stream_upload(b->m->env.stream, b->row, b->first_entry, bytes);
     return HD_OK;

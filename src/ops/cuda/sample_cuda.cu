@@ -291,7 +291,7 @@ static __device__ tally bin_over(const row_cluster &c, int32_t bin) {
 struct goal {
     whole need;
     float top_p;    /* if not 0, need follows from the weight of all */
-    bool of_weight; /* where the candidates reach it that have no weight does not matter */
+    bool of_weight; /* candidates without weight do not matter: the search ends before them */
 };
 
 /* In which bin all above and in it reach the goal. Every block has a stretch of the bins. */
