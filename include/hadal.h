@@ -88,6 +88,12 @@ typedef struct hd_engine_options {
      * host memory, and those that are used most, beside those that a layer needs next, in this
      * memory; auto takes most of what is free. Texts do not change. For one rank. */
     const char *experts_host;
+    /* Of a GPU: so many of the 10^9 bytes of its memory that are free at first are used, and no more.
+     * Default: all. */
+    double device_memory_gb;
+    /* With experts_host: 10^9 bytes of host memory that experts may take. What has no room, whole layers, is
+     * in device memory only. Default: 0.9 of what is free. */
+    double host_memory_gb;
     /* Of V2 and V3, on a GPU not with precision "exact": "absorbed", the default, or "naive" for
      * long prompts, which is faster and not bit for bit equal. */
     const char *mla;

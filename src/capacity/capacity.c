@@ -237,13 +237,15 @@ static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_er
                        c->dwdp > 1 ? "dwdp divides the experts of ranks without a layout"
                                    : "experts are elsewhere for a layout of one rank");
     }
-    if (a->experts == HD_EXPERTS_ON_HOST && a->host_bytes > 0 && a->host_bytes < all) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "%.1f GB of host memory do not hold the experts: they take %.1f",
-                       a->host_bytes / 1e9, all / 1e9);
-    }
     c->resident = resident_part(c, a, all);
     const double others = 1 - c->resident;
+    if (a->experts == HD_EXPERTS_ON_HOST && a->host_bytes > 0 && a->host_bytes < all * others) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "%.1f GB of host memory do not hold the experts that have no room on the "
+            "device: they take %.1f of %.1f",
+            a->host_bytes / 1e9, all * others / 1e9, all / 1e9);
+    }
     *experts -= (int64_t)ceil(all * others); /* it must fit */
     if (c->dwdp > 1) c->memory.staged = (int64_t)(2 * all / layers * others);
     c->elsewhere_bytes = all * main / layers * others;

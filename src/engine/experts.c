@@ -14,6 +14,7 @@
 #include "model/expert_host.h"
 
 static const double AUTO_PART = 0.8; /* of the memory that is free beside the KV pools */
+static const double HOST_PART = 0.9; /* of the host memory that is free */
 static const double MOST_GB = 1e9;
 
 static bool is_on(const char *option) {
@@ -112,13 +113,14 @@ static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_er
     return st;
 }
 
-/* Returns whether all is pinned. If not, copies wait for the host, and are right all the same. */
-static bool pin_host(engine_rank *rank) {
+/* Returns whether all that host memory holds is pinned. If not, copies wait for the host, and are right all
+ * the same. */
+static bool hold(engine_rank *rank, int32_t layers) {
     struct rlimit locked;
     size_t pinned;
     hd_err why = {0};
-    if (hd_device_is_host(rank->device)) return true;
-    if (hd_weights_pin_experts(rank->engine->whole, rank->device, &pinned, &why) == HD_OK) {
+    if (hd_weights_hold_experts(rank->engine->whole, layers, rank->device, &pinned, &why) ==
+        HD_OK) {
         return true;
     }
     const bool limited =
@@ -127,29 +129,45 @@ static bool pin_host(engine_rank *rank) {
     return false;
 }
 
+/* How many layers, the first ones, hold their experts in host memory: as many as that has room for. */
+static int32_t held_layers(const engine_rank *rank, const hd_engine_options *o) {
+    const hd_engine *e = rank->engine;
+    const double snapshots = o->kv_host_gb * 1e9;
+    const double free = (double)hd_memory_free() - snapshots;
+    const double bytes = o->host_memory_gb > 0 ? o->host_memory_gb * 1e9 : HOST_PART * free;
+    return hd_expert_host_layers(e->spec, e->whole, bytes > 0 ? (size_t)bytes : 0);
+}
+
 /* Where operators cannot read the experts in place, or slots are fewer than layers, the host queues
- * copies. */
+ * copies, and holds all experts. */
 static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     const hd_fetch_source source = {"host", rank->engine->whole};
     hd_err why = {0};
     double asked;
     HD_TRY(read_bytes("experts_host", o->experts_host, &asked, err));
     const size_t bytes = asked > 0 ? (size_t)asked : free_bytes(rank, o);
+    const int32_t all = rank->engine->spec->n_layers + rank->engine->spec->n_mtp;
+    const int32_t held = held_layers(rank, o);
     const hd_expert_host_options host = {.whole = rank->engine->whole,
+                                         .held = held,
                                          .bytes = bytes,
                                          .device = rank->device,
                                          .stream = rank->stream};
     const hd_expert_fetch_options fetch = {
         .sources = &source, .n_sources = 1, .depth = 1, .bytes = bytes};
     hd_status st = HD_EUNSUPPORTED;
-    if (pin_host(rank)) {
+    if (hold(rank, held)) {
         st = hd_expert_host_open(&rank->stage, rank->engine->spec, rank->weights, &host, &why);
     }
-    if (st == HD_EUNSUPPORTED) {
+    if (held < all && st == HD_OK) engine_note_layers(rank->engine, all - held, all);
+    if (held == all && st == HD_EUNSUPPORTED) {
         rank->graphs = false;
         HD_TRY(open_fetch(rank, fetch, err));
     } else if (st != HD_OK) {
-        return HD_FAIL(err, st, "%s", why.msg);
+        return HD_FAIL(err, st, "%s",
+                       *why.msg
+                           ? why.msg
+                           : "host memory has no room for all experts, and cannot be pinned");
     }
     rank->totals.weight_bytes += hd_expert_stage_read_stats(rank->stage).bytes;
     return HD_OK;

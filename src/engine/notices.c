@@ -56,6 +56,14 @@ void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64
          hd_bytes_text(have, sizeof have, (double)pinned), why->msg, raise);
 }
 
+void engine_note_layers(hd_engine *e, int32_t n, int32_t all) {
+    note(
+        e,
+        "host memory has no room for all experts: those of the last %d of %d layers are on the "
+        "device",
+        n, all);
+}
+
 void engine_note_hisparse(hd_engine *e, int32_t rows, size_t all, size_t free) {
     char pools[32], room[32];
     note(

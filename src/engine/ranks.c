@@ -21,7 +21,8 @@ static hd_status open_weights(hd_engine *e, const hd_engine_options *o, hd_err *
     const bool on_host = engine_experts_are_on_host(o);
     const hd_dummy_options dummy = {.device = on_host ? NULL : leader->device,
                                     .stream = leader->stream,
-                                    .shapes_only = in_parts};
+                                    .shapes_only = in_parts,
+                                    .experts_later = on_host};
     if (!leader->device) return HD_OK;
     if (o->dummy_weights) {
         HD_TRY(hd_weights_open_dummy(&e->whole, e->spec, &dummy, err));

@@ -1,6 +1,7 @@
 /* expert_host.c - see expert_host.h. */
 #include "model/expert_host.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +19,9 @@ enum {
 
 /* An MoE layer. */
 typedef struct host_layer {
-    hd_weight *from; /* [ROLES, n_experts] device memory */
+    /* [ROLES, n_experts] device memory: where they are, in host memory or, if the layer is whole, in slots */
+    hd_weight *from;
+    bool whole; /* expert e is in slot e, for ever */
     hd_expert_slots slots;
     hd_expert_layout layout;
     hd_expert_table tables[ROLES];
@@ -32,8 +35,9 @@ typedef struct expert_host {
     int32_t *unit_of;            /* [n_layers] NONE: dense, or absent */
     host_layer *units;           /* [n_units] */
     int32_t n_units;
+    int32_t n_whole; /* the last of them */
     size_t slot_bytes, elsewhere_bytes;
-    int32_t n_slots; /* of all layers */
+    int32_t n_slots; /* of all layers that are not whole */
     void *block;     /* device memory of all that follows */
     hd_weight *table;
     int32_t *round_offset, *end, *todo;
@@ -50,9 +54,9 @@ static expert_host *host_of(hd_expert_stage *s) {
     return (expert_host *)s;
 }
 
-static const hd_weight *lies_at(const expert_host *s, int32_t layer, int32_t role,
+static const hd_weight *lies_at(const hd_weights *whole, int32_t layer, int32_t role,
                                 int32_t expert) {
-    return hd_weights_held_expert(s->o.whole, layer, (hd_role)((int32_t)HD_EXPERT_GATE + role),
+    return hd_weights_held_expert(whole, layer, (hd_role)((int32_t)HD_EXPERT_GATE + role),
                                   expert);
 }
 
@@ -65,12 +69,12 @@ static size_t place(size_t *at, size_t bytes) {
 }
 
 /* Lays out an expert's arrays; returns the bytes of a slot. */
-static size_t arrange(const expert_host *s, int32_t layer, int32_t expert,
+static size_t arrange(const hd_weights *whole, int32_t layer, int32_t expert,
                       hd_expert_layout *out) {
     size_t bytes = 0;
     *out = (hd_expert_layout){0};
     for (int32_t r = 0; r < ROLES; r++) {
-        const hd_weight *m = lies_at(s, layer, r, expert);
+        const hd_weight *m = lies_at(whole, layer, r, expert);
         const hd_stored_format f = hd_weight_format(m);
         const size_t data = hd_stored_data_bytes(&f, m->rows, m->cols);
         const size_t scale = m->scale ? hd_stored_scale_bytes(&f, m->rows, m->cols) : 0;
@@ -85,50 +89,55 @@ static size_t arrange(const expert_host *s, int32_t layer, int32_t expert,
 static hd_status look_at_layer(expert_host *s, int32_t layer, host_layer *u, hd_err *err) {
     for (int32_t e = 0; e < s->n_experts; e++) {
         hd_expert_layout own;
-        const size_t bytes = arrange(s, layer, e, &own);
+        const size_t bytes = arrange(s->o.whole, layer, e, &own);
         if (e == 0) u->layout = own;
         if (memcmp(&own, &u->layout, sizeof own) != 0) {
             return HD_FAIL(err, HD_EUNSUPPORTED,
                            "layer %d: experts of several formats cannot share slots", layer);
         }
         if (bytes > s->slot_bytes) s->slot_bytes = bytes;
-        for (int32_t r = 0; r < ROLES; r++) {
+        for (int32_t r = 0; r < ROLES && !u->whole; r++) {
             s->elsewhere_bytes += (size_t)(own.data_bytes[r] + own.scale_bytes[r]);
         }
     }
+    s->n_whole += u->whole;
     return HD_OK;
 }
 
 static hd_status look_at_layers(expert_host *s, hd_err *err) {
     const hd_weight *first = NULL;
     for (int32_t l = 0; l < s->n_layers; l++) {
-        const hd_weight *own = hd_weights_expert_map(s->w, l) ? lies_at(s, l, 0, 0) : NULL;
+        const hd_weight *own =
+            hd_weights_expert_map(s->w, l) ? lies_at(s->o.whole, l, 0, 0) : NULL;
         s->unit_of[l] = NONE;
         if (!own) continue;
         if (!first) first = own;
         s->unit_of[l] = s->n_units++;
+        s->units[s->unit_of[l]].whole = l >= s->o.held;
         HD_TRY(look_at_layer(s, l, &s->units[s->unit_of[l]], err));
     }
     if (!first || s->slot_bytes == 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "no layer has experts to fetch");
     }
+    if (s->n_whole == s->n_units) return HD_OK;
     return hd_device_read_host(s->o.device, first->data, 1, err);
 }
 
 static hd_status divide_memory(expert_host *s, hd_err *err) {
     const size_t fit = s->o.bytes / (s->slot_bytes + !s->slot_bytes); /* there is an expert */
-    if (fit < (size_t)s->n_units) {
+    const int32_t n_held = s->n_units - s->n_whole;
+    const int64_t whole = (int64_t)s->n_whole * s->n_experts;
+    if ((int64_t)fit < whole + n_held) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "%zu bytes for experts hold %zu of %zu bytes each, fewer than the %d "
-                       "layers",
-                       s->o.bytes, fit, s->slot_bytes, s->n_units);
+                       "%zu bytes for experts hold %zu of %zu bytes each; %d layers that host "
+                       "memory does not hold have %" PRId64 ", and %d layers need one each",
+                       s->o.bytes, fit, s->slot_bytes, s->n_whole, whole, n_held);
     }
-    const int64_t all = (int64_t)s->n_units * s->n_experts;
-    s->n_slots = (int32_t)hd_min_i64((int64_t)fit, all);
+    s->n_slots = (int32_t)hd_min_i64((int64_t)fit - whole, (int64_t)n_held * s->n_experts);
     for (int32_t u = 0, left = s->n_slots; u < s->n_units; u++) {
-        s->units[u].slots.n_slots = left / (s->n_units - u);
+        s->units[u].slots.n_slots = u < n_held ? left / (n_held - u) : s->n_experts;
         s->units[u].slots.slot_bytes = (int64_t)s->slot_bytes;
-        left -= s->units[u].slots.n_slots;
+        if (u < n_held) left -= s->units[u].slots.n_slots;
     }
     return HD_OK;
 }
@@ -193,13 +202,36 @@ static void describe(const expert_host *s, host_layer *u, int32_t role, const hd
     u->tables[role].slots = s->table + (int64_t)role * s->n_experts;
 }
 
+/* All experts go to the device, and tables tell where. */
+static void fill_whole(expert_host *s, int32_t layer, hd_weight *from) {
+    host_layer *u = &s->units[s->unit_of[layer]];
+    const size_t n = (size_t)s->n_experts;
+    for (int32_t r = 0; r < ROLES; r++) {
+        hd_weight *in_slot = from + (size_t)r * n;
+        for (int32_t e = 0; e < s->n_experts; e++) {
+            const uint8_t *slot = u->slots.memory + (size_t)e * s->slot_bytes;
+            in_slot[e] = *lies_at(s->o.whole, layer, r, e);
+            in_slot[e].data = slot + u->layout.data_at[r];
+            if (in_slot[e].scale) in_slot[e].scale = slot + u->layout.scale_at[r];
+        }
+        hd_expert_table_init(&u->tables[r], in_slot, s->n_experts);
+        u->tables[r].slots = u->from + (size_t)r * n;
+    }
+    const hd_expert_places to = {.memory = u->slots.memory,
+                                 .slot_bytes = s->slot_bytes,
+                                 .data_at = u->layout.data_at,
+                                 .scale_at = u->layout.scale_at};
+    hd_weights_copy_experts(s->o.whole, layer, &to, s->o.stream);
+    hd_stream_upload(s->o.stream, u->from, from, ROLES * n * sizeof *from);
+}
+
 static void fill_layer(expert_host *s, int32_t layer, hd_weight *from, int32_t *none) {
     host_layer *u = &s->units[s->unit_of[layer]];
     const size_t n = (size_t)s->n_experts;
     hd_weight *may = from + ROLES * n;
     for (int32_t r = 0; r < ROLES; r++) {
         for (int32_t e = 0; e < s->n_experts; e++) {
-            from[(size_t)r * n + (size_t)e] = *lies_at(s, layer, r, e);
+            from[(size_t)r * n + (size_t)e] = *lies_at(s->o.whole, layer, r, e);
         }
         describe(s, u, r, from + (size_t)r * n, may);
     }
@@ -220,7 +252,12 @@ static hd_status fill(expert_host *s, hd_err *err) {
     }
     for (size_t i = 0; i < n; i++) none[i] = NONE;
     for (int32_t l = 0; l < s->n_layers; l++) {
-        if (s->unit_of[l] != NONE) fill_layer(s, l, from, none);
+        if (s->unit_of[l] == NONE) continue;
+        if (s->units[s->unit_of[l]].whole) {
+            fill_whole(s, l, from);
+        } else {
+            fill_layer(s, l, from, none);
+        }
     }
     free(from);
     free(none);
@@ -235,19 +272,16 @@ static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
     expert_host *s = host_of(base);
     s->layer = *layer;
     s->unit = &s->units[s->unit_of[layer->layer]];
+    s->round = 0;
+    s->n_rounds = 1;
+    if (s->unit->whole) return;
     const int32_t n_slots = s->unit->slots.n_slots;
     const int32_t routed = hd_min_i32(layer->n_places, s->n_experts);
     s->most = routed <= n_slots ? n_slots : hd_max_i32(1, n_slots / PART_OF_ROUND);
     s->n_rounds = routed <= n_slots ? 1 : (int32_t)hd_ceil_div(routed, s->most);
-    s->round = 0;
 }
 
-static hd_status next(hd_expert_stage *base, hd_expert_wave *out, hd_err *err) {
-    expert_host *s = host_of(base);
-    host_layer *u = s->unit;
-    (void)err;
-    *out = (hd_expert_wave){0};
-    if (s->round == s->n_rounds) return HD_OK;
+static void fetch_round(expert_host *s, const host_layer *u) {
     s->layer.ops->moe_fetch(s->layer.stream,
                             &(hd_moe_fetch_args){.table = s->table,
                                                  .round_offset = s->round_offset,
@@ -262,10 +296,19 @@ static hd_status next(hd_expert_stage *base, hd_expert_wave *out, hd_err *err) {
                                                  .n_experts = s->n_experts,
                                                  .most = s->most,
                                                  .first = s->round == 0});
+}
+
+static hd_status next(hd_expert_stage *base, hd_expert_wave *out, hd_err *err) {
+    expert_host *s = host_of(base);
+    host_layer *u = s->unit;
+    (void)err;
+    *out = (hd_expert_wave){0};
+    if (s->round == s->n_rounds) return HD_OK;
+    if (!u->whole) fetch_round(s, u);
     s->round++;
     *out = (hd_expert_wave){.n = s->n_experts,
                             .n_places = s->layer.n_places,
-                            .offset = s->round_offset,
+                            .offset = u->whole ? s->layer.offset : s->round_offset,
                             .gate = &u->tables[0],
                             .up = &u->tables[1],
                             .down = &u->tables[2]};
@@ -279,10 +322,11 @@ static int64_t read_count(const int64_t *count) {
 
 static hd_expert_stage_stats read_stats(const hd_expert_stage *base) {
     const expert_host *s = (const expert_host *)base;
+    const size_t n_whole = (size_t)s->n_whole * (size_t)s->n_experts;
     return (hd_expert_stage_stats){.source = "host",
                                    .n_slots = s->n_slots,
-                                   .n_experts = s->n_units * s->n_experts,
-                                   .bytes = (size_t)s->n_slots * s->slot_bytes,
+                                   .n_experts = (s->n_units - s->n_whole) * s->n_experts,
+                                   .bytes = ((size_t)s->n_slots + n_whole) * s->slot_bytes,
                                    .expert_bytes = s->slot_bytes,
                                    .elsewhere_bytes = s->elsewhere_bytes,
                                    .used = read_count(&s->seen->used),
@@ -314,6 +358,22 @@ static hd_status open_parts(expert_host *s, hd_err *err) {
     HD_TRY(divide_memory(s, err));
     HD_TRY(take_memory(s, err));
     return fill(s, err);
+}
+
+int32_t hd_expert_host_layers(const hd_model_spec *spec, const hd_weights *whole,
+                              size_t bytes) {
+    const int32_t n_layers = spec->n_layers + spec->n_mtp;
+    for (int32_t l = 0; l < n_layers; l++) {
+        const bool some = hd_weights_expert_map(whole, l) && lies_at(whole, l, 0, 0);
+        hd_expert_layout unused;
+        size_t all = 0;
+        for (int32_t e = 0; some && e < spec->route.n_experts; e++) {
+            all += arrange(whole, l, e, &unused);
+        }
+        if (all > bytes) return l;
+        bytes -= all;
+    }
+    return n_layers;
 }
 
 hd_status hd_expert_host_open(hd_expert_stage **out, const hd_model_spec *spec,

@@ -4,7 +4,10 @@
  *
  * Every layer has slots of its own, as many as the others. The host neither waits nor knows which
  * experts the slots hold, so steps can be queued ahead and captured. A layer whose rows may choose
- * more experts than it has slots takes several rounds (ops/moe.h). */
+ * more experts than it has slots takes several rounds (ops/moe.h).
+ *
+ * Where the host has too little memory, device memory has all experts of the last layers, and host
+ * memory none of these. */
 #ifndef HD_MODEL_EXPERT_HOST_H
 #define HD_MODEL_EXPERT_HOST_H
 
@@ -12,15 +15,19 @@
 #include "weights/weights.h"
 
 typedef struct hd_expert_host_options {
-    const hd_weights *whole; /* has all experts, and keeps them at their addresses */
+    const hd_weights *whole; /* keeps the experts that it holds at their addresses */
+    int32_t held;            /* the layers below hold theirs (hd_weights_hold_experts) */
     size_t bytes;            /* of device memory for slots */
     hd_device *device;
     hd_stream *stream;
 } hd_expert_host_options;
 
+/* How many layers, drafts included, can hold their experts in so many bytes of host memory: the first ones. */
+int32_t hd_expert_host_layers(const hd_model_spec *spec, const hd_weights *whole, size_t bytes);
+
 /* w: the weights of this rank without experts, uploaded. Everything must outlive the stage.
- * HD_EUNSUPPORTED: bytes hold no expert of every layer, experts of a layer differ in their format, or
- * the device cannot read them where they are. */
+ * HD_EUNSUPPORTED: bytes hold no expert of every layer, or not all of the layers from `held` on; experts of
+ * a layer differ in their format; or the device cannot read them where they are. */
 hd_status hd_expert_host_open(hd_expert_stage **out, const hd_model_spec *spec,
                               const hd_weights *w, const hd_expert_host_options *o,
                               hd_err *err);

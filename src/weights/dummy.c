@@ -76,17 +76,28 @@ static double scale_size(const hd_tensor_decl *d, const hd_stored_format *stored
     return 1 / sqrt((double)d->cols) / hd_dtypes[stored->type].random_rms;
 }
 
-static void fill(hd_stream *s, uint8_t *data, const hd_tensor_decl *d, const hd_slice *slice,
+/* An array of a tensor: its elements, and its scales if it has some. */
+typedef struct array {
+    uint8_t *data, *scale;
+} array;
+
+static void fill(hd_stream *s, array to, const hd_tensor_decl *d, const hd_slice *slice,
                  const hd_stored_format *stored, uint64_t seed) {
     const size_t n = hd_stored_data_bytes(stored, slice->rows, slice->cols);
     hd_random_fill codes = data_pattern(d, stored->type, 1 / sqrt((double)d->cols));
     codes.seed = seed;
-    make(s, data, n, &codes);
+    make(s, to.data, n, &codes);
     if (stored->scale_type == HD_NONE) return;
     const float size = stored->n_scalars > 0 ? 1.0f : (float)scale_size(d, stored);
     const hd_random_fill scales = hd_dtype_repeat(stored->scale_type, size);
-    make(s, data + aligned(n), hd_stored_scale_bytes(stored, slice->rows, slice->cols),
-         &scales);
+    make(s, to.scale, hd_stored_scale_bytes(stored, slice->rows, slice->cols), &scales);
+}
+
+void weights_dummies_make(const hd_model_spec *spec, const hd_tensor_decl *d, int32_t decl,
+                          hd_stream *s, uint8_t *data, uint8_t *scale) {
+    const hd_stored_format stored = format_of(spec, d);
+    const hd_slice all = {.rows = d->rows, .cols = d->cols};
+    fill(s, (array){data, scale}, d, &all, &stored, (uint64_t)decl);
 }
 
 /* Binds a tensor to bytes at `data`, its scales at `scale`. */
@@ -143,7 +154,8 @@ static hd_status take_block(weights_dummies *out, uint8_t *at[N_PLACES],
                             const size_t total[N_PLACES], hd_err *err) {
     void *block = NULL;
     if (!out->device) {
-        HD_TRY(hd_block_init(&out->block, total[OWN], "dummy weights", err));
+        HD_TRY((out->experts_later ? hd_block_init_untouched : hd_block_init)(
+            &out->block, total[OWN], "dummy weights", err));
         at[OWN] = out->block.data;
         return HD_OK;
     }
@@ -168,9 +180,10 @@ static hd_status fill_on_host(const void *arg, int32_t i, hd_err *err) {
     const hd_stored_format stored = format_of(f->a->spec, d);
     const hd_slice slice = slice_of(f->a, i);
     (void)err;
-    if (!is_held(d, &slice)) return HD_OK;
-    const uint8_t *at = f->bound[i].weight.data;
-    fill(NULL, f->block + (at - f->block), d, &slice, &stored, (uint64_t)i);
+    if (!is_held(d, &slice) || (f->a->experts_later && d->expert >= 0)) return HD_OK;
+    uint8_t *at = f->block + ((const uint8_t *)f->bound[i].weight.data - f->block);
+    const size_t n = hd_stored_data_bytes(&stored, slice.rows, slice.cols);
+    fill(NULL, (array){at, at + aligned(n)}, d, &slice, &stored, (uint64_t)i);
     return HD_OK;
 }
 
@@ -179,7 +192,7 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
     const hd_schema *schema = a->schema;
     size_t total[N_PLACES] = {ALIGN, 0};
     uint8_t *next[N_PLACES] = {0};
-    *out = (weights_dummies){.device = a->device};
+    *out = (weights_dummies){.device = a->device, .experts_later = a->experts_later};
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_stored_format stored = format_of(a->spec, &schema->decls[i]);
         const hd_slice slice = slice_of(a, i);
@@ -200,7 +213,9 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
         describe(&out->tensors[i], d, &bound[i], n);
         bound[i].data = &out->tensors[i];
         if (a->shapes_only) continue;
-        if (a->device) fill(a->stream, at, d, &slice, &stored, (uint64_t)i);
+        if (a->device) {
+            fill(a->stream, (array){at, at + aligned(n)}, d, &slice, &stored, (uint64_t)i);
+        }
         next[place_of(a, i)] += bytes_of(&slice, &stored);
     }
     out->bytes = total[OWN] + total[ON_HOST];

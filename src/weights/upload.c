@@ -1,9 +1,10 @@
-/* upload.c - copies what operators read to a device, and again after its memory was given back; pins
- * the experts that stay in host memory. */
+/* upload.c - copies what operators read to a device, and again after its memory was given back; holds
+ * experts in host memory for copies. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/thread_pool.h"
 #include "weights/safetensors.h"
 #include "weights/weights_internal.h"
 
@@ -123,39 +124,65 @@ hd_status hd_weights_restore(hd_weights *w, hd_stream *s, hd_err *err) {
 
 /* ---- experts in host memory ---- */
 
-/* Of a file the bytes from its first expert to its last. NULL: it has none. */
+/* Of a file, or of the block of random weights, the bytes from the first expert to the last. NULL: it has
+ * none. */
 typedef struct file_part {
     const uint8_t *begin, *end;
 } file_part;
 
-static void include_tensor(file_part *files, const hd_tensor *t) {
-    const uint8_t *begin = t ? t->data : NULL;
-    if (!begin) return;
-    file_part *f = &files[t->shard];
+static void include(file_part *f, const void *data, size_t bytes) {
+    const uint8_t *begin = data;
     if (!f->begin || begin < f->begin) f->begin = begin;
-    if (begin + t->bytes > f->end) f->end = begin + t->bytes;
+    if (begin + bytes > f->end) f->end = begin + bytes;
 }
 
-hd_status hd_weights_pin_experts(const hd_weights *w, hd_device *d, size_t *bytes,
-                                 hd_err *err) {
-    const hd_schema *schema = hd_weights_schema(w);
-    const hd_checkpoint *c = hd_weights_checkpoint(w);
-    const int32_t n = c ? hd_checkpoint_shards(c) : 0;
-    file_part *files = calloc((size_t)n + 1, sizeof *files);
-    hd_status st = HD_OK;
+static void include_matrix(file_part *files, const weights_bound *b) {
+    const hd_weight *m = &b->weight;
+    const hd_stored_format f = hd_weight_format(m);
+    include(&files[b->data->shard], m->data, hd_stored_data_bytes(&f, m->rows, m->cols));
+    if (!m->scale) return;
+    const int32_t file = b->scale ? b->scale->shard : b->data->shard;
+    include(&files[file], m->scale, hd_stored_scale_bytes(&f, m->rows, m->cols));
+}
+
+static bool is_expert_below(const hd_weights *w, int32_t decl, int32_t n_layers) {
+    const hd_tensor_decl *d = &w->schema.decls[decl];
+    return d->expert >= 0 && d->layer < n_layers && hd_weights_stored(w, decl);
+}
+
+static uint8_t *in_block(const hd_weights *w, const void *at) {
+    return (uint8_t *)w->dummies.block.data +
+           ((const uint8_t *)at - (const uint8_t *)w->dummies.block.data);
+}
+
+typedef struct held_layers {
+    const hd_weights *w;
+    int32_t n;
+} held_layers;
+
+static hd_status make_on_host(const void *arg, int32_t i, hd_err *err) {
+    const held_layers *h = arg;
+    const hd_weight *m = &h->w->bound[i].weight;
+    (void)err;
+    if (!is_expert_below(h->w, i, h->n)) return HD_OK;
+    weights_dummies_make(h->w->spec, &h->w->schema.decls[i], i, NULL, in_block(h->w, m->data),
+                         m->scale ? in_block(h->w, m->scale) : NULL);
+    return HD_OK;
+}
+
+hd_status hd_weights_hold_experts(const hd_weights *w, int32_t n_layers, hd_device *d,
+                                  size_t *bytes, hd_err *err) {
+    const int32_t n = w->checkpoint ? hd_checkpoint_shards(w->checkpoint) : 1;
+    const held_layers held = {w, n_layers};
     *bytes = 0;
-    if (!c) { /* random ones */
-        free(files);
-        HD_TRY(hd_device_pin_host(d, w->dummies.block.data, w->dummies.bytes, err));
-        *bytes = w->dummies.bytes;
-        return HD_OK;
-    }
+    if (w->dummies.experts_later)
+        HD_TRY(hd_tasks_run(0, w->schema.n, make_on_host, &held, err));
+    file_part *files = calloc((size_t)n + 1, sizeof *files);
     if (!files) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d files", n);
-    for (int32_t i = 0; i < schema->n; i++) {
-        if (schema->decls[i].expert < 0 || !hd_weights_stored(w, i)) continue;
-        include_tensor(files, hd_weights_tensor(w, i));
-        include_tensor(files, hd_weights_scale_tensor(w, i));
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        if (is_expert_below(w, i, n_layers)) include_matrix(files, &w->bound[i]);
     }
+    hd_status st = HD_OK;
     for (int32_t i = 0; i < n && st == HD_OK; i++) {
         const size_t part = (size_t)(files[i].end - files[i].begin);
         if (part) st = hd_device_pin_host(d, files[i].begin, part, err);
@@ -163,4 +190,30 @@ hd_status hd_weights_pin_experts(const hd_weights *w, hd_device *d, size_t *byte
     }
     free(files);
     return st;
+}
+
+static void copy_matrix(const hd_weights *w, int32_t decl, hd_stream *s, uint8_t *data,
+                        uint8_t *scale) {
+    const hd_weight *m = &w->bound[decl].weight;
+    const hd_stored_format f = hd_weight_format(m);
+    if (!w->checkpoint) {
+        weights_dummies_make(w->spec, &w->schema.decls[decl], decl, s, data,
+                             m->scale ? scale : NULL);
+        return;
+    }
+    hd_stream_upload(s, data, m->data, hd_stored_data_bytes(&f, m->rows, m->cols));
+    if (m->scale) {
+        hd_stream_upload(s, scale, m->scale, hd_stored_scale_bytes(&f, m->rows, m->cols));
+    }
+}
+
+void hd_weights_copy_experts(const hd_weights *w, int32_t layer, const hd_expert_places *to,
+                             hd_stream *s) {
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        const hd_tensor_decl *d = &w->schema.decls[i];
+        if (d->layer != layer || !is_expert_below(w, i, layer + 1)) continue;
+        uint8_t *slot = to->memory + (size_t)d->expert * to->slot_bytes;
+        const int32_t role = (int32_t)(d->role - HD_EXPERT_GATE);
+        copy_matrix(w, i, s, slot + to->data_at[role], slot + to->scale_at[role]);
+    }
 }

@@ -384,7 +384,8 @@ static hd_status make_dummies(hd_weights *w, const hd_dummy_options *o) {
                                        .slices = plan.slices,
                                        .device = o->device,
                                        .stream = o->stream,
-                                       .shapes_only = o->shapes_only};
+                                       .shapes_only = o->shapes_only,
+                                       .experts_later = o->experts_later};
     if (st == HD_OK) st = weights_dummies_init(&w->dummies, w->bound, &args, &w->problem);
     hd_plan_close(&plan);
     for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {

@@ -55,6 +55,7 @@ typedef struct hd_dummy_options {
     hd_stream *stream;  /* stream of that device */
     /* without values: tensors have their shapes and formats, and no bytes to read */
     bool shapes_only;
+    bool experts_later; /* on the host: hd_weights_hold_experts() makes their values */
 } hd_dummy_options;
 
 /* Opens random weights (dummy weights) of a spec, in the formats it declares, for
@@ -117,9 +118,21 @@ const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role r
  * none, as with any role but EXPERT_GATE, EXPERT_UP and EXPERT_DOWN. It stays the same struct. */
 const hd_expert_table *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role);
 
-/* Pins the files' experts in host memory, for copies to d; they are there until w is closed, which d
- * must be before. *bytes: pinned, also after a failure. */
-hd_status hd_weights_pin_experts(const hd_weights *w, hd_device *d, size_t *bytes, hd_err *err);
+/* Keeps the experts of layers below n_layers in host memory: makes those that were left for later, and
+ * pins all until d is closed, which must be before w. *bytes: pinned, also after a failure. */
+hd_status hd_weights_hold_experts(const hd_weights *w, int32_t n_layers, hd_device *d,
+                                  size_t *bytes, hd_err *err);
+
+/* Slots of device memory, one for each expert of a layer. */
+typedef struct hd_expert_places {
+    uint8_t *memory; /* [n_experts, slot_bytes] */
+    size_t slot_bytes;
+    const int64_t *data_at, *scale_at; /* [3] in a slot: of gate, up, down */
+} hd_expert_places;
+
+/* Copies the experts of a layer of complete weights, or makes random ones, in the stream's device memory. */
+void hd_weights_copy_experts(const hd_weights *w, int32_t layer, const hd_expert_places *to,
+                             hd_stream *s);
 
 /* Returns the matrix of an expert where this rank has it, in device memory after an upload; NULL:
  * the layer is dense, or another rank has it. */

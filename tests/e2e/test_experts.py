@@ -71,6 +71,19 @@ def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
     assert 0 <= shown["staged"] < shown["used"] and shown["fetch_bytes"] > 0
 
 
+def test_layers_without_room_in_host_memory_are_on_the_device(serve):
+    """Host memory for two of the layers' experts: the others' need it on the device."""
+    flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
+    want = answers(serve(*flags))
+    server = serve(*flags, "--experts-host", "0.0055", "--host-memory", "0.002")
+    assert answers(server) == want
+    shown = live_stats(server)["experts_elsewhere"]
+    assert shown["elsewhere"] == 2 * 16 and 16 < shown["slots"] < 32
+    assert 0 < shown["staged"] < shown["used"] and shown["fetch_bytes"] > 0
+    server.close()
+    assert b"those of the last 5 of 7 layers are on the device" in server.log
+
+
 def test_what_was_used_stays_on_the_device(serve):
     """An answer that is asked for again finds more of its experts than a first one; with room for all, every one."""
     body = {"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
@@ -220,6 +233,8 @@ def test_a_file_that_is_replaced_is_no_matter(serve, model):
         (("--experts-disk", "1", "--backend", "null"), "the null backend has none"),
         (("--experts-host", "much"), "experts_host is 'much'; must be off, auto or"),
         (("--experts-host", "0.0001"), "at least 2 are fetched at once here"),
+        (("--experts-host", "0.004", "--host-memory", "0.001"), "6 layers that host memory does not hold have 96"),
+        (("--device-memory", "1", "--backend", "cpu"), "no memory of its own to limit"),
         (("--experts-host", "1", "--dwdp", 2), "in host memory here: several ranks hold parts"),
         (("--experts-host", "1", "--experts-disk", "1"), "on disk or in host memory, not in both"),
     ],

@@ -231,7 +231,7 @@ def test_refusals(refused, tmp_path):
     assert "is no GPU (h100, h200, b200, cpu)" in refused("plan", flash, "--gpu", "a100")
     assert "neither auto nor tp=N" in refused("plan", flash, "--layout", "pp=2")
     assert "is not for 4 GPUs" in refused("plan", flash, "--gpus", 4, "--layout", "tp=2")
-    assert "100.0 GB of host memory do not hold the experts" in refused("plan", flash, "--experts", "host", "--host-memory", 100)
+    assert "5.0 GB of host memory do not hold the experts" in refused("plan", flash, "--experts", "host", "--host-memory", 5)
     assert "a layout of one rank" in refused("plan", flash, "--gpus", 2, "--layout", "tp=2", "--experts", "host")
     assert "dwdp is alone" in refused("plan", flash, "--gpus", 4, "--layout", "dwdp=4,tp=4")
     assert "belong together" in refused("plan", flash, "--prefill", 2)

@@ -43,10 +43,12 @@ static void experts_are_pinned(void **state) {
         hd_err err = {0};
         hd_weights *w = open_model(&spec, models[i]);
         hd_device *d = shared_device_open();
-        assert_int_equal(hd_weights_pin_experts(w, d, &bytes, &err), HD_OK);
+        assert_int_equal(
+            hd_weights_hold_experts(w, spec->n_layers + spec->n_mtp, d, &bytes, &err), HD_OK);
         check_pinned(w, d, false); /* its memory is host memory: there is nothing to pin */
         shared_device_set_remote(d);
-        assert_int_equal(hd_weights_pin_experts(w, d, &bytes, &err), HD_OK);
+        assert_int_equal(
+            hd_weights_hold_experts(w, spec->n_layers + spec->n_mtp, d, &bytes, &err), HD_OK);
         assert_true(bytes >= check_pinned(w, d, true));
         assert_true(bytes <= hd_checkpoint_shard_bytes(hd_weights_checkpoint(w), 0));
         hd_device_close(d);
@@ -66,7 +68,7 @@ static void a_limit_is_told(void **state) {
     hd_device *d = shared_device_open();
     shared_device_set_remote(d);
     shared_device_limit_pins(d, 1000);
-    assert_int_equal(hd_weights_pin_experts(w, d, &bytes, &err), HD_EDEVICE);
+    assert_int_equal(hd_weights_hold_experts(w, spec->n_layers, d, &bytes, &err), HD_EDEVICE);
     assert_int_equal(bytes, 0);
     engine_note_pageable(e, bytes, &err, 8 << 20);
     engine_note_pageable(e, 12300000000, &err, UINT64_MAX);

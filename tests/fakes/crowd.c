@@ -87,10 +87,12 @@ typedef struct experts_at {
     const hd_expert_disk_options *disk; /* NULL: not on disk */
     bool host, in_place;                /* in_place: operators read them there */
     int32_t n;                          /* of host: that fit on the device; 0: all */
+    int32_t n_whole; /* of in_place: the last layers, whose experts are on the device alone */
 } experts_at;
 
-static void open_host(machine *m, size_t bytes) {
+static void open_host(machine *m, size_t bytes, int32_t n_whole) {
     const hd_fetch_source host = {"host", m->whole};
+    assert_int_equal(n_whole, 0);
     const hd_expert_fetch_options fetch = {.sources = &host,
                                            .n_sources = 1,
                                            .depth = 1,
@@ -102,27 +104,31 @@ static void open_host(machine *m, size_t bytes) {
     must(hd_expert_fetch_open(&m->stage, m->spec, m->weights, &fetch, &err), &err);
 }
 
-static void open_in_place(machine *m, size_t bytes) {
-    const hd_expert_host_options host = {
-        .whole = m->whole, .bytes = bytes, .device = m->device, .stream = m->stream};
+static void open_in_place(machine *m, size_t bytes, int32_t n_whole) {
+    const int32_t n_layers = m->spec->n_layers + m->spec->n_mtp;
+    const hd_expert_host_options host = {.whole = m->whole,
+                                         .held = n_layers - n_whole,
+                                         .bytes = bytes,
+                                         .device = m->device,
+                                         .stream = m->stream};
     size_t pinned;
     hd_err err = {0};
-    must(hd_weights_pin_experts(m->whole, m->device, &pinned, &err), &err);
+    must(hd_weights_hold_experts(m->whole, host.held, m->device, &pinned, &err), &err);
     must(hd_expert_host_open(&m->stage, m->spec, m->weights, &host, &err), &err);
 }
 
 static void open_fetched(machine *m, const experts_at *at) {
-    void (*open)(machine *, size_t) = at->in_place ? open_in_place : open_host;
+    void (*open)(machine *, size_t, int32_t) = at->in_place ? open_in_place : open_host;
     hd_err err = {0};
     m->whole = m->weights;
     must(hd_weights_open_without_experts(&m->weights, m->whole, &err), &err);
     must(hd_stream_open(&m->copy_stream, m->device, &err), &err);
     must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
-    open(m, (size_t)1 << 30);
+    open(m, (size_t)1 << 30, at->n_whole);
     if (at->n == 0) return;
     const size_t each = hd_expert_stage_read_stats(m->stage).expert_bytes;
     hd_expert_stage_close(m->stage);
-    open(m, (size_t)at->n * each);
+    open(m, (size_t)at->n * each, at->n_whole);
 }
 
 static void open_shard(machine *m, const machine_rank *r) {
@@ -218,11 +224,13 @@ void open_machine_fetched(machine *m, const char *name, int32_t experts) {
     });
 }
 
-void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts) {
-    open_any(
-        m, backend, name,
-        (machine_options){
-            .fixed = true, .at = &(experts_at){.host = true, .in_place = true, .n = experts}
+void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts,
+                           int32_t n_whole) {
+    open_any(m, backend, name,
+             (machine_options){
+                 .fixed = true,
+                 .at = &(experts_at){
+                                     .host = true, .in_place = true, .n = experts, .n_whole = n_whole}
     });
 }
 

@@ -55,7 +55,8 @@ void open_machine_staged(machine *m, const char *name, const hd_expert_disk_opti
 void open_machine_fetched(machine *m, const char *name, int32_t experts);
 
 /* The same, but operators read them in place, and steps are captured. */
-void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts);
+void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts,
+                           int32_t n_whole);
 /* One rank of several: the first of an attention group leads, and the others follow (hd_model_runner_follow). Steps have fixed
  * shapes, which a GPU captures and a CPU queues again each time. */
 typedef struct machine_rank {

@@ -65,6 +65,66 @@ static void test_all_tensors(void **state) {
     }
 }
 
+/* Of the layers below `last` where they are, and of the last one in slots; there the host has none. */
+static void check_experts_of(const hd_weights *have, const hd_weights *want, int32_t last,
+                             hd_stream *s) {
+    enum { EACH = 1 << 19 };
+    const hd_schema *schema = hd_weights_schema(want);
+    const int64_t data_at[] = {0, EACH, 2 * EACH};
+    const int64_t scale_at[] = {3 * EACH, 4 * EACH, 5 * EACH};
+    uint8_t *slots = calloc(64, 6 * EACH);
+    const hd_expert_places to = {slots, 6 * EACH, data_at, scale_at};
+    int32_t seen = 0;
+    assert_non_null(slots);
+    hd_weights_copy_experts(have, last, &to, s);
+    assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
+    for (int32_t i = 0; i < schema->n; i++) {
+        const hd_tensor_decl *d = &schema->decls[i];
+        const hd_weight *a = hd_weights_stored(want, i), *b = hd_weights_stored(have, i);
+        if (d->expert < 0 || d->layer > last) continue;
+        const hd_stored_format f = hd_weight_format(a);
+        const size_t data = hd_stored_data_bytes(&f, a->rows, a->cols);
+        const size_t scale = a->scale ? hd_stored_scale_bytes(&f, a->rows, a->cols) : 0;
+        const int32_t role = (int32_t)(d->role - HD_EXPERT_GATE);
+        const uint8_t *slot = slots + (size_t)d->expert * to.slot_bytes;
+        const bool copied = d->layer == last;
+        assert_true(data <= EACH && scale <= EACH && d->expert < 64);
+        assert_memory_equal(copied ? slot + data_at[role] : b->data, a->data, data);
+        if (scale)
+            assert_memory_equal(copied ? slot + scale_at[role] : b->scale, a->scale, scale);
+        if (copied) assert_memory_not_equal(b->data, a->data, data);
+        seen += copied;
+    }
+    assert_true(seen > 0);
+    free(slots);
+}
+
+/* Experts that are made later, in host memory or where they are copied to, are those that are made at once. */
+static void test_experts_are_made_later(void **state) {
+    (void)state;
+    for (size_t k = 0; k < HD_LEN(names); k++) {
+        hd_model_spec *spec = config_open(names[k]);
+        const int32_t n_layers = spec->n_layers + spec->n_mtp, last = n_layers - 1;
+        const hd_dummy_options later = {.experts_later = true};
+        hd_weights *want, *have;
+        hd_device *d;
+        hd_stream *s;
+        size_t pinned;
+        assert_int_equal(hd_device_open_cpu(&d, &(hd_cpu_options){.n_threads = 1}, NULL),
+                         HD_OK);
+        assert_int_equal(hd_stream_open(&s, d, NULL), HD_OK);
+        assert_int_equal(hd_weights_open_dummy(&want, spec, NULL, NULL), HD_OK);
+        assert_int_equal(hd_weights_open_dummy(&have, spec, &later, NULL), HD_OK);
+        assert_int_equal(hd_weights_hold_experts(have, last, d, &pinned, NULL), HD_OK);
+        check_experts_of(have, want, last, s);
+        hd_stream_close(s);
+        hd_device_close(d);
+        hd_weights_close(have);
+        hd_weights_close(want);
+        hd_model_spec_close(spec);
+    }
+}
+
 static void test_nvfp4_experts(void **state) {
     (void)state;
     hd_weights *w;
@@ -177,6 +237,7 @@ int test_dummy(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_tensors),
         cmocka_unit_test(test_nvfp4_experts),
+        cmocka_unit_test(test_experts_are_made_later),
         cmocka_unit_test(test_shards),
         cmocka_unit_test(test_tables_are_short),
         cmocka_unit_test(test_routing_of_drafters),
