@@ -4,6 +4,7 @@
 
 #include <assert.h>
 
+#include "base/terminal.h"
 #include "device/device_internal.h"
 #ifdef HD_CUDA
 #include "device/gpu_list.h"
@@ -37,6 +38,13 @@ bool hd_device_is_host(const hd_device *d) {
 
 hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *what,
                           hd_err *err) {
+    if (d->withheld && bytes > hd_device_free_bytes(d)) {
+        char wanted[32], free[32];
+        return HD_FAIL(err, HD_ENOMEM,
+                       "%s: no device memory for %s; %s are free within the limit", what,
+                       hd_bytes_text(wanted, sizeof wanted, (double)bytes),
+                       hd_bytes_text(free, sizeof free, (double)hd_device_free_bytes(d)));
+    }
     return d->table->alloc(d, out, bytes, false, what, err);
 }
 
@@ -54,7 +62,17 @@ hd_status hd_device_pin_host(hd_device *d, const void *host, size_t bytes, hd_er
 }
 
 size_t hd_device_free_bytes(const hd_device *d) {
-    return d->table->free_bytes(d);
+    const size_t free = d->table->free_bytes(d);
+    return free > d->withheld ? free - d->withheld : 0;
+}
+
+hd_status hd_device_limit(hd_device *d, size_t bytes, hd_err *err) {
+    const size_t free = d->table->free_bytes(d);
+    if (d->table->host_memory) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "this device has no memory of its own to limit");
+    }
+    d->withheld = free > bytes ? free - bytes : 0;
+    return HD_OK;
 }
 
 void hd_device_release(hd_device *d, void *p) {

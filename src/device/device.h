@@ -60,8 +60,12 @@ hd_status hd_device_read_host(hd_device *d, const void *host, size_t bytes, hd_e
  * from it work all the same. Nothing to do if device memory is host memory. */
 hd_status hd_device_pin_host(hd_device *d, const void *host, size_t bytes, hd_err *err);
 
-/* Returns the free bytes of device memory now; 0: unknown. */
+/* Returns the free bytes of device memory now, within the limit; 0: unknown, or none. */
 size_t hd_device_free_bytes(const hd_device *d);
+
+/* Takes only so many of the bytes that are free now: what would be more fails with HD_ENOMEM.
+ * HD_EUNSUPPORTED: device memory is host memory. */
+hd_status hd_device_limit(hd_device *d, size_t bytes, hd_err *err);
 
 void hd_device_release(hd_device *d, void *p); /* device or host memory; NULL is fine */
 

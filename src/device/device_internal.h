@@ -57,6 +57,7 @@ typedef struct backend_table {
 
 struct hd_device {
     const backend_table *table;
+    size_t withheld; /* bytes of device memory that stay free; 0: no limit */
 };
 
 struct hd_device_event {

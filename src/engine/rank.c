@@ -40,6 +40,9 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         .no_gpu = &e->no_gpu
     };
     HD_TRY(hd_ops_open(&rank->ops, &rank->device, backend, &ops, err));
+    if (o->device_memory_gb > 0) {
+        HD_TRY(hd_device_limit(rank->device, (size_t)(o->device_memory_gb * 1e9), err));
+    }
     if (o->updatable) hd_device_keep_addresses(rank->device);
     const bool fetches = e->parallel.dwdp > 1 || engine_experts_are_on_host(o);
     rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && e->parallel.dwdp < 2;

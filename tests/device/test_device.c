@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "fakes/queue_device.h"
+#include "fakes/shared_device.h"
 
 enum { WORDS = 1 << 16, ROUNDS = 50 };
 
@@ -222,12 +223,43 @@ static void streams_of_a_gpu_wait(void **state) {
     hd_device_close(g.device);
 }
 
+/* ---- memory ---- */
+
+static void a_limit_leaves_memory_to_others(void **state) {
+    enum { KB = 1000 };
+    hd_err err = {0};
+    void *p;
+    (void)state;
+    hd_device *d = shared_device_open();
+    assert_int_equal(hd_device_limit(d, 100 * KB, &err), HD_EUNSUPPORTED);
+    shared_device_set_remote(d);
+    shared_device_set_free(d, 300 * KB);
+    assert_int_equal(hd_device_limit(d, 400 * KB, NULL), HD_OK);
+    assert_int_equal(hd_device_free_bytes(d), 300 * KB); /* there is no more */
+    assert_int_equal(hd_device_limit(d, 100 * KB, NULL), HD_OK);
+    assert_int_equal(hd_device_free_bytes(d), 100 * KB);
+    shared_device_set_free(d, 250 * KB); /* 50 are taken */
+    assert_int_equal(hd_device_free_bytes(d), 50 * KB);
+    err = (hd_err){0};
+    assert_int_equal(hd_device_alloc(d, &p, 50 * KB + 1, "a pool", &err), HD_ENOMEM);
+    assert_string_equal(
+        err.msg, "a pool: no device memory for 50.00 kB; 50.00 kB are free within the limit");
+    assert_int_equal(hd_device_alloc(d, &p, 50 * KB, "a pool", NULL), HD_OK);
+    hd_device_release(d, p);
+    shared_device_set_free(d, 150 * KB); /* others took more */
+    assert_int_equal(hd_device_free_bytes(d), 0);
+    assert_int_equal(hd_device_alloc_host(d, &p, 50 * KB, "a mirror", NULL), HD_OK);
+    hd_device_release(d, p);
+    hd_device_close(d);
+}
+
 int test_device(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stream_waits_for_another_threads),
         cmocka_unit_test(events_order_queues),
         cmocka_unit_test(failures_go_to_the_main_stream),
         cmocka_unit_test(streams_of_a_gpu_wait),
+        cmocka_unit_test(a_limit_leaves_memory_to_others),
     };
     return cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@ static struct {
     size_t bytes;
 } pins[SHARED_MAX_PINS];
 static int32_t n_pins;
-static size_t may_pin;
+static size_t may_pin, n_free;
 
 uint8_t shared_device_byte(char handle, size_t i) {
     return (uint8_t)(i * 7 + i / 256 + (size_t)handle);
@@ -151,4 +151,15 @@ int32_t shared_device_copies(const hd_device *d) {
 int32_t shared_device_waits(const hd_device *d) {
     (void)d;
     return n_waits;
+}
+
+static size_t free_bytes(const hd_device *d) {
+    (void)d;
+    return n_free;
+}
+
+void shared_device_set_free(hd_device *d, size_t bytes) {
+    (void)d;
+    n_free = bytes;
+    table.free_bytes = free_bytes;
 }

@@ -26,6 +26,8 @@ int32_t shared_device_waits(const hd_device *d);
 /* Pinned host memory of a remote device: at most so many bytes from now on; whether some is. */
 enum { SHARED_MAX_PINS = 64 };
 void shared_device_limit_pins(hd_device *d, size_t bytes);
+/* It says that so many bytes are free. */
+void shared_device_set_free(hd_device *d, size_t bytes);
 bool shared_device_has_pinned(const hd_device *d, const void *p, size_t bytes);
 
 #endif
