@@ -271,6 +271,9 @@ typedef struct hd_request {
      * engine must keep it */
     bool replay[HD_N_REPLAYS];
     int32_t replay_from;
+    /* An event without tokens after each step that computed a part of the prompt (step.n_prefilled), of
+     * choice 0 */
+    bool prompt_progress;
 
     /* Called on the polling thread for each event. If NULL, hd_engine_poll() returns the
      * event. */

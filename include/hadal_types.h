@@ -91,6 +91,7 @@ typedef struct hd_step_tokens {
     int32_t n_tokens, n_top;
     int32_t n_drafted, n_accepted; /* drafts that this step verified and accepted */
     int32_t n_cached;              /* prompt tokens that were found in the prefix cache */
+    int32_t n_prefilled;           /* prompt tokens that are cached or computed by now */
     hd_finish_reason finish_reason;
 } hd_step_tokens;
 

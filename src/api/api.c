@@ -168,11 +168,15 @@ static const api_schema schemas[] = {
      "{'type':'object','required':['id','object','created','model','choices'],"
      "'properties':{'id':@Text,'object':{'const':'chat.completion.chunk'},'created':@Count,"
      "'model':@Text,'usage':@Usage,'prompt_token_ids':@Integers,'metadata':@AnswerMetadata,"
+     "'prompt_progress':@PromptProgress,"
      "'choices':{'type':'array','items':{'type':'object',"
      "'required':['index','delta','finish_reason'],'properties':{'index':@Count,"
      "'delta':@ChatDelta,'logprobs':@ChatScores,'finish_reason':@FinishReason,"
      "'matched_stop':@MatchedStop,"
      "'weight_versions':@VersionSpans,'token_ids':@Integers}}}}}"},
+    {"PromptProgress",
+     "{'type':'object','required':['total','cache','processed','time_ms'],'properties':{"
+     "'total':@Count,'cache':@Count,'processed':@Count,'time_ms':@Count}}"},
     {"AnswerMetadata",
      "{'type':'object','required':['weight_version'],'properties':{'weight_version':@Text}}"},
     {"VersionSpans",
@@ -188,6 +192,7 @@ static const api_schema schemas[] = {
      "{'type':'object','required':['id','object','created','model','choices'],"
      "'properties':{'id':@Text,'object':{'const':'text_completion'},'created':@Count,"
      "'model':@Text,'usage':@Usage,'system_fingerprint':@Text,'metadata':@AnswerMetadata,"
+     "'prompt_progress':@PromptProgress,"
      "'choices':{'type':'array','items':{'type':'object',"
      "'required':['index','text','logprobs','finish_reason'],'properties':{'index':@Count,"
      "'text':@Text,'logprobs':@TextScores,'finish_reason':@FinishReason,"

@@ -213,6 +213,14 @@ static void end_chunk(api_job *job, const api_choice *c, bool carries) {
     api_data_end(job);
 }
 
+static void chat_progress(api_job *job, const api_choice *c, const hd_event *e) {
+    begin_chunk(job, c);
+    api_puts(&job->out, "},\"logprobs\":null,\"finish_reason\":null}]");
+    api_put_progress(&job->out, e);
+    api_puts(&job->out, "}");
+    api_data_end(job);
+}
+
 static void put_text_delta(api_job *job, const api_choice *c, const api_piece *p,
                            const char *key) {
     api_write(&job->out, "%s:%.*s", key, (int)p->n, api_piece_text(c, p));
@@ -361,6 +369,7 @@ static const api_format chat_format = {.endpoint = "/v1/chat/completions",
                                        .chunk_object = "chat.completion.chunk",
                                        .shape = HTTP_OPENAI,
                                        .logprob = api_chat_logprob,
+                                       .progress = chat_progress,
                                        .chunk = chat_chunk,
                                        .finish = chat_finish,
                                        .end = api_openai_end,

@@ -217,6 +217,16 @@ static void put_chunk(api_job *job, api_choice *c, bool first, const char *finis
     api_data_end(job);
 }
 
+static void complete_progress(api_job *job, const api_choice *c, const hd_event *e) {
+    api_data_begin(job, NULL);
+    api_put(&job->out, job->head.data, job->head.n);
+    api_write(&job->out, "{'index':%d,'text':'','logprobs':null,'finish_reason':null}]",
+              c->index);
+    api_put_progress(&job->out, e);
+    api_puts(&job->out, "}");
+    api_data_end(job);
+}
+
 static void complete_chunk(api_job *job, api_choice *c) {
     put_chunk(job, c, !c->opened, NULL);
 }
@@ -244,6 +254,7 @@ static const api_format complete_format = {.endpoint = "/v1/completions",
                                            .shape = HTTP_OPENAI,
                                            .logprob = complete_logprob,
                                            .prompt_logprobs = complete_prompt_logprobs,
+                                           .progress = complete_progress,
                                            .chunk = complete_chunk,
                                            .finish = complete_finish,
                                            .end = api_openai_end,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api/job.h"
+#include "base/progress.h"
 
 const char *api_finish_reason(const api_choice *c) {
     switch (c->finish_reason) {
@@ -124,6 +125,13 @@ static void put_error(api_text *out, const api_job *job) {
     const api_refusal *why = &job->failure;
     api_write(out, "{'error':{'message':%s,'type':%s,'param':null,'code':%s}}", why->message,
               api_error_type(HTTP_OPENAI, why->status), why->code);
+}
+
+void api_put_progress(api_text *out, const hd_event *e) {
+    const int64_t ns = e->admitted_ns ? hd_now_ns() - e->admitted_ns : 0;
+    api_write(out, ",'prompt_progress':{'total':%d,'cache':%d,'processed':%d,'time_ms':%lld}",
+              e->prompt_tokens, e->step.n_cached, e->step.n_prefilled,
+              (long long)(ns / 1000000));
 }
 
 void api_put_list(api_text *out, const char *key, const api_text *items) {

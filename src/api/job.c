@@ -333,6 +333,15 @@ static bool chunk_is_due(const api_job *job, const api_choice *c) {
     return !c->opened || c->n_pending >= job->w.stream_interval;
 }
 
+/* Before the first token, after every step of the prompt. Another server told it already if it began. */
+static void tell_progress(api_job *job, const api_choice *c, const hd_event *e) {
+    const bool failed = e->step.finish_reason != HD_FINISH_NONE && e->step.n_tokens == 0;
+    if (!job->w.progress || job->resumed || c->opened || e->choice || failed) return;
+    begin_stream(job);
+    job->format->progress(job, c, e);
+    send_out(job);
+}
+
 static void stream(api_job *job, api_choice *c) {
     const bool failed =
         c->finish_reason == HD_FINISH_TIMEOUT || c->finish_reason == HD_FINISH_ERROR;
@@ -364,7 +373,10 @@ static void on_event(void *user, const hd_event *e) {
     count(job, c, e);
     collect(job, c, e);
     if (e->step.finish_reason != HD_FINISH_NONE) note_end(job, c, e);
-    if (job->w.stream && !atomic_load(&job->gone)) stream(job, c);
+    if (job->w.stream && !atomic_load(&job->gone)) {
+        tell_progress(job, c, e);
+        stream(job, c);
+    }
     if (last) drop(job);
 }
 
@@ -439,6 +451,7 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     if (!g.max_tokens) g.max_tokens = r->most_tokens;
     g.prefill = http_header(job->call, "X-Hadal-Prefill");
     g.trace_id = http_request_id(job->call);
+    g.prompt_progress = job->w.progress;
     g.on_event = on_event;
     g.user = sub;
     atomic_fetch_add(&job->refs, 1);

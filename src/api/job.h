@@ -71,7 +71,9 @@ typedef struct api_format {
     void (*prompt_logprobs)(api_job *job, api_choice *c, const hd_prompt_logprobs *p);
     /* may be NULL */
     void (*replay)(api_job *job, api_choice *c, hd_replay kind, const hd_replay_rows *rows);
-    void (*begin)(api_job *job);                /* begins a stream; may be NULL */
+    void (*begin)(api_job *job); /* begins a stream; may be NULL */
+    /* writes how much of the prompt is computed; NULL: clients cannot ask */
+    void (*progress)(api_job *job, const api_choice *c, const hd_event *e);
     void (*chunk)(api_job *job, api_choice *c); /* writes what has arrived to job->out */
     void (*finish)(api_job *job, api_choice *c);
     void (*end)(api_job *job);
@@ -153,6 +155,8 @@ api_totals api_job_totals(const api_job *job);
 
 bool api_render_ids(api_request *r, hd_ids *ids); /* token ids of the conversation */
 void api_put_ids(api_text *out, const int32_t *ids, size_t n);
+/* ,"prompt_progress":{...}, as in llama.cpp's server. */
+void api_put_progress(api_text *out, const hd_event *e);
 void api_chat_logprob(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i);
 void api_openai_end(api_job *job);
 void api_openai_fail(api_job *job);

@@ -378,6 +378,8 @@ static const api_param openai[] = {
     {"stream_options", API_NESTED, .nested = &stream_options_family, .about = "of a stream"},
     {"stream_interval", API_INT, AT(w.stream_interval), 1, API_MAX_STREAM_INTERVAL,
      .about = "tokens per event after the first"},
+    {"return_progress", API_BOOL, AT(w.progress),
+     .about = "of a stream: chunks with prompt_progress while the prompt is computed"},
     {"response_format", API_OBJECT, AT(response_format),
      .costly = true, .about = "text, json_object or json_schema"},
     {"json_schema", API_ANY, AT(schema), .costly = true,

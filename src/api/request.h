@@ -32,6 +32,7 @@ typedef struct api_wishes {
     /* more tokens were requested than the context leaves: the output ends there */
     bool to_the_end;
     int32_t stream_interval;
+    bool progress;      /* a stream tells how much of the prompt is computed */
     bool sampling_mask; /* list what could be drawn */
     int32_t n_tops;     /* alternatives that are shown; the engine may give more */
     api_replay_form replay[HD_N_REPLAYS];

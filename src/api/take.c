@@ -126,11 +126,13 @@ static bool take_token_limits(api_request *r) {
 
 bool api_take_sampling(api_request *r) {
     if (r->g.top_k < 0) r->g.top_k = 0;
-    if (r->w.continuous_usage || r->w.include_usage) {
-        if (!r->w.stream) {
-            return api_refuse(r, "invalid_value", "stream_options",
-                              "stream_options are for streams; set stream");
-        }
+    if ((r->w.continuous_usage || r->w.include_usage) && !r->w.stream) {
+        return api_refuse(r, "invalid_value", "stream_options",
+                          "stream_options are for streams; set stream");
+    }
+    if (r->w.progress && !r->w.stream) {
+        return api_refuse(r, "invalid_value", "return_progress",
+                          "return_progress is for streams; set stream");
     }
     if (r->stop && !take_stop(r)) return false;
     if (r->stop_ids && !take_stop_ids(r)) return false;

@@ -84,7 +84,9 @@ static void count(engine_choice *c, const hd_step_tokens *step) {
 /* Prompt log-probabilities are shown once, and only if all of them were computed. */
 static void show_prompt_logprobs(hd_event *out, engine_request *r) {
     const int32_t from = r->prompt_logprobs_from, n = r->n_prompt - from;
-    if (!from || r->prompt_shown || out->choice) return;
+    const bool prefilling =
+        out->step.n_tokens == 0 && out->step.finish_reason == HD_FINISH_NONE;
+    if (!from || r->prompt_shown || out->choice || prefilling) return;
     r->prompt_shown = true;
     if (r->n_prompt_logprobs < n) return;
     out->prompt = (hd_prompt_logprobs){.tokens = r->prompt.ids + from,

@@ -377,6 +377,7 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
                                     .max_new = g->max_tokens ? g->max_tokens : room,
                                     .priority = g->priority,
                                     .draft_tokens = e->drafts ? g->draft_tokens : 0,
+                                    .progress = g->prompt_progress,
                                     .salt = g->salt};
     if (g->queue_timeout_ns > 0)
         r->request.queue_until_ns = r->submitted_ns + g->queue_timeout_ns;

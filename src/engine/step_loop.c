@@ -144,7 +144,7 @@ static void on_event(void *ctx, const hd_sched_event *s) {
     } else if (s->prompt.n) {
         take_prompt_logprobs(r, &s->prompt);
     }
-    if (s->step.n_tokens == 0 && finish == HD_FINISH_NONE) return;
+    if (s->step.n_tokens == 0 && finish == HD_FINISH_NONE && !r->request.progress) return;
     engine_step_output *p = &rank->step_outputs[rank->n_step_outputs++];
     p->id = s->id;
     copy_step(&p->step, p->top, &s->step);
@@ -209,6 +209,7 @@ static void submit(engine_rank *rank, uint64_t id) {
         if (c->posted) continue;
         q.id = id + (uint64_t)i;
         q.follows = i && !r->choices[0].posted ? id : 0;
+        q.progress = i == 0 && r->request.progress;
         q.prompt_logprobs_from = i || c->n_posted ? 0 : r->prompt_logprobs_from;
         q.output = c->tokens;
         q.n_output = c->n_posted;

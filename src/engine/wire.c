@@ -23,7 +23,7 @@ typedef struct wire_request {
     uint64_t salt;
     int64_t queue_left_ns; /* 0: no limit */
     int32_t n_choices, n_prompt, max_new, priority, draft_tokens, prompt_logprobs_from, n_stop;
-    int32_t constrained;
+    int32_t constrained, progress; /* 0 or 1 */
     hd_page_range pages; /* that are exported, of them n_exported already, by these weights */
     uint32_t n_exported;
     uint64_t page_weights;
@@ -110,6 +110,7 @@ static hd_status put_request(hd_bytes *to, const engine_request *r, hd_err *err)
                             .prompt_logprobs_from = r->prompt_logprobs_from,
                             .n_stop = q->n_stop,
                             .constrained = r->constrained,
+                            .progress = q->progress,
                             .pages = r->watch.pages,
                             .n_exported = r->n_exported,
                             .page_weights = r->watch.weights,
@@ -282,6 +283,7 @@ static hd_status take_request(hd_engine *e, engine_reader *from, engine_request 
                                     .max_new = w.max_new,
                                     .priority = w.priority,
                                     .draft_tokens = w.draft_tokens,
+                                    .progress = w.progress != 0,
                                     .salt = w.salt,
                                     .queue_until_ns =
                                         w.queue_left_ns ? hd_now_ns() + w.queue_left_ns : 0,
@@ -439,6 +441,8 @@ static bool step_fits(const hd_engine *e, const hd_step_tokens *s) {
            hd_is_within(s->n_top, 0, e->max_logprobs) &&
            hd_is_within(s->n_drafted, 0, HD_MAX_DRAFTS) &&
            hd_is_within(s->n_accepted, 0, s->n_drafted) &&
+           hd_is_within(s->n_cached, 0, e->max_context) &&
+           hd_is_within(s->n_prefilled, 0, e->max_context) &&
            hd_is_within((int)s->finish_reason, HD_FINISH_NONE, HD_FINISH_ERROR);
 }
 

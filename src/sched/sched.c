@@ -607,11 +607,14 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
     e.prompt.tokens = q->tokens + e.prompt.from;
     q->n_reported += w->n_prompt_logprobs;
     if (w->n_sample == 0) {
+        const bool first = q->n_tokens == q->r.n_prompt; /* not computed again */
         q->n_done += w->n;
+        step->n_prefilled = hd_min_i32(q->n_done, q->r.n_prompt);
         commit(s, q);
-        if (w->n_prompt_logprobs) s->hooks.event(s->hooks.ctx, &e);
+        if (w->n_prompt_logprobs || (q->r.progress && first)) s->hooks.event(s->hooks.ctx, &e);
         return;
     }
+    step->n_prefilled = q->r.n_prompt;
     assert(step->n_tokens >= 1 && step->n_tokens <= w->n_sample);
     step->n_drafted = w->n_sample - 1;
     step->n_accepted = step->n_tokens - 1;

@@ -48,6 +48,7 @@ typedef struct hd_sched_request {
     int32_t draft_tokens;
     /* First prompt token, at least 1, whose log-probability is reported; 0: none. */
     int32_t prompt_logprobs_from;
+    bool progress;          /* an event without tokens after each chunk of the prompt */
     uint64_t salt;          /* cached prefixes are shared among equal salts only */
     int64_t queue_until_ns; /* times out if it is not admitted by then; 0: no time limit */
     /* [n_stop], copied: end-of-sequence ids and the caller's stop ids */
