@@ -106,7 +106,8 @@ typedef struct hd_engine_options {
      * is less. Values above the model's maximum are refused. */
     int32_t max_context;
     int64_t kv_tokens; /* capacity of the KV pools in tokens; default: two full contexts */
-    /* capacity for snapshots of WINDOW pages in host memory, in tokens; default: kv_tokens */
+    /* capacity for snapshots of WINDOW pages in host memory, in tokens; default: kv_tokens, and not more
+     * than 16 pages for each of max_running, or 256 */
     int64_t snapshot_tokens;
     /* Host memory of each rank for KV pages that its device would drop, in 10^9 bytes. If
      * snapshot_tokens is 0, half of it is for WINDOW pages. Default: for WINDOW pages only. */

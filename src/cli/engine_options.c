@@ -174,7 +174,9 @@ static const engine_option rows[] = {
     {INT("kv-tokens", options.kv_tokens, 0, INT64_MAX),
      HELP("capacity of the KV pools; 0: what the load needs"), .offered = BENCH},
     {INT("snapshot-tokens", options.snapshot_tokens, 0, INT64_MAX),
-     HELP("capacity of host memory for window snapshots; 0: as --kv-tokens"), .offered = ENGINES,
+     HELP("capacity of host memory for window snapshots; 0: as --kv-tokens, and not more than 16 "
+          "pages for each of --max-running, or 256"),
+     .offered = ENGINES,
      .why = "it keeps no prefix cache"},
     {GIGABYTES("kv-host", options.kv_host_gb),
      HELP("host memory for KV pages that the device would drop, of each rank; 0: as "

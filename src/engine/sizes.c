@@ -12,7 +12,10 @@ enum {
     DEFAULT_CHUNK = 256,
     DEFAULT_QUEUE = 1024,
     MIN_CHOICES = 64, /* rows of logits; more rows speed up prompt log-probabilities */
-    MAX_HOST_PAGES = 1 << 27
+    MAX_HOST_PAGES = 1 << 27,
+    /* windows in host memory: of branch points and ends of turns */
+    MIN_SNAPSHOTS = 256,
+    SNAPSHOTS_PER_RUNNING = 16
 };
 
 /* Of free memory, for KV pools: activations and graphs take the rest. */
@@ -50,8 +53,10 @@ hd_engine_sizes hd_engine_sizes_of(const hd_model_spec *spec, bool drafts,
         const int32_t near = pages(&z, (int64_t)z.shape.lookback + z.chunk + HD_MAX_DRAFTS) + 1;
         const int32_t decode = pages(&z, (int64_t)z.shape.lookback + HD_MAX_STEP_TOKENS) + 1;
         z.n_pages[HD_KV_WINDOW] = 2 * (near + z.running * decode);
-        const int64_t kept = o->snapshot_tokens > 0 ? o->snapshot_tokens : kv_tokens;
-        z.n_host[HD_KV_WINDOW] = pages(&z, kept);
+        const int32_t most = hd_max_i32(MIN_SNAPSHOTS, z.running * SNAPSHOTS_PER_RUNNING);
+        z.n_host[HD_KV_WINDOW] = o->snapshot_tokens > 0
+                                     ? pages(&z, o->snapshot_tokens)
+                                     : hd_min_i32(pages(&z, kv_tokens), most);
     }
     return z;
 }
