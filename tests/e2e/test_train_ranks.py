@@ -7,9 +7,10 @@ import subprocess
 import time
 
 import pytest
-from conftest import HADAL
+from conftest import HADAL, as_root
+from hosts import host, slurm  # fixtures
 from test_train import MODEL, WORDS, digests, steps, train
-from worlds import CLEAN, TRANSPORTS, free_address, needs_ucx
+from worlds import CLEAN, KEY, NO_DEVICE, TRANSPORTS, free_address, needs_ucx
 
 CONTROLS = ["--task", "sort", "--steps", "2", "--lr", "4e-5", "--context", "256", "--groups", "3", "--samples", "4", "-q"]
 
@@ -95,11 +96,11 @@ def test_bad_numbers_of_ranks_are_refused(refused, data, tmp_path):
 class Processes:
     """Ranks of one command; rank 0 starts last."""
 
-    def __init__(self, n, *words):
-        at, env = free_address(), {**CLEAN, "UCX_TLS": TRANSPORTS["shared memory"]}
+    def __init__(self, n, *words, env=None, meet=None, wrap=lambda rank: []):
+        at, env = meet or free_address(), {**CLEAN, "UCX_TLS": TRANSPORTS["shared memory"], **(env or {})}
         self.ranks = {}
         for rank in reversed(range(n)):
-            command = [HADAL, *words, "--rank", rank, "--world", n, "--meet", at]
+            command = [*wrap(rank), HADAL, *words, "--rank", rank, "--world", n, "--meet", at]
             pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
             self.ranks[rank] = subprocess.Popen(list(map(str, command)), env=env, **pipes)
 
@@ -119,8 +120,8 @@ class Processes:
 def processes():
     started = []
 
-    def start(*args):
-        started.append(Processes(*args))
+    def start(*args, **how):
+        started.append(Processes(*args, **how))
         return started[-1]
 
     yield start
@@ -180,3 +181,52 @@ def test_rank_0_says_why_the_others_end(processes, data, tmp_path):
     ends = processes(2, *endless(tmp_path / "none", tmp_path / "out", tmp_path / "log")).wait()
     assert "none: No such file" in ends[0][1] and ends[1][1].startswith("error: rank 0: ") and "No such file" in ends[1][1]
     assert ends[0][0] > 0 and ends[1][0] > 0
+
+
+# ---- launchers and hosts ----
+
+
+def short(data):
+    return ["train", MODEL, "--data", data, "--batch", "4", "--steps", "2", "--threads", "1", "-q"]
+
+
+@pytest.fixture
+def threads(hadal, data, tmp_path):
+    """The weights that two ranks in threads train."""
+    done = hadal(*short(data), "--out", tmp_path / "threads", "--dp", "2")
+    assert done.returncode == 0, done.stderr
+    return digests(tmp_path / "threads" / "step-00000002")
+
+
+def launched(launcher, env, words):
+    done = subprocess.run([str(w) for w in [*launcher, HADAL, *words]], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_ucx
+def test_mpirun_is_a_launcher(threads, data, tmp_path):
+    if not shutil.which("mpirun"):
+        pytest.skip("mpirun is not installed")
+    launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    launched(launcher, CLEAN, [*short(data), "--out", tmp_path / "out", "--meet", free_address()])
+    assert digests(tmp_path / "out" / "step-00000002") == threads
+
+
+@needs_ucx
+@as_root
+def test_srun_is_a_launcher(slurm, threads, data, tmp_path):
+    launched(["srun", "--overcommit", "-n", "2"], slurm, [*short(data), "--out", tmp_path / "out", "--meet", free_address()])
+    assert digests(tmp_path / "out" / "step-00000002") == threads
+
+
+@needs_ucx
+@as_root
+@pytest.mark.skipif("tcp" not in TRANSPORTS, reason=NO_DEVICE)
+def test_two_hosts(host, processes, threads, data, tmp_path):
+    name, net, veth = host
+    inside = ["ip", "netns", "exec", name, "env", f"UCX_NET_DEVICES={veth[1]}"]
+    env = {**KEY, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": veth[0]}
+    words = [*short(data), "--out", tmp_path / "out"]
+    world = processes(2, *words, env=env, meet=f"{net}.1:30178", wrap=lambda rank: inside if rank else [])
+    assert world.wait() == {0: (0, ""), 1: (0, "")}
+    assert digests(tmp_path / "out" / "step-00000002") == threads
