@@ -182,6 +182,9 @@ def test_prompts_of_a_file_and_held_out_ones(hadal, tmp_path):
     done = hadal("rl", MODEL, "--prompts", prompts, "--out", out, "--log", log, "--steps", "1", *args)
     assert done.returncode == 0, done.stderr
     assert 0 <= steps(log)[0]["held_out_reward"] <= 1
+    done = hadal("rl", MODEL, "--prompts", prompts, "--out", tmp_path / "more", "--log", log, "--steps", "1", "--eval-every", "1", *args)
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in steps(log)] == [0, 1] and all(0 <= line["held_out_reward"] <= 1 for line in steps(log))
 
 
 def test_a_model_from_random_weights(refused, hadal, data, tmp_path):

@@ -494,11 +494,21 @@ static hd_status measure_held_out(learning *l, double *reward, hd_err *err) {
     return HD_OK;
 }
 
+/* What the model can do before it learns. */
+static hd_status measure_first(learning *l, hd_err *err) {
+    double reward;
+    HD_TRY(measure_held_out(l, &reward, err));
+    if (!l->set.train.quiet) printf("held out %.3f\n", reward);
+    return train_run_log(&l->run, json_pack("{s:i, s:f}", "step", 0, "held_out_reward", reward),
+                         err);
+}
+
 enum { MOST_SKIPPED = 3 };
 
 static hd_status run_steps(learning *l, hd_err *err) {
     const int64_t end = l->set.train.steps, every = l->set.eval_every;
     int skipped = 0;
+    if (l->set.held_out && every && l->rollouts == 0) HD_TRY(measure_first(l, err));
     while (l->rollouts < end && !train_run_stopped()) {
         step_result r = {.held_out = (double)NAN};
         HD_TRY(step(l, &r, err));
@@ -558,7 +568,9 @@ static void add_options(option_list *list, settings *s) {
         option_int("overlong", &s->overlong, 0, 1 << 20,
                    "last tokens of --max-tokens that cost reward (DAPO); 0: none"),
         option_flag("fixed-prompts", &s->fixed, "the same prompts in every step"),
-        option_int("held-out", &s->held_out, 0, 100000, "prompts whose reward is measured"),
+        option_int(
+            "held-out", &s->held_out, 0, 100000,
+            "prompts whose reward is measured, with --eval-every also before the first step"),
         option_int("eval-every", &s->eval_every, 0, INT32_MAX,
                    "steps between measurements of --held-out; 0: at the end"),
         option_choice("reward-control", &s->control, controls,
