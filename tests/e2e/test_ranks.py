@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import ROOT, run_hadal
-from serving import wait_until
+from serving import Server, wait_until
 from toy_models import make_toy_model
 
 CLIENTS = 16
+FLAGS = ("--threads", 2, "--max-running", CLIENTS)
 LAYOUTS = {
     ("--ep", 2): {"ranks": 2, "dp": 1, "heads": 1, "ep": 2, "etp": 1, "dense_tp": 1, "head_tp": 2},
     ("--tp", 4): {"ranks": 4, "dp": 1, "heads": 4, "ep": 1, "etp": 4, "dense_tp": 4, "head_tp": 4},
@@ -40,17 +41,26 @@ def answers(server):
         return list(pool.map(ask, range(CLIENTS)))
 
 
-@pytest.mark.threads
-def test_sixteen_clients_get_the_same_answers(serve):
-    flags = ("--threads", 2, "--max-running", CLIENTS)
-    alone = serve(*flags)
-    assert alone.get("/server_info").json["parallel"]["ranks"] == 1
-    want = answers(alone)
-    assert len(set(want)) > CLIENTS / 2
-    for layout, parallel in LAYOUTS.items():
-        server = serve(*flags, *layout)
-        assert server.get("/server_info").json["parallel"] == {**parallel, "sum_in_ranks": False}
-        assert answers(server) == want
+@pytest.fixture(scope="module")
+def alone():
+    """The answers of one rank."""
+    server = Server(*FLAGS)
+    assert server.get("/server_info").json["parallel"]["ranks"] == 1
+    got = answers(server)
+    server.close()
+    assert len(set(got)) > CLIENTS / 2
+    return got
+
+
+# the thread sanitizer sees groups that divide heads, and groups that exchange rows
+SEEN_BY_TSAN = [("--tp", 2, "--ep", 2), ("--dp", 2, "--ep", 2)]
+
+
+@pytest.mark.parametrize("layout", [pytest.param(x, marks=[pytest.mark.threads] if x in SEEN_BY_TSAN else []) for x in LAYOUTS], ids=lambda x: " ".join(map(str, x)))
+def test_sixteen_clients_get_the_same_answers(serve, alone, layout):
+    server = serve(*FLAGS, *layout)
+    assert server.get("/server_info").json["parallel"] == {**LAYOUTS[layout], "sum_in_ranks": False}
+    assert answers(server) == alone
 
 
 def group_metric(server, name):
