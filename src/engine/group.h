@@ -44,6 +44,7 @@ typedef struct engine_group {
 typedef struct engine_order {
     uint64_t number, pauses;
     bool paused, closing;
+    bool moves; /* of experts come before the step */
     /* In this round nothing is computed, and no rank reads weights until the next one. */
     bool rest;
     bool retract; /* all running requests, first */

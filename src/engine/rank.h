@@ -219,8 +219,10 @@ hd_status engine_rebalance_check(const hd_engine *e, const hd_engine_options *o,
 bool engine_rebalance_is_on(const hd_engine_options *o);
 hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, hd_err *err);
 void engine_rebalance_close(engine_rank *rank);
-/* Moves experts, if some should move now, between two steps. */
-void engine_rebalance_step(engine_rank *rank);
+/* Whether the first leader has something to do with experts before the next step. */
+bool engine_rebalance_wants(engine_rank *rank);
+/* Does it, on all leaders whose order says so. False: that failed, and the round computes nothing. */
+bool engine_rebalance_step(engine_rank *rank);
 /* After a failure, while no follower runs: gives every rank the same maps again. */
 hd_status engine_rebalance_recover(hd_engine *e, hd_err *err);
 void engine_rebalance_obey(engine_rank *rank, const engine_mail *in);

@@ -423,10 +423,10 @@ static bool step(engine_rank *rank) {
 
 static void lead(engine_rank *rank) {
     while (engine_round_begin(rank)) {
+        const bool moved = engine_rebalance_step(rank);
         drain_mailbox(rank);
-        const bool computed = step(rank);
+        const bool computed = moved && step(rank);
         engine_pages_show(rank);
-        if (computed) engine_rebalance_step(rank);
         if (computed && rank->stage) hd_expert_stage_move(rank->stage);
         audit(rank);
         publish(rank);
