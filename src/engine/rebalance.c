@@ -8,7 +8,7 @@
 
 #include "base/checked.h"
 #include "base/progress.h"
-#include "engine/rank.h"
+#include "engine/leaders.h"
 #include "moe/rebalance.h"
 
 enum {
@@ -155,35 +155,18 @@ static hd_status read_own_rows(engine_rank *rank, int64_t *rows, hd_err *err) {
     return HD_OK;
 }
 
-/* Sums the rows of all groups into the first part: an all-gather of floats, whose bits are those
- * of the counts. */
-static hd_status sum_rows(engine_rank *rank, hd_err *err) {
-    int64_t *rows = rank->rebalance->rows;
-    const hd_rank_group *g = &rank->comm->groups[HD_GROUP_DP];
-    const size_t n = n_counts(rank);
-    const int32_t words = (int32_t)(n * sizeof *rows / sizeof(float));
-    if (g->n == 1) return HD_OK;
-    hd_comm_all_gather(rank->comm, rank->stream,
-                       &(hd_all_gather_args){.group = HD_GROUP_DP,
-                                             .x = (float *)(void *)rows,
-                                             .rows = 1,
-                                             .cols = g->n * words,
-                                             .first = g->index * words,
-                                             .own = words,
-                                             .on_host = true});
-    HD_TRY(hd_stream_sync(rank->stream, err));
-    for (int32_t k = 1; k < g->n; k++) {
-        for (size_t i = 0; i < n; i++) rows[i] += rows[(size_t)k * n + i];
-    }
-    return HD_OK;
-}
-
+/* The rows of all groups, summed into the first part. */
 static hd_status read_rows(engine_rank *rank, hd_err *err) {
     engine_rebalance *b = rank->rebalance;
-    const size_t own = (size_t)rank->comm->groups[HD_GROUP_DP].index * n_counts(rank);
-    HD_TRY(read_own_rows(rank, b->rows + own, err));
-    HD_TRY(sum_rows(rank, err));
-    return b->machine ? hd_rebalance_rows(b->machine, b->rows, err) : HD_OK;
+    int64_t *rows = b->rows;
+    const hd_rank_group *g = &rank->comm->groups[HD_GROUP_DP];
+    const size_t n = n_counts(rank), own = (size_t)g->index * n;
+    HD_TRY(read_own_rows(rank, rows + own, err));
+    if (g->n > 1)
+        HD_TRY(engine_leaders_gather(rank, rows, (size_t)g->n * n * sizeof *rows,
+                                     own * sizeof *rows, n * sizeof *rows, err));
+    for (size_t i = n; i < (size_t)g->n * n; i++) rows[i % n] += rows[i];
+    return b->machine ? hd_rebalance_rows(b->machine, rows, err) : HD_OK;
 }
 
 static uint32_t version_of(const engine_rank *rank, int32_t layer) {
@@ -291,9 +274,7 @@ static hd_status tell(engine_rank *rank, hd_err *err) {
         memcpy(b->told, &t, sizeof t);
         if (a->map) memcpy(b->told + sizeof t, a->map, b->told_bytes - sizeof t);
     }
-    hd_comm_broadcast(rank->comm, rank->stream,
-                      &(hd_broadcast_args){HD_GROUP_DP, b->told, b->told_bytes});
-    HD_TRY(hd_stream_sync(rank->stream, err));
+    HD_TRY(engine_leaders_broadcast(rank, b->told, b->told_bytes, err));
     return b->machine ? HD_OK : take_told(b, err);
 }
 

@@ -121,6 +121,7 @@ static void give_order(engine_rank *rank) {
                               .rest = rest,
                               .retract = rest && e->update.retract,
                               .renewed = renewed};
+    engine_recording_order(rank, &e->order);
     if (e->n_groups > 1) pthread_cond_broadcast(&e->ordered);
 }
 
