@@ -13,11 +13,11 @@
 
 enum {
     AUTO_LOOK = 64,
-    LOOK_RANK_ROWS = 4096, /* of the experts of a rank: their number is known to 2 % then */
-    MOST_STAGED = 4
+    LOOK_RANK_ROWS = 4096 /* of the experts of a rank: their number is known to 2 % then */
 };
 static const int64_t HORIZON = 20000; /* steps; 20 minutes of decode steps of 60 ms */
 static const double MOST_BYTES_PER_S = 1e9;
+static const double STEP_SHARE = 0.05; /* what plans and moves take of a step's time */
 
 /* What the first leader tells the others; a map [slots] follows. */
 typedef struct told_action {
@@ -117,7 +117,7 @@ hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, h
         .horizon = HORIZON,
         .expert_bytes = b->n ? (double)hd_weights_packed_bytes(rank->weights, b->layers[0]) : 0,
         .max_bytes_per_s = MOST_BYTES_PER_S,
-        .most_staged = MOST_STAGED,
+        .share = STEP_SHARE,
         .initial_stays = true /* in the mapped file */
     };
     return hd_rebalance_open(&b->machine, &m, err);
@@ -166,7 +166,8 @@ static hd_status read_rows(engine_rank *rank, hd_err *err) {
         HD_TRY(engine_leaders_gather(rank, rows, (size_t)g->n * n * sizeof *rows,
                                      own * sizeof *rows, n * sizeof *rows, err));
     for (size_t i = n; i < (size_t)g->n * n; i++) rows[i % n] += rows[i];
-    return b->machine ? hd_rebalance_rows(b->machine, rows, err) : HD_OK;
+    if (b->machine) hd_rebalance_rows(b->machine, rows);
+    return HD_OK;
 }
 
 static uint32_t version_of(const engine_rank *rank, int32_t layer) {
@@ -180,6 +181,7 @@ static hd_status act(engine_rank *rank, const hd_rebalance_action *a, hd_err *er
     const int32_t layer = b->layers[a->layer];
     switch (a->what) {
     case HD_REBALANCE_NOTHING:
+    case HD_REBALANCE_TO_PLAN: /* the first leader's alone */
         return HD_OK;
     case HD_REBALANCE_READ:
         return read_rows(rank, err);
@@ -240,11 +242,29 @@ static hd_rebalance_action next_action(engine_rank *rank) {
     return hd_rebalance_next(rank->rebalance->machine, &now);
 }
 
-bool engine_rebalance_wants(engine_rank *rank) {
+/* What all ranks do. */
+static void set_action(engine_rank *rank) {
     engine_rebalance *b = rank->rebalance;
-    if (!b || rank->totals.ranks_lost || !rank->comm || hd_comm_ended(rank->comm)) return false;
     b->action = next_action(rank);
+    if (b->action.what == HD_REBALANCE_TO_PLAN) b->action = (hd_rebalance_action){0};
+}
+
+bool engine_rebalance_wants(engine_rank *rank) {
+    const engine_rebalance *b = rank->rebalance;
+    if (!b || rank->totals.ranks_lost || !rank->comm || hd_comm_ended(rank->comm)) return false;
+    set_action(rank);
     return b->action.what != HD_REBALANCE_NOTHING;
+}
+
+/* Only this rank plans. */
+static void plan(engine_rank *rank) {
+    hd_rebalance *m = rank->rebalance->machine;
+    while (next_action(rank).what == HD_REBALANCE_TO_PLAN) {
+        const int64_t begun = hd_now_ns();
+        hd_err err = {0};
+        if (hd_rebalance_plan(m, &err) != HD_OK) rank->rebalance_err = err;
+        hd_rebalance_spend(m, (double)(hd_now_ns() - begun) * 1e-3);
+    }
 }
 
 static hd_status take_told(engine_rebalance *b, hd_err *err) {
@@ -301,14 +321,16 @@ static bool act_once(engine_rank *rank, bool *more) {
     if (!b->machine || !*more) return true;
     if (a.what != HD_REBALANCE_READ)
         hd_rebalance_done(b->machine, st == HD_OK, (double)(hd_now_ns() - begun) * 1e-3);
-    b->action = next_action(rank);
+    set_action(rank);
     return true;
 }
 
 bool engine_rebalance_step(engine_rank *rank) {
     bool ok = true, more = rank->order.moves && rank->rebalance;
     while (ok && more) ok = act_once(rank, &more);
-    if (rank->rebalance && rank->rebalance->machine) publish_stats(rank);
+    if (!rank->rebalance || !rank->rebalance->machine) return ok;
+    if (ok) plan(rank);
+    publish_stats(rank);
     return ok;
 }
 
