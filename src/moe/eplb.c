@@ -319,7 +319,7 @@ static double plan_layer(eplb_layer *l, const int32_t *previous, int32_t *lost) 
     if (previous) {
         *lost = eplb_restore(l, previous);
         eplb_recount(l);
-        const int32_t forced = count_moves(l, previous);
+        const int32_t forced = *lost ? count_moves(l, previous) : 0;
         const int64_t left = a->max_moves < 0        ? -1
                              : a->max_moves > forced ? a->max_moves - forced
                                                      : 0;

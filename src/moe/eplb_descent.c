@@ -72,6 +72,12 @@ typedef struct others {
     double most, more_h;
 } others;
 
+/* How much more another copy costs then. */
+static double more_of(const eplb_layer *l, int32_t slot) {
+    const int32_t y = l->expert[slot];
+    return y < 0 ? 0 : eplb_cost(l, y, l->copies[y] - 1) - l->value[slot];
+}
+
 static others others_of(const eplb_layer *l, int32_t h, int32_t slot, double more) {
     const int32_t y = l->expert[slot];
     others o = {0, 0};
@@ -148,23 +154,40 @@ static double coldest(const eplb_layer *l, int32_t h) {
     return least;
 }
 
-static void try_copies(const eplb_layer *l, int32_t h, step *best) {
-    const double high = l->cost[h], least = coldest(l, h);
-    const candidates c = candidates_of(l, h);
-    for (int32_t slot = 0; slot < l->slots; slot++) {
-        const int32_t y = l->expert[slot], d = l->rank[slot];
-        if ((y >= 0 && l->copies[y] < 2) || (d != h && !may_exchange(l, h, d))) continue;
-        const double more = y < 0 ? 0 : eplb_cost(l, y, l->copies[y] - 1) - l->value[slot];
+/* Further copies in the slots of a rank besides h. least: of all those. */
+static void try_copies_on(const eplb_layer *l, int32_t h, int32_t d, double least,
+                          const candidates *c, step *best) {
+    const double high = l->cost[h];
+    for (int32_t slot = l->first[d]; slot < l->first[d + 1]; slot++) {
+        const int32_t y = l->expert[slot];
+        if (y >= 0 && l->copies[y] < 2) continue;
+        const double more = more_of(l, slot);
         /* Of the other copies one is on a rank that costs `least` or more, or all are on h. */
         const bool heats = y >= 0 && least + more >= high - best->gain &&
-                           high - (high + more - c.most) <= best->gain;
-        if (d != h && heats) continue;
+                           high - (high + more - c->most) <= best->gain;
+        if (heats) continue;
         const others o = others_of(l, h, slot, more);
-        if (o.most >= high - best->gain) continue;
-        if (d != h) {
-            copy_from(l, h, slot, &o, &c, best);
-        } else if (y >= 0) {
-            copy_to(l, h, slot, &o, best);
+        if (o.most < high - best->gain) copy_from(l, h, slot, &o, c, best);
+    }
+}
+
+static void try_copies_to(const eplb_layer *l, int32_t h, step *best) {
+    for (int32_t slot = l->first[h]; slot < l->first[h + 1]; slot++) {
+        const int32_t y = l->expert[slot];
+        if (y < 0 || l->copies[y] < 2) continue;
+        const others o = others_of(l, h, slot, more_of(l, slot));
+        if (o.most < l->cost[h] - best->gain) copy_to(l, h, slot, &o, best);
+    }
+}
+
+static void try_copies(const eplb_layer *l, int32_t h, step *best) {
+    const double least = coldest(l, h);
+    const candidates c = candidates_of(l, h);
+    for (int32_t d = 0; d < l->ranks; d++) {
+        if (d == h) {
+            try_copies_to(l, h, best);
+        } else if (may_exchange(l, h, d)) {
+            try_copies_on(l, h, d, least, &c, best);
         }
     }
 }
