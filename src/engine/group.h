@@ -9,18 +9,22 @@
 #include "sched/sched.h"
 #include "weights/update.h"
 
+/* What is wanted of the recording of experts, guarded by the lock. */
+typedef struct engine_record_wish {
+    bool start, stop; /* in this order */
+    hd_record_mode mode;
+    uint64_t requests, number; /* so far; of the last record that began */
+} engine_record_wish;
+
 /* The mailbox: what submitting threads send to a step thread. */
 typedef struct engine_mail {
     uint64_t *submitted, *cancelled; /* ids of requests; ids of choices */
     int32_t n_submitted, n_cancelled;
     hd_page_job *jobs, **last_job; /* in their order; last_job: where the next one goes */
     bool flush, retract;
-    uint64_t retract_pause;         /* the pause that asked for it last */
-    bool rebalance;                 /* plan at the next look */
-    bool record_start, record_stop; /* in this order */
-    hd_record_mode record_mode;
-    uint64_t record_requests; /* orders to record so far */
-    uint64_t record_number;   /* records ordered so far: the one to begin */
+    uint64_t retract_pause;    /* the pause that asked for it last */
+    bool rebalance;            /* plan at the next look */
+    engine_record_wish record; /* of the first group */
 } engine_mail;
 
 /* What the front has of an attention group: all guarded by the lock. */
@@ -32,7 +36,7 @@ typedef struct engine_group {
     int64_t *loads;          /* [n_loads] expert loads as last published */
     uint64_t rested_pauses;  /* pauses that its step thread has reached */
     uint64_t rounds;         /* rounds (rounds.c) that it has ended */
-    uint64_t records_obeyed; /* of mail.record_requests */
+    uint64_t records_obeyed; /* requests to record */
     bool idle;               /* it has nothing to do */
     bool parked;             /* its step failed; it waits for recovery */
     int64_t look_ns;         /* when it wants a round though it is idle; 0: never */
@@ -44,6 +48,12 @@ typedef struct engine_group {
 typedef struct engine_order {
     uint64_t number, pauses;
     bool paused, closing;
+    bool moves; /* of experts come before the step */
+    /* The record that is made from this round on; 0: none. Before the step leaders join the rows of the
+     * last steps, or sum their counts since a record began, which ends. */
+    uint64_t record, record_requests;
+    hd_record_mode record_mode;
+    bool joins_rows, sums_counts;
     /* In this round nothing is computed, and no rank reads weights until the next one. */
     bool rest;
     bool retract; /* all running requests, first */

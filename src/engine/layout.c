@@ -278,9 +278,6 @@ static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err 
 /* What is asked for beside the layout. */
 static hd_status check_moves(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     int64_t most;
-    if (e->parallel.dp > 1 && o->rebalance && strcmp(o->rebalance, "off") != 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "experts do not move with attention groups (dp)");
-    }
     if (!o->redundant) return HD_OK;
     if (e->parallel.ep == 1) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "redundant experts need ep above 1");

@@ -12,6 +12,7 @@
 #include "sched/sched.h"
 
 typedef struct engine_rebalance engine_rebalance; /* rebalance.c */
+typedef struct engine_recording engine_recording; /* recording.c */
 
 /* A request, and the positions of it that the step has computed. */
 typedef struct engine_watched {
@@ -62,20 +63,12 @@ struct engine_rank {
     hd_err lost;          /* of a leader in another process than rank 0: why it ended */
     int64_t in_runner_ns; /* time of this step */
     hd_engine_stats totals;
-    int32_t failures;      /* of rank 0: steps that failed since all groups succeeded */
-    int32_t successes;     /* its own steps that succeeded since */
-    int64_t failed_ns;     /* when one failed last */
-    size_t follower_bytes; /* of a leader: activations of its followers */
-    int64_t *fresh_loads;  /* [hd_model_n_expert_rows()] as read last */
-    hd_recorder *recorder; /* NULL without experts; it has a lock of its own */
-    int32_t record_layers, record_slots; /* of a record */
-    bool records_rows;                   /* not only counts; read-only after open */
-    int64_t *first_loads, first_step;    /* at the beginning of a record */
-    uint64_t record_number;              /* of the record that it counts for; 0: none */
-    /* Of rank 0, guarded by the engine's lock: the counts of the groups whose part of a record has
-     * ended, and how many are left. */
-    int64_t *record_counts, record_passes;
-    int32_t record_parts;
+    int32_t failures;            /* of rank 0: steps that failed since all groups succeeded */
+    int32_t successes;           /* its own steps that succeeded since */
+    int64_t failed_ns;           /* when one failed last */
+    size_t follower_bytes;       /* of a leader: activations of its followers */
+    int64_t *fresh_loads;        /* [hd_model_n_expert_rows()] as read last */
+    engine_recording *recording; /* NULL: there are no experts */
     engine_rebalance *rebalance; /* NULL: experts stay where they are */
     hd_err rebalance_err;        /* why moves were given up last */
     /* when they were last published, and after how many steps */
@@ -209,8 +202,10 @@ void engine_pages_run_jobs(engine_rank *rank, engine_mail *in);
 
 hd_status engine_recording_open(engine_rank *rank, hd_err *err);
 void engine_recording_close(engine_rank *rank);
-/* Begins and ends records as the mail says. */
-void engine_recording_obey(engine_rank *rank, const engine_mail *in);
+/* What the next order says of records. The caller, the first leader, holds the lock. */
+void engine_recording_order(engine_rank *rank, engine_order *order);
+/* Does what it says, on all leaders. False: that failed, and the round computes nothing. */
+bool engine_recording_step(engine_rank *rank);
 
 /* ---- rebalance.c: close accepts all zeros ---- */
 
@@ -219,8 +214,10 @@ hd_status engine_rebalance_check(const hd_engine *e, const hd_engine_options *o,
 bool engine_rebalance_is_on(const hd_engine_options *o);
 hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, hd_err *err);
 void engine_rebalance_close(engine_rank *rank);
-/* Moves experts, if some should move now, between two steps. */
-void engine_rebalance_step(engine_rank *rank);
+/* Whether the first leader has something to do with experts before the next step. */
+bool engine_rebalance_wants(engine_rank *rank);
+/* Does it, on all leaders whose order says so. False: that failed, and the round computes nothing. */
+bool engine_rebalance_step(engine_rank *rank);
 /* After a failure, while no follower runs: gives every rank the same maps again. */
 hd_status engine_rebalance_recover(hd_engine *e, hd_err *err);
 void engine_rebalance_obey(engine_rank *rank, const engine_mail *in);

@@ -1,26 +1,36 @@
 /* rebalance.c - moves experts between the ranks of an engine while it serves: drives the state
- * machine of moe/rebalance.h on the step thread, between two steps. */
+ * machine of moe/rebalance.h between two steps. The machine is the first attention group's. When it
+ * wants something, the order of a round says so, and before the round's step that group's leader
+ * tells the others each action, which all carry out together. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/progress.h"
-#include "engine/rank.h"
+#include "engine/leaders.h"
 #include "moe/rebalance.h"
 
 enum {
     AUTO_LOOK = 64,
-    LOOK_RANK_ROWS = 4096, /* of the experts of a rank: their number is known to 2 % then */
-    MOST_STAGED = 4
+    LOOK_RANK_ROWS = 4096 /* of the experts of a rank: their number is known to 2 % then */
 };
 static const int64_t HORIZON = 20000; /* steps; 20 minutes of decode steps of 60 ms */
 static const double MOST_BYTES_PER_S = 1e9;
+static const double STEP_SHARE = 0.05; /* what plans and moves take of a step's time */
+
+/* What the first leader tells the others; a map [slots] follows. */
+typedef struct told_action {
+    int32_t what, layer, expert, from, to;
+} told_action;
 
 struct engine_rebalance {
-    hd_rebalance *machine;
+    hd_rebalance *machine;      /* NULL: not the first group */
+    hd_rebalance_action action; /* what is to be done next */
+    uint8_t *told;              /* [told_bytes] */
+    size_t told_bytes;
     int32_t *layers, n; /* numbers of the layers with experts */
-    int64_t *rows;      /* [n][experts] */
+    int64_t *rows;      /* [groups][n][experts] */
     int32_t flipping;   /* the layer that was told to flip; -1: none */
     uint32_t version;   /* of its map before */
     int64_t steps, ns;  /* at the last look at the time of a step */
@@ -61,6 +71,11 @@ bool engine_rebalance_is_on(const hd_engine_options *o) {
     return o->rebalance && strcmp(o->rebalance, "off") != 0;
 }
 
+/* Of one group. */
+static size_t n_counts(const engine_rank *rank) {
+    return (size_t)rank->rebalance->n * (size_t)rank->engine->spec->route.n_experts;
+}
+
 static hd_status list_layers(engine_rank *rank, engine_rebalance *b, hd_err *err) {
     const hd_model_spec *c = rank->engine->spec;
     const int32_t most = c->n_layers + hd_model_n_draft_layers(c, rank->weights);
@@ -69,9 +84,13 @@ static hd_status list_layers(engine_rank *rank, engine_rebalance *b, hd_err *err
     for (int32_t l = 0; l < most; l++) {
         if (hd_weights_packed_bytes(rank->weights, l)) b->layers[b->n++] = l;
     }
-    b->rows = calloc((size_t)b->n * (size_t)c->route.n_experts + 1, sizeof *b->rows);
-    if (!b->rows) return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %d layers", most);
-    return HD_OK;
+    const size_t groups = (size_t)rank->parallel.dp;
+    b->rows = calloc(groups * n_counts(rank) + 1, sizeof *b->rows);
+    b->told_bytes = sizeof(told_action) +
+                    (size_t)hd_shard_slots(hd_weights_shard(rank->weights)) * sizeof(int32_t);
+    b->told = calloc(1, b->told_bytes);
+    if (b->rows && b->told) return HD_OK;
+    return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %d layers", most);
 }
 
 hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
@@ -84,6 +103,7 @@ hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, h
     if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory to rebalance");
     b->flipping = -1;
     HD_TRY(list_layers(rank, b, err));
+    if (rank->group) return HD_OK;
     const hd_rebalance_options m = {
         .layers = b->n,
         .experts = e->spec->route.n_experts,
@@ -97,7 +117,7 @@ hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, h
         .horizon = HORIZON,
         .expert_bytes = b->n ? (double)hd_weights_packed_bytes(rank->weights, b->layers[0]) : 0,
         .max_bytes_per_s = MOST_BYTES_PER_S,
-        .most_staged = MOST_STAGED,
+        .share = STEP_SHARE,
         .initial_stays = true /* in the mapped file */
     };
     return hd_rebalance_open(&b->machine, &m, err);
@@ -109,29 +129,45 @@ void engine_rebalance_close(engine_rank *rank) {
     hd_rebalance_close(b->machine);
     free(b->layers);
     free(b->rows);
+    free(b->told);
     free(b);
     rank->rebalance = NULL;
 }
 
 /* ---- actions ---- */
 
-/* Rows of all phases, drafts in layers of their own. */
-static hd_status read_rows(engine_rank *rank, hd_err *err) {
+/* The rows of this group: those of all phases, drafts in layers of their own. */
+static hd_status read_own_rows(engine_rank *rank, int64_t *rows, hd_err *err) {
     engine_rebalance *b = rank->rebalance;
     const hd_model_spec *c = rank->engine->spec;
     const int64_t experts = c->route.n_experts;
     HD_TRY(hd_model_runner_read_experts(rank->model_runner, rank->fresh_loads, err));
-    memset(b->rows, 0, (size_t)b->n * (size_t)experts * sizeof *b->rows);
+    memset(rows, 0, n_counts(rank) * sizeof *rows);
     for (int32_t i = 0; i < b->n; i++) {
         const bool draft = b->layers[i] >= c->n_layers;
         const int32_t first = draft ? HD_N_ROW_PHASES - 1 : 0;
         for (int32_t p = first; p < HD_N_ROW_PHASES; p++) {
             const int64_t *from =
                 rank->fresh_loads + ((int64_t)p * c->n_layers + b->layers[i]) * experts;
-            for (int64_t e = 0; e < experts; e++) b->rows[i * experts + e] += from[e];
+            for (int64_t e = 0; e < experts; e++) rows[i * experts + e] += from[e];
         }
     }
-    return hd_rebalance_rows(b->machine, b->rows, err);
+    return HD_OK;
+}
+
+/* The rows of all groups, summed into the first part. */
+static hd_status read_rows(engine_rank *rank, hd_err *err) {
+    engine_rebalance *b = rank->rebalance;
+    int64_t *rows = b->rows;
+    const hd_rank_group *g = &rank->comm->groups[HD_GROUP_DP];
+    const size_t n = n_counts(rank), own = (size_t)g->index * n;
+    HD_TRY(read_own_rows(rank, rows + own, err));
+    if (g->n > 1)
+        HD_TRY(engine_leaders_gather(rank, rows, (size_t)g->n * n * sizeof *rows,
+                                     own * sizeof *rows, n * sizeof *rows, err));
+    for (size_t i = n; i < (size_t)g->n * n; i++) rows[i % n] += rows[i];
+    if (b->machine) hd_rebalance_rows(b->machine, rows);
+    return HD_OK;
 }
 
 static uint32_t version_of(const engine_rank *rank, int32_t layer) {
@@ -145,6 +181,7 @@ static hd_status act(engine_rank *rank, const hd_rebalance_action *a, hd_err *er
     const int32_t layer = b->layers[a->layer];
     switch (a->what) {
     case HD_REBALANCE_NOTHING:
+    case HD_REBALANCE_TO_PLAN: /* the first leader's alone */
         return HD_OK;
     case HD_REBALANCE_READ:
         return read_rows(rank, err);
@@ -196,34 +233,105 @@ static void publish_stats(engine_rank *rank) {
     memcpy(t->why, rank->rebalance_err.msg, sizeof t->why - 1);
 }
 
-/* Returns false if nothing is to be done before the next step. */
-static bool act_once(engine_rank *rank) {
+static hd_rebalance_action next_action(engine_rank *rank) {
+    const hd_sched_stats sched = hd_sched_read_stats(rank->sched);
+    const hd_rebalance_now now = {.steps = sched.steps,
+                                  .rows = sched.rows,
+                                  .ns = hd_now_ns(),
+                                  .step_us = time_of_a_step(rank)};
+    return hd_rebalance_next(rank->rebalance->machine, &now);
+}
+
+/* What all ranks do. */
+static void set_action(engine_rank *rank) {
+    engine_rebalance *b = rank->rebalance;
+    b->action = next_action(rank);
+    if (b->action.what == HD_REBALANCE_TO_PLAN) b->action = (hd_rebalance_action){0};
+}
+
+bool engine_rebalance_wants(engine_rank *rank) {
+    const engine_rebalance *b = rank->rebalance;
+    if (!b || rank->totals.ranks_lost || !rank->comm || hd_comm_ended(rank->comm)) return false;
+    set_action(rank);
+    return b->action.what != HD_REBALANCE_NOTHING;
+}
+
+/* Only this rank plans. */
+static void plan(engine_rank *rank) {
+    hd_rebalance *m = rank->rebalance->machine;
+    while (next_action(rank).what == HD_REBALANCE_TO_PLAN) {
+        const int64_t begun = hd_now_ns();
+        hd_err err = {0};
+        if (hd_rebalance_plan(m, &err) != HD_OK) rank->rebalance_err = err;
+        hd_rebalance_spend(m, (double)(hd_now_ns() - begun) * 1e-3);
+    }
+}
+
+static hd_status take_told(engine_rebalance *b, hd_err *err) {
+    told_action t;
+    memcpy(&t, b->told, sizeof t);
+    if (!hd_is_within(t.what, HD_REBALANCE_NOTHING, HD_REBALANCE_TO_DROP) ||
+        !hd_is_within(t.layer, 0, b->n - 1)) {
+        return HD_FAIL(err, HD_EPEER, "told to do %d in layer %d with experts", t.what,
+                       t.layer);
+    }
+    b->action = (hd_rebalance_action){(hd_rebalance_do)t.what,
+                                      t.layer,
+                                      t.expert,
+                                      t.from,
+                                      t.to,
+                                      (const int32_t *)(const void *)(b->told + sizeof t)};
+    return HD_OK;
+}
+
+/* All leaders learn the action of the first one. */
+static hd_status tell(engine_rank *rank, hd_err *err) {
+    engine_rebalance *b = rank->rebalance;
+    const hd_rebalance_action *a = &b->action;
+    if (rank->comm->groups[HD_GROUP_DP].n == 1) return HD_OK;
+    if (b->machine) {
+        const told_action t = {(int32_t)a->what, a->layer, a->expert, a->from, a->to};
+        memcpy(b->told, &t, sizeof t);
+        if (a->map) memcpy(b->told + sizeof t, a->map, b->told_bytes - sizeof t);
+    }
+    HD_TRY(engine_leaders_broadcast(rank, b->told, b->told_bytes, err));
+    return b->machine ? HD_OK : take_told(b, err);
+}
+
+/* Carries out the action and asks for the next one, if there is any. False: communication has ended,
+ * and the ranks begin anew. */
+static bool act_once(engine_rank *rank, bool *more) {
     engine_rebalance *b = rank->rebalance;
     hd_err err = {0};
+    hd_status st = tell(rank, &err);
+    const hd_rebalance_action a = b->action;
     const int64_t begun = hd_now_ns();
-    const hd_sched_stats sched = hd_sched_read_stats(rank->sched);
-    const hd_rebalance_now now = {
-        .steps = sched.steps, .rows = sched.rows, .ns = begun, .step_us = time_of_a_step(rank)};
-    const hd_rebalance_action a = hd_rebalance_next(b->machine, &now);
-    const hd_status st = act(rank, &a, &err);
+    if (st == HD_OK) {
+        st = act(rank, &a, &err);
+        if (a.what == HD_REBALANCE_TO_FLIP && st != HD_OK)
+            st = HD_EPEER; /* some have flipped */
+    }
     if (st != HD_OK) rank->rebalance_err = err;
-    const bool half_flipped = a.what == HD_REBALANCE_TO_FLIP && st != HD_OK;
-    if (st == HD_EPEER || st == HD_EDEVICE || half_flipped) {
+    if (st == HD_EPEER || st == HD_EDEVICE) {
         engine_ranks_recover(rank, &err); /* interrupts the machine */
         return false;
     }
     b->flipping = -1;
-    if (a.what == HD_REBALANCE_NOTHING) return false;
-    if (a.what == HD_REBALANCE_READ) return st == HD_OK;
-    hd_rebalance_done(b->machine, st == HD_OK, (double)(hd_now_ns() - begun) * 1e-3);
+    *more = a.what != HD_REBALANCE_NOTHING;
+    if (!b->machine || !*more) return true;
+    if (a.what != HD_REBALANCE_READ)
+        hd_rebalance_done(b->machine, st == HD_OK, (double)(hd_now_ns() - begun) * 1e-3);
+    set_action(rank);
     return true;
 }
 
-void engine_rebalance_step(engine_rank *rank) {
-    if (!rank->rebalance || rank->totals.ranks_lost) return;
-    if (rank->comm && hd_comm_ended(rank->comm)) return;
-    while (act_once(rank)) continue;
-    if (rank->rebalance) publish_stats(rank);
+bool engine_rebalance_step(engine_rank *rank) {
+    bool ok = true, more = rank->order.moves && rank->rebalance;
+    while (ok && more) ok = act_once(rank, &more);
+    if (!rank->rebalance || !rank->rebalance->machine) return ok;
+    if (ok) plan(rank);
+    publish_stats(rank);
+    return ok;
 }
 
 /* ---- after a failure, while no follower runs ---- */
@@ -250,6 +358,7 @@ hd_status engine_rebalance_recover(hd_engine *e, hd_err *err) {
     if (!b) return HD_OK;
     for (int32_t i = 0; i < b->n; i++) HD_TRY(complete_flips(e, b->layers[i], err));
     for (int32_t i = 0; i < e->n_ranks; i++) hd_weights_drop_staged(e->ranks[i].weights);
+    b->action = (hd_rebalance_action){0};
     const bool flipped = b->flipping >= 0 && version_of(leader, b->flipping) > b->version;
     b->flipping = -1;
     hd_rebalance_interrupt(b->machine, flipped);

@@ -12,6 +12,7 @@
 
 #include "base/checked.h"
 #include "base/progress.h"
+#include "engine/leaders.h"
 #include "engine/wire.h"
 
 enum { MAX_MAIL = 1 << 30 };
@@ -78,44 +79,6 @@ void engine_remote_close(engine_remote *m) {
     free(m->words);
     free(m->post.top);
     free(m);
-}
-
-/* ---- exchanges ---- */
-
-static hd_status make_room(hd_bytes *b, size_t n, hd_err *err) {
-    if (n > b->cap) {
-        char *data = realloc(b->data, n);
-        if (!data) return HD_FAIL(err, HD_ENOMEM, "no memory for %zu bytes of mail", n);
-        b->data = data;
-        b->cap = n;
-    }
-    b->n = n;
-    return HD_OK;
-}
-
-static hd_status check_comm(const engine_rank *rank, hd_err *err) {
-    return rank->comm ? HD_OK : HD_FAIL(err, HD_EPEER, "the other ranks are lost");
-}
-
-static hd_status broadcast(const engine_rank *rank, void *data, size_t n, hd_err *err) {
-    HD_TRY(check_comm(rank, err));
-    hd_comm_broadcast(rank->comm, rank->stream, &(hd_broadcast_args){HD_GROUP_DP, data, n});
-    return hd_stream_sync(rank->stream, err);
-}
-
-/* data [n], of which bytes first .. first + own - 1 are this leader's; all in units of 4. */
-static hd_status gather(const engine_rank *rank, void *data, size_t n, size_t first, size_t own,
-                        hd_err *err) {
-    HD_TRY(check_comm(rank, err));
-    hd_comm_all_gather(rank->comm, rank->stream,
-                       &(hd_all_gather_args){.group = HD_GROUP_DP,
-                                             .x = data,
-                                             .rows = 1,
-                                             .cols = (int32_t)(n / sizeof(float)),
-                                             .first = (int32_t)(first / sizeof(float)),
-                                             .own = (int32_t)(own / sizeof(float)),
-                                             .on_host = true});
-    return hd_stream_sync(rank->stream, err);
 }
 
 /* ---- the end of communication ---- */
@@ -229,8 +192,8 @@ static hd_status send_order(engine_rank *rank, hd_err *err) {
     pthread_mutex_unlock(&e->lock);
     HD_TRY(st);
     order_head head = {rank->order, out->n};
-    HD_TRY(broadcast(rank, &head, sizeof head, err));
-    return out->n ? broadcast(rank, out->data, out->n, err) : HD_OK;
+    HD_TRY(engine_leaders_broadcast(rank, &head, sizeof head, err));
+    return out->n ? engine_leaders_broadcast(rank, out->data, out->n, err) : HD_OK;
 }
 
 static void drop_job(remote_job *j) {
@@ -311,12 +274,12 @@ static hd_status await_order(engine_rank *rank, hd_err *err) {
     engine_remote *m = rank->engine->remote;
     order_head head;
     m->out.n = 0;
-    HD_TRY(broadcast(rank, &head, sizeof head, err));
+    HD_TRY(engine_leaders_broadcast(rank, &head, sizeof head, err));
     rank->order = head.order;
     if (head.n == 0) return HD_OK;
     if (head.n > MAX_MAIL) return HD_FAIL(err, HD_EPEER, "rank 0 sent too much mail");
-    HD_TRY(make_room(&m->in, (size_t)head.n, err));
-    HD_TRY(broadcast(rank, m->in.data, m->in.n, err));
+    HD_TRY(engine_make_room(&m->in, (size_t)head.n, err));
+    HD_TRY(engine_leaders_broadcast(rank, m->in.data, m->in.n, err));
     return take_mail(rank, (engine_reader){m->in.data, m->in.n}, err);
 }
 
@@ -521,12 +484,12 @@ static hd_status end_round(engine_rank *rank, bool idle, int64_t look_ns, hd_err
     }
     m->words[rank->group] = (end_word){
         .look_in_ns = look_ns ? (left > 0 ? left : 0) : -1, .n = m->out.n, .idle = idle};
-    HD_TRY(gather(rank, m->words, (size_t)e->n_present * size, (size_t)rank->group * size, size,
-                  err));
+    HD_TRY(engine_leaders_gather(rank, m->words, (size_t)e->n_present * size,
+                                 (size_t)rank->group * size, size, err));
     HD_TRY(place_reports(e, rank->group, &first, &all, err));
-    HD_TRY(make_room(&m->in, all, err));
+    HD_TRY(engine_make_room(&m->in, all, err));
     if (m->out.n) memcpy(m->in.data + first, m->out.data, m->out.n);
-    HD_TRY(gather(rank, m->in.data, all, first, m->out.n, err));
+    HD_TRY(engine_leaders_gather(rank, m->in.data, all, first, m->out.n, err));
     return rank->group ? HD_OK : take_reports(rank, m->in.data, err);
 }
 

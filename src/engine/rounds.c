@@ -112,13 +112,16 @@ static void give_order(engine_rank *rank) {
         e->update.begun_ns = hd_now_ns();
         e->news = true; /* the update comes behind this round */
     }
+    const bool paused = rests(e) || rest;
     e->order = (engine_order){.number = e->order.number + 1,
                               .pauses = e->pauses,
-                              .paused = rests(e) || rest,
+                              .paused = paused,
+                              .moves = !paused && !e->closing && engine_rebalance_wants(rank),
                               .closing = e->closing,
                               .rest = rest,
                               .retract = rest && e->update.retract,
                               .renewed = renewed};
+    engine_recording_order(rank, &e->order);
     if (e->n_groups > 1) pthread_cond_broadcast(&e->ordered);
 }
 

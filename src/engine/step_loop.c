@@ -290,11 +290,6 @@ static bool take_mail(engine_rank *rank) {
     in->flush = mail->flush;
     in->retract = mail->retract && mail->retract_pause <= rank->order.pauses;
     in->rebalance = mail->rebalance;
-    in->record_start = mail->record_start;
-    in->record_stop = mail->record_stop;
-    in->record_mode = mail->record_mode;
-    in->record_requests = mail->record_requests;
-    in->record_number = mail->record_number;
     memcpy(in->submitted, mail->submitted, (size_t)in->n_submitted * sizeof(uint64_t));
     memcpy(in->cancelled, mail->cancelled, (size_t)in->n_cancelled * sizeof(uint64_t));
     in->jobs = mail->jobs;
@@ -302,7 +297,7 @@ static bool take_mail(engine_rank *rank) {
     mail->n_submitted = mail->n_cancelled = 0;
     mail->flush = false;
     mail->retract = mail->retract && !in->retract;
-    mail->rebalance = mail->record_start = mail->record_stop = false;
+    mail->rebalance = false;
     const bool anew = rank->recoveries != e->recoveries;
     rank->recoveries = e->recoveries;
     pthread_mutex_unlock(&e->lock);
@@ -321,7 +316,6 @@ static void drain_mailbox(engine_rank *rank) {
     if (in->flush || anew) hd_sched_flush_cache(rank->sched);
     if (in->flush && rank->kv_disk) hd_disk_tier_clear(rank->kv_disk);
     engine_pages_run_jobs(rank, in);
-    engine_recording_obey(rank, in);
     engine_rebalance_obey(rank, in);
 }
 
@@ -423,10 +417,10 @@ static bool step(engine_rank *rank) {
 
 static void lead(engine_rank *rank) {
     while (engine_round_begin(rank)) {
+        const bool ready = engine_recording_step(rank) && engine_rebalance_step(rank);
         drain_mailbox(rank);
-        const bool computed = step(rank);
+        const bool computed = ready && step(rank);
         engine_pages_show(rank);
-        if (computed) engine_rebalance_step(rank);
         if (computed && rank->stage) hd_expert_stage_move(rank->stage);
         audit(rank);
         publish(rank);

@@ -131,11 +131,12 @@ static hd_status open_layer(planner *p, hd_err *err) {
     l->cost = take(ranks, sizeof *l->cost);
     l->held = take(ranks * (size_t)a->experts, sizeof *l->held);
     l->keys = take(n, sizeof *l->keys);
+    l->tree = take(4 * n, sizeof *l->tree);
     l->value = take(3 * n, sizeof *l->value);
     l->words = take(11 * n, sizeof *l->words);
     l->saved = take(2 * slots, sizeof *l->saved);
     if (!p->nth || !p->node || !p->rank || !l->expert || !l->nth || !l->copies || !l->home ||
-        !l->cost || !l->held || !l->keys || !l->value || !l->words || !l->saved) {
+        !l->cost || !l->held || !l->keys || !l->tree || !l->value || !l->words || !l->saved) {
         return HD_FAIL(err, HD_ENOMEM, "no memory to plan %d slots", a->slots);
     }
     l->first = p->map->rank_slot0;
@@ -156,6 +157,7 @@ static void close_planner(planner *p) {
     free(l->cost);
     free(l->held);
     free(l->keys);
+    free(l->tree);
     free(l->value);
     free(l->words);
     free(l->saved);
@@ -205,59 +207,6 @@ static hd_status prepare_slots(planner *p, hd_err *err) {
 }
 
 /* ---- one layer ---- */
-
-/* By bytes of the value's bits, the lowest first: stable. Bytes that all share take no pass. */
-void eplb_sort(const eplb_layer *l, const double *value, int32_t n, int32_t *order,
-               int32_t *spare) {
-    uint32_t counts[8][256] = {0};
-    uint64_t *keys = l->keys;
-    for (int32_t i = 0; i < n; i++) {
-        const double v = value[i] + 0.0; /* no negative zero */
-        memcpy(&keys[i], &v, sizeof v);
-        keys[i] = ~keys[i]; /* falling */
-        order[i] = i;
-        for (int32_t k = 0; k < 8; k++) counts[k][keys[i] >> 8 * k & 255]++;
-    }
-    int32_t *from = order, *to = spare;
-    for (int32_t k = 0; k < 8 && n > 0; k++) {
-        uint32_t *count = counts[k], at = 0;
-        if (count[keys[0] >> 8 * k & 255] == (uint32_t)n) continue;
-        for (int32_t digit = 0; digit < 256; digit++) {
-            const uint32_t begin = at;
-            at += count[digit];
-            count[digit] = begin;
-        }
-        for (int32_t i = 0; i < n; i++) to[count[keys[from[i]] >> 8 * k & 255]++] = from[i];
-        int32_t *swap = from;
-        from = to;
-        to = swap;
-    }
-    if (from != order) memcpy(order, from, (size_t)n * sizeof *order);
-}
-
-static bool before(const eplb_heap *h, int32_t a, int32_t b) {
-    if (h->key[a] != h->key[b]) return (h->key[a] > h->key[b]) == h->largest;
-    return a < b;
-}
-
-static void sink(eplb_heap *h, int32_t i) {
-    const int32_t moved = h->at[i];
-    for (int32_t child = 2 * i + 1; child < h->n; child = 2 * i + 1) {
-        if (child + 1 < h->n && before(h, h->at[child + 1], h->at[child])) child++;
-        if (!before(h, h->at[child], moved)) break;
-        h->at[i] = h->at[child];
-        i = child;
-    }
-    h->at[i] = moved;
-}
-
-void eplb_sink(eplb_heap *h) {
-    sink(h, 0);
-}
-
-void eplb_heapify(eplb_heap *h) {
-    for (int32_t i = h->n / 2 - 1; i >= 0; i--) sink(h, i);
-}
 
 double eplb_recount(eplb_layer *l) {
     memset(l->copies, 0, (size_t)l->experts * sizeof *l->copies);
@@ -370,7 +319,7 @@ static double plan_layer(eplb_layer *l, const int32_t *previous, int32_t *lost) 
     if (previous) {
         *lost = eplb_restore(l, previous);
         eplb_recount(l);
-        const int32_t forced = count_moves(l, previous);
+        const int32_t forced = *lost ? count_moves(l, previous) : 0;
         const int64_t left = a->max_moves < 0        ? -1
                              : a->max_moves > forced ? a->max_moves - forced
                                                      : 0;
@@ -436,7 +385,7 @@ static hd_status index_copies(planner *p, hd_err *err) {
     const size_t most = (size_t)m->most_copies;
     m->expert_slots = take(n * most, sizeof *m->expert_slots);
     if (!m->expert_slots) return HD_FAIL(err, HD_ENOMEM, "no memory for the tables of a map");
-    for (size_t i = 0; i < n * most; i++) m->expert_slots[i] = -1;
+    memset(m->expert_slots, -1, n * most * sizeof *m->expert_slots);
     for (size_t i = 0; i < (size_t)m->layers; i++) {
         for (int32_t s = 0; s < m->slots; s++) {
             const size_t at = i * (size_t)m->slots + (size_t)s;

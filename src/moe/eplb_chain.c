@@ -89,25 +89,24 @@ static void start(chain *c) {
 
 /* Copies of hot experts: as eplb_choose_copies, but no further than HOT. */
 static void choose_hot(eplb_layer *l) {
-    int32_t *at = l->words;
-    double *key = l->value;
+    const eplb_tree t = eplb_tree_of(l, l->experts);
+    double *cost = l->value;
     for (int32_t e = 0; e < l->experts; e++) {
-        key[e] = l->loads[e];
+        cost[e] = l->loads[e];
         l->copies[e] = 1;
-        at[e] = e;
+        eplb_tree_fill(&t, e, eplb_falling_key(cost[e]));
     }
-    eplb_heap h = {at, l->experts, key, true};
-    eplb_heapify(&h);
-    for (int32_t left = l->usable - l->experts; left > 0 && h.n > 0;) {
-        const int32_t e = at[0];
-        if (key[e] <= HOT * l->mean) break;
-        if (l->copies[e] < l->alive) {
-            key[e] = l->loads[e] / ++l->copies[e];
+    eplb_tree_build(&t);
+    for (int32_t left = l->usable - l->experts; left > 0;) {
+        const eplb_entry top = eplb_tree_top(&t);
+        const int64_t e = top.at;
+        if (top.key == EPLB_OUT || cost[e] <= HOT * l->mean) break;
+        const bool full = l->copies[e] >= l->alive;
+        if (!full) {
+            cost[e] = l->loads[e] / ++l->copies[e];
             left--;
-        } else {
-            h.at[0] = h.at[--h.n];
         }
-        if (h.n > 0) eplb_sink(&h);
+        eplb_tree_set(&t, e, full ? EPLB_OUT : eplb_falling_key(cost[e]));
     }
 }
 

@@ -26,16 +26,16 @@ static double highest(const eplb_layer *l, int32_t *rank) {
 
 static void exchange_with(const eplb_layer *l, int32_t h, int32_t d, int32_t most, step *best) {
     const double high = l->cost[h], low = l->cost[d];
-    const uint16_t *held_h = eplb_held(l, h, 0), *held_d = eplb_held(l, d, 0);
     for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
         const int32_t x = l->expert[i];
-        if (x < 0 || held_d[x]) continue;
+        if (x < 0 || *eplb_held(l, d, x)) continue;
         const double px = l->value[i];
         for (int32_t j = l->first[d]; j < l->first[d + 1]; j++) {
             const double delta = px - l->value[j];
             const double left = delta < high - low - delta ? delta : high - low - delta;
             const int32_t y = l->expert[j], moves = y < 0 ? 1 : 2;
-            if (left <= best->gain * moves || moves > most || (y >= 0 && held_h[y])) continue;
+            if (left <= best->gain * moves || moves > most) continue;
+            if (y >= 0 && *eplb_held(l, h, y)) continue;
             *best = (step){i, j, -1, moves, left / moves};
         }
     }
@@ -72,68 +72,122 @@ typedef struct others {
     double most, more_h;
 } others;
 
-static others others_of(const eplb_layer *l, int32_t h, int32_t slot) {
+/* How much more another copy costs then. */
+static double more_of(const eplb_layer *l, int32_t slot) {
+    const int32_t y = l->expert[slot];
+    return y < 0 ? 0 : eplb_cost(l, y, l->copies[y] - 1) - l->value[slot];
+}
+
+static others others_of(const eplb_layer *l, int32_t h, int32_t slot, double more) {
     const int32_t y = l->expert[slot];
     others o = {0, 0};
     if (y < 0) return o;
-    const double more = eplb_cost(l, y, l->copies[y] - 1) - l->value[slot];
     for (int32_t d = 0; d < l->ranks; d++) {
         const int32_t n = *eplb_held(l, d, y) - (d == l->rank[slot]);
+        if (n <= 0) continue;
         if (d == h) {
             o.more_h = n * more;
-        } else if (n > 0 && l->cost[d] + n * more > o.most) {
+        } else if (l->cost[d] + n * more > o.most) {
             o.most = l->cost[d] + n * more;
         }
     }
     return o;
 }
 
-/* Considers a copy of x, at cost px, over the slot. What falls on ranks with x counts on h only. */
-static void try_copy(const eplb_layer *l, int32_t h, int32_t slot, int32_t x, double px,
-                     const others *o, step *best) {
-    const int32_t d = l->rank[slot];
-    const double high = l->cost[h];
-    const double left = l->cost[d] - l->value[slot] + px + (d == h ? o->more_h : 0);
-    double most = o->most > left ? o->most : left;
-    if (d != h) {
-        const double relieved =
-            high + o->more_h - *eplb_held(l, h, x) * (eplb_cost(l, x, l->copies[x]) - px);
-        if (relieved > most) most = relieved;
-    }
-    if (high - most > best->gain) *best = (step){slot, -1, x, 1, high - most};
-}
+/* The experts of h, of which another rank may get a copy, in the order of slots. */
+typedef struct candidates {
+    int32_t *expert, n;
+    double *cost;   /* of a copy then */
+    double *relief; /* of h */
+    double most;    /* the largest relief */
+} candidates;
 
-/* Further copies of experts of h in one slot elsewhere. */
+/* Further copies of experts of h in one slot elsewhere. What falls on ranks with the expert counts
+ * on h only. */
 static void copy_from(const eplb_layer *l, int32_t h, int32_t slot, const others *o,
-                      step *best) {
-    const uint16_t *held = eplb_held(l, l->rank[slot], 0);
-    for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
-        const int32_t x = l->expert[i];
-        if (x < 0 || x == l->expert[slot] || held[x]) continue;
-        try_copy(l, h, slot, x, eplb_cost(l, x, l->copies[x] + 1), o, best);
+                      const candidates *c, step *best) {
+    const int32_t d = l->rank[slot];
+    const double high = l->cost[h], left = l->cost[d] - l->value[slot];
+    for (int32_t i = 0; i < c->n; i++) {
+        const int32_t x = c->expert[i];
+        if (x == l->expert[slot] || *eplb_held(l, d, x)) continue;
+        double most = left + c->cost[i] > o->most ? left + c->cost[i] : o->most;
+        const double relieved = high + o->more_h - c->relief[i];
+        if (relieved > most) most = relieved;
+        if (high - most > best->gain) *best = (step){slot, -1, x, 1, high - most};
     }
 }
 
 /* On h, lighter copies in the place of one that others hold too. */
 static void copy_to(const eplb_layer *l, int32_t h, int32_t slot, const others *o, step *best) {
-    const uint16_t *held = eplb_held(l, h, 0);
+    const double high = l->cost[h], left = high - l->value[slot];
     for (int32_t x = 0; x < l->experts; x++) {
-        if (held[x] || (l->nodes > 1 && l->home[x] != l->node[h])) continue;
-        try_copy(l, h, slot, x, eplb_cost(l, x, l->copies[x] + 1), o, best);
+        if (*eplb_held(l, h, x) || (l->nodes > 1 && l->home[x] != l->node[h])) continue;
+        const double cost = left + eplb_cost(l, x, l->copies[x] + 1) + o->more_h;
+        const double most = cost > o->most ? cost : o->most;
+        if (high - most > best->gain) *best = (step){slot, -1, x, 1, high - most};
+    }
+}
+
+static candidates candidates_of(const eplb_layer *l, int32_t h) {
+    const int32_t n = l->slots + l->ranks;
+    candidates c = {.expert = l->words, .cost = l->value + n, .relief = l->value + 2 * n};
+    for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
+        const int32_t x = l->expert[i];
+        if (x < 0) continue;
+        const double cost = eplb_cost(l, x, l->copies[x] + 1);
+        const double relief = *eplb_held(l, h, x) * (eplb_cost(l, x, l->copies[x]) - cost);
+        c.expert[c.n] = x;
+        c.cost[c.n] = cost;
+        c.relief[c.n++] = relief;
+        if (relief > c.most) c.most = relief;
+    }
+    return c;
+}
+
+/* The least cost of a rank besides h that has experts. */
+static double coldest(const eplb_layer *l, int32_t h) {
+    double least = l->cost[h];
+    for (int32_t d = 0; d < l->ranks; d++) {
+        if (d != h && !eplb_gone(l, d) && l->cost[d] < least) least = l->cost[d];
+    }
+    return least;
+}
+
+/* Further copies in the slots of a rank besides h. least: of all those. */
+static void try_copies_on(const eplb_layer *l, int32_t h, int32_t d, double least,
+                          const candidates *c, step *best) {
+    const double high = l->cost[h];
+    for (int32_t slot = l->first[d]; slot < l->first[d + 1]; slot++) {
+        const int32_t y = l->expert[slot];
+        if (y >= 0 && l->copies[y] < 2) continue;
+        const double more = more_of(l, slot);
+        /* Of the other copies one is on a rank that costs `least` or more, or all are on h. */
+        const bool heats = y >= 0 && least + more >= high - best->gain &&
+                           high - (high + more - c->most) <= best->gain;
+        if (heats) continue;
+        const others o = others_of(l, h, slot, more);
+        if (o.most < high - best->gain) copy_from(l, h, slot, &o, c, best);
+    }
+}
+
+static void try_copies_to(const eplb_layer *l, int32_t h, step *best) {
+    for (int32_t slot = l->first[h]; slot < l->first[h + 1]; slot++) {
+        const int32_t y = l->expert[slot];
+        if (y < 0 || l->copies[y] < 2) continue;
+        const others o = others_of(l, h, slot, more_of(l, slot));
+        if (o.most < l->cost[h] - best->gain) copy_to(l, h, slot, &o, best);
     }
 }
 
 static void try_copies(const eplb_layer *l, int32_t h, step *best) {
-    const double high = l->cost[h];
-    for (int32_t slot = 0; slot < l->slots; slot++) {
-        const int32_t y = l->expert[slot], d = l->rank[slot];
-        if ((y >= 0 && l->copies[y] < 2) || (d != h && !may_exchange(l, h, d))) continue;
-        const others o = others_of(l, h, slot);
-        if (o.most >= high - best->gain) continue;
-        if (d != h) {
-            copy_from(l, h, slot, &o, best);
-        } else if (y >= 0) {
-            copy_to(l, h, slot, &o, best);
+    const double least = coldest(l, h);
+    const candidates c = candidates_of(l, h);
+    for (int32_t d = 0; d < l->ranks; d++) {
+        if (d == h) {
+            try_copies_to(l, h, best);
+        } else if (may_exchange(l, h, d)) {
+            try_copies_on(l, h, d, least, &c, best);
         }
     }
 }

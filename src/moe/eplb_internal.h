@@ -2,7 +2,14 @@
 #ifndef HD_MOE_EPLB_INTERNAL_H
 #define HD_MOE_EPLB_INTERNAL_H
 
+#include <string.h>
+
 #include "moe/eplb.h"
+
+typedef struct eplb_entry {
+    uint64_t key;
+    int64_t at;
+} eplb_entry;
 
 typedef struct eplb_layer {
     const hd_eplb_args *args;
@@ -21,13 +28,14 @@ typedef struct eplb_layer {
     int32_t *nth;    /* [slots] which copy of its expert this is */
     int32_t *copies; /* [experts] */
     double *cost;    /* [ranks] */
-    uint16_t *held;  /* [ranks][experts] copies of the expert on the rank */
+    uint16_t *held;  /* [experts][ranks] copies of the expert on the rank */
     /* Memory for a planner, where n = slots + ranks. */
-    uint64_t *keys; /* [n] of eplb_sort */
-    double *value;  /* [3][n] */
-    int32_t *words; /* [11][n] */
-    int32_t *home;  /* [experts] node */
-    int32_t *saved; /* [2][slots] */
+    uint64_t *keys;   /* [n] of eplb_sort */
+    eplb_entry *tree; /* [4][n] of an eplb_tree */
+    double *value;    /* [3][n] */
+    int32_t *words;   /* [11][n] */
+    int32_t *home;    /* [experts] node */
+    int32_t *saved;   /* [2][slots] */
 } eplb_layer;
 
 /* Cost of one of r copies of an expert with these loads. */
@@ -45,7 +53,7 @@ static inline bool eplb_gone(const eplb_layer *l, int32_t d) {
 }
 
 static inline uint16_t *eplb_held(const eplb_layer *l, int32_t d, int32_t e) {
-    return &l->held[(size_t)d * (size_t)l->experts + (size_t)e];
+    return &l->held[(size_t)e * (size_t)l->ranks + (size_t)d];
 }
 
 static inline double eplb_cost(const eplb_layer *l, int32_t e, int32_t r) {
@@ -60,18 +68,53 @@ double eplb_recount(eplb_layer *l);
 void eplb_sort(const eplb_layer *l, const double *value, int32_t n, int32_t *order,
                int32_t *spare);
 
-/* A heap of indices at[n] by key; with `largest` the largest is on top, otherwise the smallest.
- * Among equals the lowest index. */
-typedef struct eplb_heap {
-    int32_t *at;
-    int32_t n;
-    const double *key;
-    bool largest;
-} eplb_heap;
+/* The lowest key of at most n, by index: a tree whose root is entry 1, in which each entry is the
+ * lower one of the two below it, the left one among equals. Fill the leaves, then build it. */
+typedef struct eplb_tree {
+    eplb_entry *entry; /* [2][leaves] */
+    int32_t leaves;    /* a power of two */
+} eplb_tree;
 
-void eplb_heapify(eplb_heap *h);
-/* Restores the heap after at[0] or its key changed. */
-void eplb_sink(eplb_heap *h);
+#define EPLB_OUT ((uint64_t)1 << 63) /* behind every key of a load */
+
+/* Keys of values that are not negative. */
+static inline uint64_t eplb_key(double v) {
+    uint64_t bits;
+    v += 0.0; /* no negative zero */
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+}
+
+static inline uint64_t eplb_falling_key(double v) {
+    return eplb_key(v) ^ INT64_MAX;
+}
+
+/* A tree of n leaves that are out, in the layer's memory. */
+eplb_tree eplb_tree_of(const eplb_layer *l, int32_t n);
+
+static inline void eplb_tree_fill(const eplb_tree *t, int32_t i, uint64_t key) {
+    t->entry[t->leaves + i].key = key;
+}
+
+void eplb_tree_build(const eplb_tree *t);
+
+static inline eplb_entry eplb_tree_top(const eplb_tree *t) {
+    return t->entry[1];
+}
+
+/* By masks: a branch on which entry is lower could not be predicted. */
+static inline void eplb_tree_set(const eplb_tree *t, int64_t i, uint64_t key) {
+    eplb_entry *entry = t->entry, mine = {key, i};
+    int64_t k = t->leaves + i;
+    entry[k].key = key;
+    for (; k > 1; k /= 2) {
+        const eplb_entry other = entry[k ^ 1];
+        const uint64_t stays = 0 - (uint64_t)(mine.key < other.key + !(k & 1));
+        mine.key = other.key ^ ((mine.key ^ other.key) & stays);
+        mine.at = other.at ^ ((mine.at ^ other.at) & (int64_t)stays);
+        entry[k / 2] = mine;
+    }
+}
 
 /* Writes the copies of the experts with home[e] == node, or of all if node < 0, for so many slots:
  * the largest cost of a copy becomes as small as possible with at most `most` copies of each.

@@ -5,30 +5,31 @@
 #include "moe/eplb_internal.h"
 
 double eplb_choose_copies(eplb_layer *l, int32_t node, int32_t slots, int32_t most) {
-    int32_t *at = l->words, found = 0;
-    double *key = l->value, highest = 0;
+    const eplb_tree t = eplb_tree_of(l, l->experts);
+    int32_t found = 0;
+    double *cost = l->value, highest = 0;
     for (int32_t e = 0; e < l->experts; e++) {
         if (node >= 0 && l->home[e] != node) continue;
-        key[e] = eplb_cost(l, e, 1);
+        cost[e] = eplb_cost(l, e, 1);
         l->copies[e] = 1;
-        at[found++] = e;
+        eplb_tree_fill(&t, e, eplb_falling_key(cost[e]));
+        found++;
     }
+    eplb_tree_build(&t);
     if (found > 0 && slots > (int64_t)found * most) most = (slots + found - 1) / found;
-    eplb_heap h = {at, found, key, true};
-    eplb_heapify(&h);
     int32_t left = l->args->phase == HD_EPLB_DECODE ? 0 : slots - found;
-    while (left > 0 && h.n > 0) {
-        const int32_t e = h.at[0];
-        if (l->copies[e] < most) {
-            key[e] = eplb_cost(l, e, ++l->copies[e]);
+    eplb_entry top;
+    while ((top = eplb_tree_top(&t)).key != EPLB_OUT) {
+        const int64_t e = top.at;
+        const bool full = l->copies[e] == most;
+        if (cost[e] > highest && (full || left <= 0)) highest = cost[e];
+        if (left <= 0) break;
+        if (!full) {
+            cost[e] = eplb_cost(l, (int32_t)e, ++l->copies[e]);
             left--;
-        } else {
-            if (key[e] > highest) highest = key[e];
-            h.at[0] = h.at[--h.n];
         }
-        if (h.n > 0) eplb_sink(&h);
+        eplb_tree_set(&t, e, full ? EPLB_OUT : eplb_falling_key(cost[e]));
     }
-    if (h.n > 0 && key[h.at[0]] > highest) highest = key[h.at[0]];
     for (int32_t e = 0; e < l->experts && l->args->phase == HD_EPLB_PREFILL; e++) {
         if (node >= 0 && l->home[e] != node) continue;
         while (l->copies[e] > 1 &&

@@ -13,7 +13,6 @@ typedef struct packing {
     int32_t *bin, *place;
     int32_t *order, *spare; /* [n] */
     double *sum;            /* [bins] */
-    int32_t *heap;          /* [bins] */
     int32_t *filled;        /* [bins] */
 } packing;
 
@@ -28,19 +27,22 @@ static void pack(const eplb_layer *l, const packing *p, const double *value, int
         return;
     }
     eplb_sort(l, value, n, p->order, p->spare);
-    eplb_heap h = {p->heap, bins, p->sum, false};
+    const eplb_tree t = eplb_tree_of(l, bins);
     for (int32_t b = 0; b < bins; b++) {
         p->sum[b] = 0;
         p->filled[b] = 0;
-        h.at[b] = b; /* equal sums in the order of index: a heap */
+        eplb_tree_fill(&t, b, eplb_key(0));
     }
+    eplb_tree_build(&t);
+    int32_t *bin = p->bin, *place = p->place, *filled = p->filled;
+    double *sum = p->sum;
     for (int32_t k = 0; k < n; k++) {
-        const int32_t i = p->order[k], b = h.at[0];
-        p->bin[i] = b;
-        p->place[i] = p->filled[b]++;
-        p->sum[b] += value[i];
-        if (p->filled[b] == capacity) h.at[0] = h.at[--h.n];
-        if (h.n > 0) eplb_sink(&h);
+        const int32_t i = p->order[k];
+        const int64_t b = eplb_tree_top(&t).at;
+        bin[i] = (int32_t)b;
+        place[i] = filled[b]++;
+        sum[b] += value[i];
+        eplb_tree_set(&t, b, filled[b] == capacity ? EPLB_OUT : eplb_key(sum[b]));
     }
 }
 
@@ -53,28 +55,28 @@ typedef struct node_plan {
 } node_plan;
 
 typedef struct scratch {
-    double *load, *key, *sum;
-    int32_t *at, *owner, *nth, *r;
+    double *load, *key;
+    int32_t *owner, *nth, *r;
     packing p;
 } scratch;
 
 static void replicate(const eplb_layer *l, const node_plan *n, const scratch *s) {
+    const eplb_tree t = eplb_tree_of(l, n->n);
     for (int32_t i = 0; i < n->n; i++) {
         s->key[i] = l->loads[n->experts[i]];
         s->owner[i] = i;
         s->nth[i] = 0;
-        s->at[i] = i;
         s->r[i] = 1;
+        eplb_tree_fill(&t, i, eplb_falling_key(s->key[i]));
     }
     if (n->slots == n->n) return;
-    eplb_heap h = {s->at, n->n, s->key, true};
-    eplb_heapify(&h);
+    eplb_tree_build(&t);
     for (int32_t k = n->n; k < n->slots; k++) {
-        const int32_t i = h.at[0];
-        s->owner[k] = i;
+        const int64_t i = eplb_tree_top(&t).at;
+        s->owner[k] = (int32_t)i;
         s->nth[k] = s->r[i]++;
         s->key[i] = l->loads[n->experts[i]] / s->r[i];
-        eplb_sink(&h);
+        eplb_tree_set(&t, i, eplb_falling_key(s->key[i]));
     }
 }
 
@@ -97,20 +99,20 @@ void eplb_published(eplb_layer *l) {
     const scratch s = {
         .load = l->value,
         .key = l->value + n,
-        .at = words,
-        .owner = words + n,
-        .nth = words + 2 * n,
-        .r = words + 3 * n,
-        .p = {words + 4 * n, words + 5 * n, words + 6 * n, words + 7 * n, l->value + 2 * n,
-              words + 8 * n, words + 9 * n},
+        .owner = words,
+        .nth = words + n,
+        .r = words + 2 * n,
+        .p = {words + 3 * n, words + 4 * n, words + 5 * n, words + 6 * n, l->value + 2 * n,
+              words + 7 * n},
     };
-    int32_t *experts = words + 10 * n;
+    int32_t *experts = words + 8 * n;
     const bool by_node = l->args->groups % l->args->nodes == 0;
     const int32_t groups = by_node ? l->args->groups : 1, nodes = by_node ? l->args->nodes : 1;
     const int32_t size = l->experts / groups, each = groups / nodes;
     for (int32_t g = 0; g < groups; g++) {
         s.load[g] = 0;
-        for (int32_t e = 0; e < size; e++) s.load[g] += l->loads[g * size + e];
+        for (int32_t e = 0; e < size && groups > nodes; e++)
+            s.load[g] += l->loads[g * size + e];
     }
     pack(l, &s.p, s.load, groups, nodes);
     for (int32_t g = 0; g < groups; g++) {

@@ -8,63 +8,75 @@
 
 #include "moe/eplb.h"
 
+typedef struct holder {
+    int32_t slot, rank;
+} holder;
+
+/* A slot whose expert has other copies: these are holders[begin] to holders[end]. */
+typedef struct shared_slot {
+    int32_t slot, begin, end;
+} shared_slot;
+
+/* The hop of a search that reached a rank. */
+typedef struct hop {
+    uint32_t seen;      /* the search */
+    int32_t from, into; /* slots */
+    int32_t rank;       /* before it */
+} hop;
+
 struct hd_eplb_splitter {
     int32_t experts, slots, ranks, alive;
-    int32_t *rank;         /* [slots] */
-    int32_t *holder0;      /* [experts + 1] into holders */
-    int32_t *holders;      /* [slots] slots of each expert */
-    int32_t *shared0;      /* [ranks + 1] into shared */
-    int32_t *shared;       /* [slots] slots of each rank whose expert has other copies */
-    int32_t *expert;       /* [slots] */
-    bool *has_slots;       /* [ranks] */
-    int64_t *sum;          /* [ranks] */
-    int32_t *queue;        /* [ranks] */
-    int32_t *from, *into;  /* [ranks] slots of the hop that reached the rank */
-    uint32_t *seen, round; /* [ranks] the search that reached the rank */
+    int32_t *holder0;    /* [experts + 1] into holders */
+    holder *holders;     /* [slots] of each expert, by slot */
+    int32_t *shared0;    /* [ranks + 1] into shared */
+    shared_slot *shared; /* [slots] of each rank */
+    bool *has_slots;     /* [ranks] */
+    int64_t *sum;        /* [ranks] */
+    int32_t *queue;      /* [ranks] */
+    hop *hops;           /* [ranks] */
+    uint32_t round;      /* the last search */
 };
 
 void hd_eplb_splitter_close(hd_eplb_splitter *s) {
     if (!s) return;
-    free(s->rank);
+    free(s->holder0);
+    free(s->holders);
+    free(s->shared0);
+    free(s->shared);
     free(s->has_slots);
     free(s->sum);
+    free(s->queue);
+    free(s->hops);
     free(s);
 }
 
 static hd_status allocate(hd_eplb_splitter *s) {
     const size_t slots = (size_t)s->slots, ranks = (size_t)s->ranks;
-    const size_t experts = (size_t)s->experts;
-    int32_t *words = calloc(4 * slots + experts + 1 + 5 * ranks + 1, sizeof *words);
-    s->rank = words;
+    s->holder0 = calloc((size_t)s->experts + 1, sizeof *s->holder0);
+    s->holders = calloc(slots, sizeof *s->holders);
+    s->shared0 = calloc(ranks + 1, sizeof *s->shared0);
+    s->shared = calloc(slots, sizeof *s->shared);
     s->has_slots = calloc(ranks, sizeof *s->has_slots);
     s->sum = calloc(ranks, sizeof *s->sum);
-    if (!words || !s->has_slots || !s->sum) return HD_ENOMEM;
-    s->holders = words + slots;
-    s->shared = words + 2 * slots;
-    s->expert = words + 3 * slots;
-    s->holder0 = words + 4 * slots;
-    s->shared0 = s->holder0 + experts + 1;
-    s->queue = s->shared0 + ranks + 1;
-    s->from = s->queue + ranks;
-    s->into = s->from + ranks;
-    s->seen = (uint32_t *)(s->into + ranks);
-    return HD_OK;
+    s->queue = calloc(ranks, sizeof *s->queue);
+    s->hops = calloc(ranks, sizeof *s->hops);
+    const bool all = s->holder0 && s->holders && s->shared0 && s->shared && s->has_slots &&
+                     s->sum && s->queue && s->hops;
+    return all ? HD_OK : HD_ENOMEM;
 }
 
-static void index_slots(hd_eplb_splitter *s) {
-    int32_t *next = s->holder0; /* counts, then ends */
+static void index_slots(hd_eplb_splitter *s, const int32_t *slot_expert,
+                        const int32_t *rank_slot0) {
+    int32_t *next = s->holder0; /* counts, then ends, then begins */
     for (int32_t i = 0; i < s->slots; i++) {
-        if (s->expert[i] >= 0) next[s->expert[i] + 1]++;
+        if (slot_expert[i] >= 0) next[slot_expert[i]]++;
     }
-    for (int32_t e = 0; e < s->experts; e++) next[e + 1] += next[e];
-    for (int32_t i = s->slots - 1; i >= 0; i--) {
-        if (s->expert[i] >= 0) s->holders[--next[s->expert[i] + 1]] = i;
+    for (int32_t e = 0, sum = 0; e <= s->experts; e++) next[e] = sum += next[e];
+    for (int32_t d = s->ranks - 1; d >= 0; d--) {
+        for (int32_t i = rank_slot0[d + 1] - 1; i >= rank_slot0[d]; i--) {
+            if (slot_expert[i] >= 0) s->holders[--next[slot_expert[i]]] = (holder){i, d};
+        }
     }
-    /* next[e + 1] is now the begin of e. */
-    for (int32_t e = 0; e < s->experts; e++) next[e] = next[e + 1];
-    int32_t n = 0;
-    for (int32_t i = 0; i < s->slots; i++) n += s->expert[i] >= 0;
-    next[s->experts] = n;
 }
 
 hd_status hd_eplb_splitter_open(hd_eplb_splitter **out, const int32_t *slot_expert,
@@ -78,16 +90,15 @@ hd_status hd_eplb_splitter_open(hd_eplb_splitter **out, const int32_t *slot_expe
         hd_eplb_splitter_close(s);
         return HD_FAIL(err, HD_ENOMEM, "no memory to split over %d ranks", ranks);
     }
-    memcpy(s->expert, slot_expert, (size_t)s->slots * sizeof *s->expert);
-    index_slots(s);
+    index_slots(s, slot_expert, rank_slot0);
     int32_t n = 0;
     for (int32_t d = 0; d < ranks; d++) {
         for (int32_t i = rank_slot0[d]; i < rank_slot0[d + 1]; i++) {
-            const int32_t e = s->expert[i];
-            s->rank[i] = d;
+            const int32_t e = slot_expert[i];
             if (e < 0) continue;
+            const int32_t begin = s->holder0[e], end = s->holder0[e + 1];
             s->has_slots[d] = true;
-            if (s->holder0[e + 1] - s->holder0[e] > 1) s->shared[n++] = i;
+            if (end - begin > 1) s->shared[n++] = (shared_slot){i, begin, end};
         }
         s->shared0[d + 1] = n;
         s->alive += s->has_slots[d];
@@ -96,23 +107,23 @@ hd_status hd_eplb_splitter_open(hd_eplb_splitter **out, const int32_t *slot_expe
     return HD_OK;
 }
 
-static void give(hd_eplb_splitter *s, int32_t *out, int32_t slot, int32_t rows) {
-    out[slot] = rows;
-    s->sum[s->rank[slot]] += rows;
+static void give(hd_eplb_splitter *s, int32_t *out, holder to, int32_t rows) {
+    out[to.slot] = rows;
+    s->sum[to.rank] += rows;
 }
 
 /* Of two copies the emptier rank gets more, until both are equal; more copies get equal parts. */
-static void share_out(hd_eplb_splitter *s, int32_t *out, const int32_t *slots, int32_t n,
+static void share_out(hd_eplb_splitter *s, int32_t *out, const holder *to, int32_t n,
                       int32_t rows) {
     if (n == 2) {
-        const int64_t gap = s->sum[s->rank[slots[1]]] - s->sum[s->rank[slots[0]]];
+        const int64_t gap = s->sum[to[1].rank] - s->sum[to[0].rank];
         const int64_t half = (rows + gap) / 2;
         const int32_t first = half < 0 ? 0 : half > rows ? rows : (int32_t)half;
-        give(s, out, slots[0], first);
-        give(s, out, slots[1], rows - first);
+        give(s, out, to[0], first);
+        give(s, out, to[1], rows - first);
         return;
     }
-    for (int32_t k = 0; k < n; k++) give(s, out, slots[k], rows / n + (k < rows % n));
+    for (int32_t k = 0; k < n; k++) give(s, out, to[k], rows / n + (k < rows % n));
 }
 
 /* First what has one place, then what has several. Returns the rows, -1: no slot. */
@@ -137,26 +148,31 @@ static int64_t start(hd_eplb_splitter *s, const int32_t *rows, int32_t *out) {
 /* Breadth first from rank `hot`. Returns the first rank below `low`, else the emptiest of those
  * with two rows less than hot, else -1. */
 static int32_t search(hd_eplb_splitter *s, const int32_t *x, int32_t hot, int64_t low) {
-    int32_t n = 0, best = -1;
-    s->round++;
-    s->queue[n++] = hot;
-    s->seen[hot] = s->round;
+    const holder *holders = s->holders;
+    const shared_slot *shared = s->shared;
+    const int64_t *sum = s->sum;
+    const uint32_t round = ++s->round;
+    int32_t *queue = s->queue, n = 0, best = -1;
+    hop *hops = s->hops;
+    int64_t least = sum[hot] - 1; /* what the next best one is below */
+    queue[n++] = hot;
+    hops[hot].seen = round;
     for (int32_t at = 0; at < n; at++) {
-        const int32_t a = s->queue[at];
-        for (int32_t i = s->shared0[a]; i < s->shared0[a + 1]; i++) {
-            const int32_t slot = s->shared[i], e = s->expert[slot];
-            if (x[slot] == 0) continue;
-            for (int32_t k = s->holder0[e]; k < s->holder0[e + 1]; k++) {
-                const int32_t other = s->holders[k], b = s->rank[other];
-                if (s->seen[b] == s->round) continue;
-                s->seen[b] = s->round;
-                s->from[b] = slot;
-                s->into[b] = other;
-                if (s->sum[b] < low) return b;
-                if (s->sum[b] < s->sum[hot] - 1 && (best < 0 || s->sum[b] < s->sum[best])) {
+        const int32_t a = queue[at];
+        for (int32_t i = s->shared0[a], last = s->shared0[a + 1]; i < last; i++) {
+            const shared_slot from = shared[i];
+            if (x[from.slot] == 0) continue;
+            for (int32_t k = from.begin; k < from.end; k++) {
+                const holder into = holders[k];
+                const int32_t b = into.rank;
+                if (hops[b].seen == round) continue;
+                hops[b] = (hop){round, from.slot, into.slot, a};
+                if (sum[b] < low) return b;
+                if (sum[b] < least) {
                     best = b;
+                    least = sum[b];
                 }
-                s->queue[n++] = b;
+                queue[n++] = b;
             }
         }
     }
@@ -164,14 +180,15 @@ static int32_t search(hd_eplb_splitter *s, const int32_t *x, int32_t hot, int64_
 }
 
 static void push(hd_eplb_splitter *s, int32_t *x, int32_t hot, int32_t end, int64_t low) {
+    const hop *hops = s->hops;
     int64_t n = (s->sum[hot] - s->sum[end]) / 2;
     if (s->sum[end] < low && low - s->sum[end] < n) n = low - s->sum[end];
-    for (int32_t b = end; b != hot; b = s->rank[s->from[b]]) {
-        if (x[s->from[b]] < n) n = x[s->from[b]];
+    for (int32_t b = end; b != hot; b = hops[b].rank) {
+        if (x[hops[b].from] < n) n = x[hops[b].from];
     }
-    for (int32_t b = end; b != hot; b = s->rank[s->from[b]]) {
-        x[s->from[b]] -= (int32_t)n;
-        x[s->into[b]] += (int32_t)n;
+    for (int32_t b = end; b != hot; b = hops[b].rank) {
+        x[hops[b].from] -= (int32_t)n;
+        x[hops[b].into] += (int32_t)n;
     }
     s->sum[hot] -= n;
     s->sum[end] += n;
@@ -183,7 +200,7 @@ int64_t hd_eplb_split(hd_eplb_splitter *s, const int32_t *rows, int32_t *out,
     if (total < 0) return -1;
     const int64_t low = s->alive ? (total + s->alive - 1) / s->alive : 0;
     if (s->round > UINT32_MAX / 2) { /* before it wraps */
-        memset(s->seen, 0, (size_t)s->ranks * sizeof *s->seen);
+        memset(s->hops, 0, (size_t)s->ranks * sizeof *s->hops);
         s->round = 0;
     }
     for (;;) {
@@ -198,7 +215,7 @@ int64_t hd_eplb_split(hd_eplb_splitter *s, const int32_t *rows, int32_t *out,
             continue;
         }
         for (int32_t d = 0; d < s->ranks && certificate; d++) {
-            certificate[d] = even ? s->has_slots[d] : s->seen[d] == s->round;
+            certificate[d] = even ? s->has_slots[d] : s->hops[d].seen == s->round;
         }
         return s->sum[hot];
     }

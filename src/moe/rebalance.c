@@ -10,7 +10,13 @@
 #include "moe/eplb.h"
 #include "moe/simulate.h"
 
-enum { MOST_PAUSE = 64, LOOKS_THAT_AGREE = 2, MOST_WINDOWS = 8, FEWEST_STEPS = 8 };
+enum {
+    MOST_PAUSE = 64,
+    LOOKS_THAT_AGREE = 2,
+    MOST_WINDOWS = 8,
+    FEWEST_STEPS = 8,
+    MOST_DEBT = 64 /* steps that pay for what took longer than their shares */
+};
 static const double FIRST_BYTES_PER_US = 1e3; /* until a move was timed */
 
 /* Windows are of the same traffic as long as the shares of experts differ less than so many times by
@@ -23,8 +29,18 @@ static const double targets[] = {0.97, 0.99, 1};
 static const double LEAST_GAIN =
     0.005; /* of the busiest ranks' rows: less is not worth a move */
 
-const char *const hd_rebalance_state_names[HD_N_REBALANCE_STATES] = {"watch", "stage", "verify",
-                                                                     "flip",  "drop",  "wait"};
+const char *const hd_rebalance_state_names[HD_N_REBALANCE_STATES] = {
+    "watch", "plan", "stage", "verify", "flip", "drop", "wait"};
+
+/* Plans being made. First, one that moves nothing measures the maps in force; then one for each target,
+ * or one alone that is carried out whether or not it pays. */
+typedef struct planning {
+    int32_t pass, n_passes, layer; /* pass 0 measures */
+    bool always;
+    double balancedness, bound, at_start; /* sums over layers so far */
+    double old_rows, new_rows, bytes;     /* of the busiest ranks, and that must travel */
+    double best;                          /* time that the best plan so far gains */
+} planning;
 
 struct hd_rebalance {
     hd_rebalance_options o;
@@ -35,7 +51,8 @@ struct hd_rebalance {
     int64_t *before; /* [layers][experts] rows at the last look */
     /* [layers][experts] rows of the last window, and of those of the same traffic before */
     double *newer, *older;
-    double n_older;           /* windows */
+    double n_older; /* windows */
+    planning plans;
     double *rank_rows;        /* [ranks] */
     int32_t *copies;          /* [experts] */
     int64_t read_at, rows_at; /* steps and rows at the last look */
@@ -44,13 +61,19 @@ struct hd_rebalance {
     int32_t pause, to_skip; /* looks without a plan after the next failure; now */
 
     int32_t layer, slot; /* of the plan: where moves have come to */
-    int64_t staged_step; /* the step between which and the next experts were staged */
-    int32_t staged;      /* how many */
-    int64_t paid_ns;     /* when the moves so far are within the limit */
+    int64_t paid_step;   /* whose share was added to the credit last */
+    double credit_us;
+    int64_t paid_ns; /* when the moves so far are within the limit */
     double bytes_per_us, step_us;
-    int64_t now_ns;
+    int64_t now_ns, now_steps, now_rows;
     hd_rebalance_stats stats;
 };
+
+/* Ranks have been told to do something of a plan, and it is not complete. */
+static bool is_moving(const hd_rebalance *m) {
+    return m->state != HD_REBALANCE_WATCH && m->state != HD_REBALANCE_PLAN &&
+           m->state != HD_REBALANCE_WAIT;
+}
 
 static int32_t per_rank(const hd_rebalance *m) {
     return m->o.slots / m->o.ranks;
@@ -69,10 +92,9 @@ static hd_status check(const hd_rebalance_options *o, hd_err *err) {
                        "%d layers of %d experts in %d slots on %d ranks cannot be balanced",
                        o->layers, o->experts, o->slots, o->ranks);
     }
-    if (o->look < 1 || o->most_staged < 1 || o->horizon < 1) {
-        return HD_FAIL(err, HD_EINVAL,
-                       "a look every %d steps, %d experts between two, for %lld", o->look,
-                       o->most_staged, (long long)o->horizon);
+    if (o->look < 1 || o->share < 0 || o->horizon < 1) {
+        return HD_FAIL(err, HD_EINVAL, "a look every %d steps, a share of %g of each, for %lld",
+                       o->look, o->share, (long long)o->horizon);
     }
     return HD_OK;
 }
@@ -105,7 +127,6 @@ hd_status hd_rebalance_open(hd_rebalance **out, const hd_rebalance_options *o, h
     }
     m->bytes_per_us = FIRST_BYTES_PER_US;
     m->pause = 1;
-    m->staged_step = -1;
     m->stats.balancedness = m->stats.bound = m->stats.at_start = 1;
     *out = m;
     return HD_OK;
@@ -181,14 +202,6 @@ static double most_rows(hd_rebalance *m, const int32_t *map, const double *rows,
     return most;
 }
 
-static double sum_of_most(hd_rebalance *m, int32_t *maps, const double *rows) {
-    double total = 0, sum;
-    for (int32_t l = 0; l < m->o.layers; l++) {
-        total += most_rows(m, row_of(m, maps, l), rows + (int64_t)l * m->o.experts, &sum);
-    }
-    return total;
-}
-
 static void count_single(hd_rebalance *m) {
     m->stats.single_copies = 0;
     for (int32_t l = 0; l < m->o.layers; l++) {
@@ -199,35 +212,44 @@ static void count_single(hd_rebalance *m) {
     }
 }
 
-/* A plan for rows that starts from the maps in force. */
-static hd_status plan_moves(const hd_rebalance *m, hd_eplb_map *out, const double *rows,
-                            int64_t max_moves, double target, hd_err *err) {
-    const hd_eplb_args plan = {.loads = rows,
-                               .layers = m->o.layers,
+/* A plan of a layer for rows that starts from the map in force. */
+static hd_status plan_layer(const hd_rebalance *m, hd_eplb_map *out, int32_t layer,
+                            const double *rows, int64_t max_moves, double target, hd_err *err) {
+    const hd_eplb_args plan = {.loads = rows + (int64_t)layer * m->o.experts,
+                               .layers = 1,
                                .experts = m->o.experts,
                                .slots = m->o.slots,
                                .ranks = m->o.ranks,
-                               .previous = m->map,
+                               .previous = row_of(m, m->map, layer),
                                .max_moves = max_moves,
                                .target = target,
                                .algorithm = HD_EPLB_HADAL};
     return hd_eplb_plan(out, &plan, err);
 }
 
-static hd_status measure(hd_rebalance *m, hd_err *err) {
-    hd_rebalance_stats *t = &m->stats;
-    hd_eplb_map p; /* that moves nothing */
-    HD_TRY(plan_moves(m, &p, m->newer, 0, 1, err));
-    t->balancedness = t->bound = t->at_start = 0;
-    for (int32_t l = 0; l < m->o.layers; l++) {
-        double sum;
-        const double most = most_rows(m, m->first, m->newer + (int64_t)l * m->o.experts, &sum);
-        t->at_start += (most > 0 ? sum / m->o.ranks / most : 1) / m->o.layers;
-        t->balancedness += p.balancedness[l] / m->o.layers;
-        t->bound += p.bound[l] / m->o.layers;
-    }
-    hd_eplb_map_close(&p);
+static const double *last_rows(const hd_rebalance *m, int32_t layer) {
+    return m->newer + (int64_t)layer * m->o.experts;
+}
+
+static hd_status measure_layer(hd_rebalance *m, int32_t layer, hd_err *err) {
+    planning *p = &m->plans;
+    hd_eplb_map still;
+    double sum;
+    HD_TRY(plan_layer(m, &still, layer, m->newer, 0, 1, err));
+    const double most = most_rows(m, m->first, last_rows(m, layer), &sum);
+    p->at_start += most > 0 ? sum / m->o.ranks / most : 1;
+    p->balancedness += still.balancedness[0];
+    p->bound += still.bound[0];
+    hd_eplb_map_close(&still);
     return HD_OK;
+}
+
+static void show_measured(hd_rebalance *m) {
+    const planning *p = &m->plans;
+    m->stats.balancedness = p->balancedness / m->o.layers;
+    m->stats.bound = p->bound / m->o.layers;
+    m->stats.at_start = p->at_start / m->o.layers;
+    count_single(m);
 }
 
 /* Whether the last window is of the traffic before it. */
@@ -286,36 +308,40 @@ static void begin_layer(hd_rebalance *m) {
     if (m->state == HD_REBALANCE_WAIT) m->pause = 1;
 }
 
-/* The time that planned maps save within the horizon, judged on the last window, less that of their
- * moves; 0 if they do not pay. */
-static double gain_of(hd_rebalance *m, int32_t *maps) {
-    const double old = sum_of_most(m, m->map, m->newer);
-    const double new = sum_of_most(m, maps, m->newer);
-    if (new > old *(1 - LEAST_GAIN)) return 0;
-    hd_rebalance_case c = {.old_us = m->step_us,
-                           .new_us = old > 0 ? m->step_us * new / old : m->step_us,
-                           .horizon = m->o.horizon,
-                           .bytes_per_us = m->bytes_per_us,
-                           .interference = 1};
-    for (int32_t l = 0; l < m->o.layers; l++) {
-        for (int32_t s = 0; s < m->o.slots; s++) {
-            c.bytes += must_travel(m, maps, l, s) ? m->o.expert_bytes : 0;
-        }
+/* Plans a layer into m->trial, and adds what it changes for the last window. */
+static hd_status try_layer(hd_rebalance *m, int32_t layer, hd_err *err) {
+    planning *p = &m->plans;
+    const double target = p->always ? 1 : targets[p->pass - 1];
+    int32_t *map = row_of(m, m->map, layer), *trial = row_of(m, m->trial, layer);
+    hd_eplb_map made;
+    double sum;
+    HD_TRY(plan_layer(m, &made, layer, p->always ? m->newer : m->older, -1, target, err));
+    for (int32_t s = 0; s < m->o.slots; s++) {
+        trial[s] = made.slot_expert[s] < 0 ? map[s] : made.slot_expert[s];
     }
-    const double gain = hd_rebalance_gain(&c);
-    return gain > 0 ? gain : 0;
+    hd_eplb_map_close(&made);
+    p->old_rows += most_rows(m, map, last_rows(m, layer), &sum);
+    p->new_rows += most_rows(m, trial, last_rows(m, layer), &sum);
+    for (int32_t s = 0; s < m->o.slots; s++) {
+        p->bytes += must_travel(m, m->trial, layer, s) ? m->o.expert_bytes : 0;
+    }
+    return HD_OK;
 }
 
-/* Plans by a target into m->trial. */
-static hd_status try_target(hd_rebalance *m, const double *rows, double target, hd_err *err) {
-    const size_t slots = (size_t)m->o.layers * (size_t)m->o.slots;
-    hd_eplb_map p;
-    HD_TRY(plan_moves(m, &p, rows, -1, target, err));
-    for (size_t i = 0; i < slots; i++) {
-        m->trial[i] = p.slot_expert[i] < 0 ? m->map[i] : p.slot_expert[i];
-    }
-    hd_eplb_map_close(&p);
-    return HD_OK;
+/* The time that the plan saves within the horizon, judged on the last window, less that of its moves; 0
+ * if it does not pay. */
+static double gain_of(const hd_rebalance *m) {
+    const planning *p = &m->plans;
+    const double old = p->old_rows, new = p->new_rows;
+    if (new > old *(1 - LEAST_GAIN)) return 0;
+    const hd_rebalance_case c = {.old_us = m->step_us,
+                                 .new_us = old > 0 ? m->step_us * new / old : m->step_us,
+                                 .bytes = p->bytes,
+                                 .horizon = m->o.horizon,
+                                 .bytes_per_us = m->bytes_per_us,
+                                 .interference = 1};
+    const double gain = hd_rebalance_gain(&c);
+    return gain > 0 ? gain : 0;
 }
 
 static void take_trial(hd_rebalance *m) {
@@ -324,69 +350,91 @@ static void take_trial(hd_rebalance *m) {
     m->trial = spare;
 }
 
-/* The best plan that the traffic before the last window suggests. *pays: whether it is one. */
-static hd_status choose_plan(hd_rebalance *m, bool *pays, hd_err *err) {
-    double best = 0;
-    for (size_t i = 0; i < HD_LEN(targets); i++) {
-        HD_TRY(try_target(m, m->older, targets[i], err));
-        const double gain = gain_of(m, m->trial);
-        if (gain <= best) continue;
-        best = gain;
-        take_trial(m);
-    }
-    *pays = best > 0;
-    return HD_OK;
-}
-
 static void begin_plan(hd_rebalance *m) {
     m->agree = 0;
-    m->forced = false;
+    if (m->plans.always) m->forced = false;
     m->layer = 0;
     begin_layer(m);
     m->stats.plans += m->state == HD_REBALANCE_STAGE;
     if (m->state == HD_REBALANCE_WAIT) m->state = HD_REBALANCE_WATCH; /* nothing to move */
 }
 
-/* At the last window: m->older is of the windows before. */
-static hd_status look(hd_rebalance *m, hd_err *err) {
-    bool pays;
-    if (m->forced || m->o.always) {
-        HD_TRY(try_target(m, m->newer, 1, err));
+static void end_planning(hd_rebalance *m) {
+    const planning *p = &m->plans;
+    m->state = HD_REBALANCE_WATCH;
+    if (p->n_passes > 0 && !p->always) m->agree = p->best > 0 ? m->agree + 1 : 0;
+    if (p->always || m->agree >= LOOKS_THAT_AGREE) begin_plan(m);
+    keep_window(m);
+}
+
+static void end_pass(hd_rebalance *m) {
+    planning *p = &m->plans;
+    if (p->pass == 0) {
+        show_measured(m);
+    } else if (p->always) {
         take_trial(m);
-        begin_plan(m);
-        return HD_OK;
+    } else {
+        const double gain = gain_of(m);
+        if (gain > p->best) {
+            p->best = gain;
+            take_trial(m);
+        }
     }
-    if (m->n_older <= 0) return HD_OK;
-    HD_TRY(choose_plan(m, &pays, err));
-    m->agree = pays ? m->agree + 1 : 0;
-    if (m->agree >= LOOKS_THAT_AGREE) begin_plan(m);
+    p->layer = 0;
+    p->old_rows = p->new_rows = p->bytes = 0;
+    if (p->pass++ == p->n_passes) end_planning(m);
+}
+
+hd_status hd_rebalance_plan(hd_rebalance *m, hd_err *err) {
+    planning *p = &m->plans;
+    assert(m->state == HD_REBALANCE_PLAN);
+    const hd_status st =
+        p->pass ? try_layer(m, p->layer, err) : measure_layer(m, p->layer, err);
+    if (st != HD_OK) {
+        m->state = HD_REBALANCE_WATCH;
+        return st;
+    }
+    if (++p->layer == m->o.layers) end_pass(m);
     return HD_OK;
 }
 
-hd_status hd_rebalance_rows(hd_rebalance *m, const int64_t *rows, hd_err *err) {
+/* At the last window: m->older is of the windows before. */
+void hd_rebalance_rows(hd_rebalance *m, const int64_t *rows) {
     const bool waited = m->state == HD_REBALANCE_WAIT;
     assert(waited || m->state == HD_REBALANCE_WATCH);
     m->stats.looks++;
     m->state = HD_REBALANCE_WATCH;
-    if (take_window(m, rows) <= 0) return HD_OK;
-    HD_TRY(measure(m, err));
-    count_single(m);
+    m->read_at = m->now_steps;
+    m->rows_at = m->now_rows;
+    if (take_window(m, rows) <= 0) return;
     const bool skip = waited || (m->to_skip > 0 && !m->forced);
     m->to_skip -= skip && !waited;
-    if (!skip) HD_TRY(look(m, err));
-    keep_window(m);
-    return HD_OK;
+    const bool always = m->forced || m->o.always;
+    m->plans = (planning){.always = always && !skip};
+    if (!skip) m->plans.n_passes = always ? 1 : m->n_older > 0 ? (int32_t)HD_LEN(targets) : 0;
+    m->state = HD_REBALANCE_PLAN;
 }
 
 /* ---- actions ---- */
 
-static bool may_stage(hd_rebalance *m, int64_t steps) {
-    if (m->staged_step != steps) m->staged = 0;
-    m->staged_step = steps;
-    return m->staged < m->o.most_staged && m->now_ns >= m->paid_ns;
+/* A step adds its share, of which none is kept for later. */
+static void pay(hd_rebalance *m, int64_t steps) {
+    const double share = m->o.share * m->step_us;
+    const double due = (double)(steps - m->paid_step) * share;
+    m->credit_us = m->credit_us + due < share ? m->credit_us + due : share;
+    if (m->credit_us < -MOST_DEBT * share) m->credit_us = -MOST_DEBT * share;
+    m->paid_step = steps;
 }
 
-static hd_rebalance_action next_stage(hd_rebalance *m, int64_t steps) {
+static bool has_credit(const hd_rebalance *m) {
+    return m->o.share <= 0 || m->step_us <= 0 || m->credit_us > 0;
+}
+
+void hd_rebalance_spend(hd_rebalance *m, double took_us) {
+    m->credit_us -= took_us;
+}
+
+static hd_rebalance_action next_stage(hd_rebalance *m) {
     while (m->slot < m->o.slots && !must_travel(m, m->next, m->layer, m->slot)) m->slot++;
     if (m->slot == m->o.slots) {
         m->state = HD_REBALANCE_VERIFY;
@@ -394,7 +442,7 @@ static hd_rebalance_action next_stage(hd_rebalance *m, int64_t steps) {
                                      .layer = m->layer,
                                      .map = row_of(m, m->next, m->layer)};
     }
-    if (!may_stage(m, steps)) return (hd_rebalance_action){0};
+    if (!has_credit(m) || m->now_ns < m->paid_ns) return (hd_rebalance_action){0};
     const int32_t to = m->slot / per_rank(m);
     const int32_t expert = row_of(m, m->next, m->layer)[m->slot];
     return (hd_rebalance_action){.what = HD_REBALANCE_TO_STAGE,
@@ -412,20 +460,22 @@ static bool is_time_to_look(const hd_rebalance *m, const hd_rebalance_now *now) 
 }
 
 hd_rebalance_action hd_rebalance_next(hd_rebalance *m, const hd_rebalance_now *now) {
-    const bool moves = m->state != HD_REBALANCE_WATCH && m->state != HD_REBALANCE_WAIT;
-    hd_rebalance_action a = {.layer = moves ? m->layer : 0};
+    hd_rebalance_action a = {.layer = is_moving(m) ? m->layer : 0};
     m->now_ns = now->ns;
+    m->now_steps = now->steps;
+    m->now_rows = now->rows;
     m->step_us = now->step_us;
+    pay(m, now->steps);
     switch (m->state) {
     case HD_REBALANCE_WATCH:
     case HD_REBALANCE_WAIT:
-        if (!is_time_to_look(m, now)) return a;
-        m->read_at = now->steps;
-        m->rows_at = now->rows;
-        a.what = HD_REBALANCE_READ;
+        if (is_time_to_look(m, now)) a.what = HD_REBALANCE_READ;
+        return a;
+    case HD_REBALANCE_PLAN:
+        if (has_credit(m)) a.what = HD_REBALANCE_TO_PLAN;
         return a;
     case HD_REBALANCE_STAGE:
-        return next_stage(m, now->steps);
+        return next_stage(m);
     case HD_REBALANCE_VERIFY:
     case HD_REBALANCE_FLIP:
         a.map = row_of(m, m->next, m->layer);
@@ -449,7 +499,7 @@ static void give_up(hd_rebalance *m, hd_rebalance_state next) {
 }
 
 static void staged(hd_rebalance *m, double took_us) {
-    m->staged++;
+    hd_rebalance_spend(m, took_us);
     m->slot++;
     m->stats.moves++;
     m->stats.moved_bytes += m->o.expert_bytes;
@@ -491,6 +541,7 @@ void hd_rebalance_done(hd_rebalance *m, bool ok, double took_us) {
         m->state = HD_REBALANCE_WAIT;
         return;
     case HD_REBALANCE_WATCH:
+    case HD_REBALANCE_PLAN:
     case HD_REBALANCE_WAIT:
     case HD_N_REBALANCE_STATES:
         assert(false); /* an answer without an action */
@@ -499,7 +550,8 @@ void hd_rebalance_done(hd_rebalance *m, bool ok, double took_us) {
 }
 
 void hd_rebalance_interrupt(hd_rebalance *m, bool is_flipped) {
-    const bool moving = m->state != HD_REBALANCE_WATCH && m->state != HD_REBALANCE_WAIT;
+    const bool moving = is_moving(m);
+    if (m->state == HD_REBALANCE_PLAN) m->state = HD_REBALANCE_WATCH;
     if (is_flipped) {
         assert(m->state == HD_REBALANCE_VERIFY || m->state == HD_REBALANCE_FLIP);
         flipped(m);

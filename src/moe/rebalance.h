@@ -5,8 +5,9 @@
  *     watch -> plan -> stage -> verify -> flip -> (next layer: stage ...) -> wait -> watch
  *
  * Counts of rows are read every `look` steps. A plan is made from the windows before the last one, as
- * far back as traffic was the same, and judged on the last one. If one pays in two looks running,
- * the layers of the second change one after the other. A refusal or a lost rank drops what was
+ * far back as traffic was the same, and judged on the last one: a layer at a time, and not more of
+ * them between two steps than a share of a step's time allows, nor more experts. If a plan pays in two
+ * looks running, the layers of the second change one after the other. A refusal or a lost rank drops what was
  * staged and leaves the maps in force; the machine tries again after a pause that doubles. */
 #ifndef HD_MOE_REBALANCE_H
 #define HD_MOE_REBALANCE_H
@@ -20,6 +21,7 @@ typedef struct hd_rebalance hd_rebalance;
 
 typedef enum hd_rebalance_state {
     HD_REBALANCE_WATCH,
+    HD_REBALANCE_PLAN,
     HD_REBALANCE_STAGE,
     HD_REBALANCE_VERIFY,
     HD_REBALANCE_FLIP,
@@ -33,6 +35,7 @@ extern const char *const hd_rebalance_state_names[HD_N_REBALANCE_STATES];
 typedef enum hd_rebalance_do {
     HD_REBALANCE_NOTHING,  /* until the next step */
     HD_REBALANCE_READ,     /* answer with hd_rebalance_rows() */
+    HD_REBALANCE_TO_PLAN,  /* answer with hd_rebalance_plan() and hd_rebalance_spend() */
     HD_REBALANCE_TO_STAGE, /* answer these with hd_rebalance_done() */
     HD_REBALANCE_TO_VERIFY,
     HD_REBALANCE_TO_FLIP,
@@ -55,8 +58,9 @@ typedef struct hd_rebalance_options {
     int64_t horizon;        /* steps in which a plan must gain what its moves cost */
     double expert_bytes;    /* of an expert of one layer */
     double max_bytes_per_s; /* 0: no limit */
-    int32_t most_staged;    /* experts staged between two steps */
-    bool initial_stays;     /* a rank keeps the experts that its slots held at first */
+    double
+        share; /* of a step's time that plans and stages between two steps take; 0: no limit */
+    bool initial_stays; /* a rank keeps the experts that its slots held at first */
 } hd_rebalance_options;
 
 typedef struct hd_rebalance_stats {
@@ -80,12 +84,15 @@ typedef struct hd_rebalance_now {
     double step_us;      /* mean time of a step */
 } hd_rebalance_now;
 
-/* Returns what to do now. */
+/* Returns what to do now: the same as long as nothing was answered and no time has passed. */
 hd_rebalance_action hd_rebalance_next(hd_rebalance *m, const hd_rebalance_now *now);
 
-/* Answers READ: rows [layers][experts] since the start, summed over all ranks. An error is that of
- * the planner: no memory. */
-hd_status hd_rebalance_rows(hd_rebalance *m, const int64_t *rows, hd_err *err);
+/* Answers READ: rows [layers][experts] since the start, summed over all ranks. */
+void hd_rebalance_rows(hd_rebalance *m, const int64_t *rows);
+
+/* Answers TO_PLAN: a layer of a plan. An error is that of the planner. */
+hd_status hd_rebalance_plan(hd_rebalance *m, hd_err *err);
+void hd_rebalance_spend(hd_rebalance *m, double took_us);
 
 /* Answers the other actions. took_us: how long a stage took. A flip that was ordered cannot be
  * refused: ok is true. */

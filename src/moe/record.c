@@ -239,54 +239,73 @@ static const uint8_t *read_counts(int64_t *to, size_t n, int size, const uint8_t
     return at;
 }
 
-static hd_status take_counts(hd_record_reader *r, const uint8_t *at, hd_err *err) {
+static const char *read_choices(const hd_record_head *h, const uint8_t *at,
+                                hd_record_row *row) {
+    uint64_t v;
+    at = get(at, &v, 4);
+    row->token = (int32_t)(uint32_t)v;
+    at = get(at, &v, 4);
+    row->position = (int32_t)(uint32_t)v;
+    for (size_t i = 0; i < n_choices(h); i++) {
+        at = get(at, &v, choice_bytes(h));
+        if (v >= (uint64_t)h->experts) return "chooses no expert";
+        row->choices[i] = (int32_t)v;
+    }
+    return NULL;
+}
+
+const char *hd_record_row_read(const hd_record_head *h, const uint8_t *bytes,
+                               hd_record_row *row) {
+    uint64_t v, sum = 0;
+    const uint8_t *at = get(bytes, &row->pass, 8);
+    at = get(at, &v, 4);
+    if (v > INT32_MAX) return "has too many tokens";
+    row->tokens = (int32_t)v;
+    at = get(at, &v, 4);
+    if (v >= HD_N_RECORD_PHASES) return "has an unknown phase";
+    row->phase = (hd_record_phase)v;
+    if (h->mode == HD_RECORD_PER_TOKEN) return read_choices(h, at, row);
+    const bool stat = h->mode == HD_RECORD_STAT;
+    if (stat) at = read_counts(row->logical, n_logical(h), 8, at, &sum);
+    read_counts(row->physical, n_physical(h), stat ? 8 : 4, at, &sum);
+    return sum >= INT64_MAX ? "has counts that are too large" : NULL;
+}
+
+/* Counts by expert are those of its slots; those of STAT are in the file. */
+static const char *count_experts(hd_record_reader *r) {
     const hd_record_head *h = &r->head;
     const bool stat = h->mode == HD_RECORD_STAT;
-    uint64_t sum = 0;
-    memset(r->row.logical, 0, n_logical(h) * sizeof *r->row.logical);
-    if (stat) at = read_counts(r->row.logical, n_logical(h), 8, at, &sum);
-    read_counts(r->row.physical, n_physical(h), stat ? 8 : 4, at, &sum);
-    if (sum >= INT64_MAX) return bad_row(r, "has counts that are too large", err);
+    if (!stat) memset(r->row.logical, 0, n_logical(h) * sizeof *r->row.logical);
     for (size_t i = 0; i < n_physical(h); i++) {
         const int32_t e = h->slot_expert[i];
         if (r->row.physical[i] == 0) continue;
-        if (e < 0) return bad_row(r, "counts rows of an empty slot", err);
+        if (e < 0) return "counts rows of an empty slot";
         if (!stat) {
             r->row.logical[i / (size_t)h->slots * (size_t)h->experts + (size_t)e] +=
                 r->row.physical[i];
         }
     }
-    return HD_OK;
+    return NULL;
 }
 
-static hd_status take_choices(hd_record_reader *r, const uint8_t *at, hd_err *err) {
+static void count_choices(hd_record_reader *r) {
     const hd_record_head *h = &r->head;
-    uint64_t v;
-    at = get(at, &v, 4);
-    r->row.token = (int32_t)(uint32_t)v;
-    at = get(at, &v, 4);
-    r->row.position = (int32_t)(uint32_t)v;
     memset(r->row.logical, 0, n_logical(h) * sizeof *r->row.logical);
     memset(r->row.physical, 0, n_physical(h) * sizeof *r->row.physical);
     for (int32_t l = 0; l < h->layers; l++) {
-        const bool has = hd_record_has(h, r->row.phase, l);
+        if (!hd_record_has(h, r->row.phase, l)) continue;
         for (int32_t k = 0; k < h->top_k; k++) {
-            at = get(at, &v, choice_bytes(h));
-            if (v >= (uint64_t)h->experts) return bad_row(r, "chooses no expert", err);
-            r->row.choices[(int64_t)l * h->top_k + k] = (int32_t)v;
-            if (!has) continue;
-            const int64_t e = (int64_t)l * h->experts + (int64_t)v;
+            const int64_t e =
+                (int64_t)l * h->experts + r->row.choices[(int64_t)l * h->top_k + k];
             r->row.logical[e]++;
             r->row.physical[(int64_t)l * h->slots + r->first_slot[e]]++;
         }
     }
-    return HD_OK;
 }
 
 hd_status hd_record_next(hd_record_reader *r, hd_err *err) {
     const size_t n = hd_record_row_bytes(&r->head);
     const bool open_end = r->head.rows == HD_RECORD_OPEN_END;
-    uint64_t v;
     r->ended = r->ended || (!open_end && r->n_read == r->head.rows);
     if (r->ended) return HD_OK;
     const size_t got = fread(r->bytes, 1, n, r->in);
@@ -295,15 +314,13 @@ hd_status hd_record_next(hd_record_reader *r, hd_err *err) {
         r->cut = got > 0 || !open_end;
         return HD_OK;
     }
-    const uint8_t *at = get(r->bytes, &r->row.pass, 8);
-    at = get(at, &v, 4);
-    if (v > INT32_MAX) return bad_row(r, "has too many tokens", err);
-    r->row.tokens = (int32_t)v;
-    at = get(at, &v, 4);
-    if (v >= HD_N_RECORD_PHASES) return bad_row(r, "has an unknown phase", err);
-    r->row.phase = (hd_record_phase)v;
-    HD_TRY(r->head.mode == HD_RECORD_PER_TOKEN ? take_choices(r, at, err)
-                                               : take_counts(r, at, err));
+    const char *fault = hd_record_row_read(&r->head, r->bytes, &r->row);
+    if (!fault && r->head.mode == HD_RECORD_PER_TOKEN) {
+        count_choices(r);
+    } else if (!fault) {
+        fault = count_experts(r);
+    }
+    if (fault) return bad_row(r, fault, err);
     r->n_read++;
     return HD_OK;
 }

@@ -67,6 +67,10 @@ size_t hd_record_row_bytes(const hd_record_head *h);
 /* Writes what the mode keeps of a row. */
 void hd_record_row_write(const hd_record_head *h, const hd_record_row *row, uint8_t *out);
 
+/* Reads what the mode keeps of a row into its arrays. Returns what is wrong with it, or NULL. */
+const char *hd_record_row_read(const hd_record_head *h, const uint8_t *bytes,
+                               hd_record_row *row);
+
 /* ---- reading ---- */
 
 typedef struct hd_record_reader {

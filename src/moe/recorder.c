@@ -164,7 +164,8 @@ size_t hd_recorder_take(hd_recorder *r, uint64_t begun, uint8_t *out, size_t n) 
 
 hd_recorder_state hd_recorder_read_state(hd_recorder *r) {
     pthread_mutex_lock(&r->lock);
-    const hd_recorder_state state = r->state;
+    hd_recorder_state state = r->state;
+    state.waiting = r->n;
     pthread_mutex_unlock(&r->lock);
     return state;
 }
@@ -187,21 +188,31 @@ void hd_recorder_set_map(hd_recorder *r, int32_t layer, const int32_t *slot_expe
     index_slots(r, layer);
 }
 
-void hd_recorder_begin(hd_recorder *r, hd_record_mode mode) {
-    r->head.mode = mode;
+/* Without room for the head there is no record. */
+static void begin(hd_recorder *r, hd_record_mode mode, const uint8_t *head, size_t n) {
     r->pass = 0;
-    r->on = true;
     clear_pass(r);
-    const size_t n = hd_record_head_bytes(&r->head);
-    uint8_t *head = malloc(n);
-    if (head) hd_record_head_write(&r->head, head);
     pthread_mutex_lock(&r->lock);
     r->first = r->n = 0;
     r->state = (hd_recorder_state){.begun = r->state.begun + 1};
-    r->on = head && append(r, head, n); /* without room there is no record */
+    r->on = head && (n == 0 || append(r, head, n));
     r->state.ended = !r->on;
     pthread_mutex_unlock(&r->lock);
+    r->head.mode = mode;
+}
+
+void hd_recorder_begin(hd_recorder *r, hd_record_mode mode) {
+    const size_t n = hd_record_head_bytes(&r->head);
+    uint8_t *head = malloc(n);
+    r->head.mode = mode;
+    if (head) hd_record_head_write(&r->head, head);
+    begin(r, mode, head, n);
     free(head);
+}
+
+void hd_recorder_begin_part(hd_recorder *r, hd_record_mode mode) {
+    const uint8_t none = 0;
+    begin(r, mode, &none, 0);
 }
 
 static void add(hd_recorder *r, const hd_record_row *row) {
@@ -306,4 +317,40 @@ void hd_recorder_end(hd_recorder *r) {
     pthread_mutex_lock(&r->lock);
     r->state.ended = true;
     pthread_mutex_unlock(&r->lock);
+}
+
+/* ---- parts ---- */
+
+/* Adds counts of a part, [layers][experts]. */
+static void add_counts(hd_recorder *r, const hd_record_row *row) {
+    const hd_record_head *h = &r->head;
+    int64_t *physical = r->physical + (int64_t)row->phase * h->layers * h->slots;
+    r->tokens[row->phase] += row->tokens;
+    for (int32_t l = 0; l < h->layers; l++) {
+        const int64_t at = (int64_t)l * h->experts;
+        for (int32_t e = 0; e < h->experts; e++) {
+            physical[(int64_t)l * h->slots + r->first_slot[at + e]] += row->physical[at + e];
+        }
+    }
+}
+
+hd_status hd_recorder_join(hd_recorder *r, const uint8_t *rows, size_t n, hd_err *err) {
+    hd_record_head part = r->head;
+    hd_record_row row = {.physical = r->logical, .choices = r->choices};
+    part.slots = part.experts;
+    const size_t each = hd_record_row_bytes(&part);
+    if (part.mode == HD_RECORD_STAT || n % each) {
+        return HD_FAIL(err, HD_EPEER, "%zu bytes of an expert record of %zu a row", n, each);
+    }
+    for (size_t at = 0; at < n && r->on; at += each) {
+        const char *fault = hd_record_row_read(&part, rows + at, &row);
+        if (fault) return HD_FAIL(err, HD_EPEER, "a row of an expert record %s", fault);
+        if (part.mode == HD_RECORD_PER_PASS) {
+            add_counts(r, &row);
+            continue;
+        }
+        row.pass = r->pass;
+        add(r, &row);
+    }
+    return HD_OK;
 }

@@ -36,6 +36,16 @@ void hd_recorder_stat(hd_recorder *r, const int64_t *counts, uint64_t passes);
 /* Ends the record; nothing is added until the next begins. */
 void hd_recorder_end(hd_recorder *r);
 
+/* ---- rows of several attention groups ----
+ *
+ * Each has a recorder of its part, whose head has a slot for each expert and whose bytes are rows
+ * without a head. What the parts recorded of a pass is joined to the pass of a recorder of all. */
+
+void hd_recorder_begin_part(hd_recorder *r, hd_record_mode mode);
+
+/* Adds n bytes of a part. HD_EPEER: they cannot be rows of it. */
+hd_status hd_recorder_join(hd_recorder *r, const uint8_t *rows, size_t n, hd_err *err);
+
 /* ---- any thread ---- */
 
 typedef struct hd_recorder_state {
@@ -43,6 +53,7 @@ typedef struct hd_recorder_state {
     bool ended;       /* this one, or there was none */
     uint64_t rows;    /* of it */
     uint64_t dropped; /* rows without room */
+    size_t waiting;   /* bytes that were not taken */
 } hd_recorder_state;
 
 hd_recorder_state hd_recorder_read_state(hd_recorder *r);

@@ -214,6 +214,7 @@ hd_status runner_order_move(hd_model_runner *x, const runner_move_order *o, cons
                             hd_err *err) {
     const size_t n = runner_order_bytes(x) - sizeof *o;
     memcpy(payload(x), o, sizeof *o);
+    memset(payload(x) + sizeof *o, 0, n); /* which the leaders of all groups send alike */
     if (map) memcpy(payload(x) + sizeof *o, map, n);
     command(x, &(command_header){.kind = COMMAND_MOVE});
     HD_TRY(hd_stream_sync(x->env.stream, err));

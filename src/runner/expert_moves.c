@@ -17,6 +17,10 @@ static int32_t n_slots(const hd_model_runner *x) {
     return hd_shard_slots(hd_weights_shard(x->env.weights));
 }
 
+static int32_t n_ranks(const hd_model_runner *x) {
+    return x->env.comm->groups[HD_GROUP_TP].n * x->env.comm->groups[HD_GROUP_DP].n;
+}
+
 size_t runner_order_bytes(const hd_model_runner *x) {
     return sizeof(runner_move_order) + (size_t)n_slots(x) * sizeof(int32_t);
 }
@@ -33,7 +37,7 @@ hd_status runner_moves_open(hd_model_runner *x, hd_err *err) {
     if (!m->bytes) return HD_OK;
     m->packed = malloc(m->bytes);
     m->map = calloc((size_t)n_slots(x), sizeof *m->map);
-    m->votes = calloc((size_t)x->env.comm->groups[HD_GROUP_TP].n, sizeof *m->votes);
+    m->votes = calloc((size_t)n_ranks(x), sizeof *m->votes);
     if (m->packed && m->map && m->votes) return HD_OK;
     return HD_FAIL(err, HD_ENOMEM, "no memory to move experts of %zu bytes", m->bytes);
 }
@@ -47,33 +51,43 @@ void runner_moves_close(hd_model_runner *x) {
 
 /* ---- on every rank ---- */
 
-/* All ranks learn what each says and was told; the first refusal is the result. */
-static hd_status vote(hd_model_runner *x, hd_status own, const hd_err *why, hd_err *err) {
-    const hd_rank_group *g = &x->env.comm->groups[HD_GROUP_TP];
-    const int32_t words = (int32_t)(sizeof(runner_vote) / sizeof(float));
-    runner_vote *votes = x->moves.votes;
-    votes[g->index] = (runner_vote){
-        (int32_t)own, {(uint32_t)x->moves.told, (uint32_t)(x->moves.told >> 32)}
-    };
+/* Each member of the group has `own` votes, which follow those of the members before. */
+static void gather_votes(hd_model_runner *x, hd_group group, runner_vote *votes, int32_t own) {
+    const hd_rank_group *g = &x->env.comm->groups[group];
+    const int32_t words = own * (int32_t)(sizeof(runner_vote) / sizeof(float));
     hd_comm_all_gather(x->env.comm, x->env.stream,
-                       &(hd_all_gather_args){.group = HD_GROUP_TP,
+                       &(hd_all_gather_args){.group = group,
                                              .x = (float *)(void *)votes,
                                              .rows = 1,
                                              .cols = g->n * words,
                                              .first = g->index * words,
                                              .own = words,
                                              .on_host = true});
+}
+
+/* All ranks, of all attention groups, learn what each says and was told; the first refusal is the
+ * result. */
+static hd_status vote(hd_model_runner *x, hd_status own, const hd_err *why, hd_err *err) {
+    const hd_rank_group *tp = &x->env.comm->groups[HD_GROUP_TP];
+    const hd_rank_group *dp = &x->env.comm->groups[HD_GROUP_DP];
+    const int32_t index = dp->index * tp->n + tp->index, n = n_ranks(x);
+    runner_vote *votes = x->moves.votes;
+    votes[index] = (runner_vote){
+        (int32_t)own, {(uint32_t)x->moves.told, (uint32_t)(x->moves.told >> 32)}
+    };
+    gather_votes(x, HD_GROUP_TP, votes + dp->index * tp->n, 1);
+    if (dp->n > 1) gather_votes(x, HD_GROUP_DP, votes, tp->n);
     HD_TRY(hd_stream_sync(x->env.stream, err));
-    for (int32_t k = 0; k < g->n; k++) {
+    for (int32_t k = 0; k < n; k++) {
         const hd_status of = (hd_status)votes[k].status;
         if (of == HD_OK) continue;
-        if (k == g->index) return HD_FAIL(err, own, "rank %d: %s", k, why->msg);
+        if (k == index) return HD_FAIL(err, own, "rank %d: %s", k, why->msg);
         return HD_FAIL(err, of, "rank %d %s", k,
                        of == HD_ENOMEM    ? "has no memory for an expert"
                        : of == HD_EFORMAT ? "got other bytes than were sent"
                                           : "does not have what the leader says");
     }
-    for (int32_t k = 1; k < g->n; k++) {
+    for (int32_t k = 1; k < n; k++) {
         if (memcmp(votes[k].told, votes[0].told, sizeof votes[k].told) == 0) continue;
         return HD_FAIL(err, HD_EINVAL, "rank %d was told other moves than rank 0", k);
     }

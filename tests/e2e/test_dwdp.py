@@ -83,7 +83,7 @@ def test_draft_blocks(tmp_path):
         (("--dwdp", 2, "--experts-disk", 1), "several ranks hold parts of them"),
         (("--dwdp", 2, "--layout", "auto", "--ranks", 2), "and no dwdp"),
         (("--prefetch-depth", 2), "prefetch_depth is for dwdp above 1"),
-        (("--dwdp", 2, "--rebalance", "auto"), "experts do not move with attention groups"),
+        (("--dwdp", 2, "--rebalance", "auto"), "experts are on one rank"),
     ],
 )
 def test_what_cannot_be_is_refused(refused, flags, why):

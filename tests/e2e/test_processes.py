@@ -108,9 +108,10 @@ def test_pause_and_abort_in_another_process(world):
     check_pause_and_abort(world(2, "--dp", 2, "--ep", 2).server)
 
 
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_experts_move_between_processes(world, alone, transport):
-    w = world(3, "--ep", 3, "--redundant", 8, "--rebalance", 4, env={"UCX_TLS": TRANSPORTS[transport]})
+def test_experts_move_between_processes(world, alone, transport, groups):
+    w = world(3, "--dp", groups, "--ep", 3, "--redundant", 8, "--rebalance", 4, env={"UCX_TLS": TRANSPORTS[transport]})
     assert answers(w.server) == alone
     figures = dict(line.rsplit(" ", 1) for line in w.server.get("/metrics").text.splitlines() if line[:1] != "#")
     moved = sum(float(v) for k, v in figures.items() if k.split("{")[0] == "hadal_expert_moves_total")

@@ -149,9 +149,14 @@ def test_two_ranks_at_once(world, alone):
     assert all(code == 0 for _, code in w.close())
 
 
-def test_experts_in_balance_and_a_rank_that_is_lost_and_returns(world, alone):
+MOVERS = {"experts": (4, ("--ep", 4)), "groups": (3, ("--dp", 3, "--ep", 3))}
+
+
+@pytest.mark.parametrize("layout", MOVERS)
+def test_experts_in_balance_and_a_rank_that_is_lost_and_returns(world, alone, layout):
     """Experts have moved when it is lost; they move among those that are left, and again with it."""
-    w = world(4, "--ep", 4, "--redundant", 8, "--rebalance", 8)
+    n, flags = MOVERS[layout]
+    w = world(n, *flags, "--redundant", 8, "--rebalance", 8)
 
     def move():
         """Rounds of answers until experts have moved; all of them are those of one rank."""

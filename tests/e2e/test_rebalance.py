@@ -13,10 +13,11 @@ def figure(server, name):
     return next(float(words[1]) for words in lines if words and words[0].split("{")[0] == f"hadal_{name}")
 
 
-def test_answers_stay_while_experts_move(serve):
+@pytest.mark.parametrize("layout", [("--ep", 4), ("--dp", 2, "--tp", 2, "--ep", 4)], ids=["experts", "groups"])
+def test_answers_stay_while_experts_move(serve, layout):
     flags = ("--threads", 2, "--max-running", 16)
     want = answers(serve(*flags))
-    server = serve(*flags, "--ep", 4, "--redundant", 8, "--rebalance", 8)
+    server = serve(*flags, *layout, "--redundant", 8, "--rebalance", 8)
     for _ in range(2):
         assert answers(server) == want
     assert figure(server, "rebalance_plans_total") > 0

@@ -15,7 +15,9 @@ from unittest import mock
 import numpy
 import pytest
 from conftest import ROOT, run_hadal
-from serving import TINY, Server
+from serving import TINY, Server, wait_until
+from test_ranks import group_metric
+from worlds import needs_ucx
 
 HEAD = struct.Struct("<8s10IQ")
 PHASES = ["prefill", "decode", "verify", "draft"]
@@ -119,29 +121,74 @@ def test_modes(serve, tmp_path, mode):
     assert 0 < again <= tokens["prefill"]
 
 
-def test_counts_are_those_of_all_attention_groups(serve, tmp_path):
+def prompts():
+    return [[605 + (31 * i + j) % 300 for j in range(20 + i)] for i in range(8)]
+
+
+def record_prompts(s, folder, ranks):
+    """Rows of a record of eight prompts at once, the second one: it begins anew."""
+    for _ in range(2):
+        assert s.post("/flush_cache").status == 200
+        s.post("/start_expert_distribution_record")
+        bodies = [{"input_ids": ids, "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}} for ids in prompts()]
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            assert [r.status for r in pool.map(lambda b: s.post("/generate", b), bodies)] == [200] * 8
+        s.post("/stop_expert_distribution_record")
+        assert s.post("/dump_expert_distribution_record").status == 200
+    files = sorted(folder.iterdir())
+    assert len(files) == 2
+    return read(files[1].read_bytes(), ranks)[1]
+
+
+def sums(rows, phase):
+    """Tokens, and the counts of all rows of a phase."""
+    of = [row for row in rows if row[2] == phase]
+    return sum(row[1] for row in of), numpy.sum([row[3] for row in of], axis=0).tolist()
+
+
+def check_groups(rows, mode, want):
+    assert sums(rows, "prefill") == want and want[0] == sum(len(ids) for ids in prompts())
+    assert sums(rows, "decode")[0] >= 8 * 7
+    passes = {row[0] for row in rows}
+    if mode == "per-pass":  # groups have passes in common
+        assert len(rows) == len({(row[0], row[2]) for row in rows}) and len(passes) < sums(rows, "decode")[0] / 2
+    if mode == "per-token":
+        assert sorted(t for _, _, phase, _, t in rows if phase == "prefill") == sorted((t, k) for ids in prompts() for k, t in enumerate(ids))
+
+
+@pytest.fixture(scope="module")
+def counts_of_one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    s = Server("--expert-record-dir", folder, "--no-drafts")
+    rows = record_prompts(s, folder, 1)
+    s.close()
+    return sums(rows, "prefill")
+
+
+@pytest.mark.parametrize("mode", ["stat", "per-pass", "per-token"])
+def test_records_are_those_of_all_attention_groups(serve, tmp_path, counts_of_one, mode):
     """As many rows of each expert as one rank has for the same questions, which both groups answer."""
-    counts = []
-    for ranks, flags in ((1, []), (2, ["--dp", 2, "--ep", 2])):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        s = serve("--expert-record-dir", folder, "--no-drafts", *flags)
-        for _ in range(2):  # a second record begins anew
-            assert s.post("/flush_cache").status == 200
-            s.post("/start_expert_distribution_record")
-            bodies = [{"input_ids": [605 + (31 * i + j) % 300 for j in range(20 + i)], "sampling_params": {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}} for i in range(8)]
-            with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                assert [r.status for r in pool.map(lambda b: s.post("/generate", b), bodies)] == [200] * 8
-            s.post("/stop_expert_distribution_record")
-            assert s.post("/dump_expert_distribution_record").status == 200
-        for file in folder.iterdir():
-            _, rows = read(file.read_bytes(), ranks)
-            tokens = {phase: n for _, n, phase, _, _ in rows}
-            assert tokens["prefill"] == sum(20 + i for i in range(8)) and tokens["decode"] >= 8 * 7
-            (prefill,) = [c for _, _, phase, c, _ in rows if phase == "prefill"]
-            counts.append(prefill)
-    assert len(counts) == 4 and all(c == counts[0] for c in counts)
-    s = serve("--expert-record-dir", tmp_path, "--expert-record", "per-pass", "--dp", 2, "--ep", 2)
+    s = serve("--expert-record-dir", tmp_path, "--expert-record", mode, "--no-drafts", "--dp", 2, "--ep", 2)
+    check_groups(record_prompts(s, tmp_path, 2), mode, counts_of_one)
+    assert min(group_metric(s, "generation_tokens_total")) > 0
+
+
+@needs_ucx
+@pytest.mark.parametrize("mode", ["stat", "per-pass"])
+def test_records_of_groups_in_other_processes(world, tmp_path, counts_of_one, mode):
+    w = world(2, "--expert-record-dir", tmp_path, "--expert-record", mode, "--no-drafts", "--dp", 2, "--ep", 2)
+    check_groups(record_prompts(w.server, tmp_path, 2), mode, counts_of_one)
+    w.server.post("/start_expert_distribution_record")
+    w.ranks[1].kill()  # the record goes on with the rank that is left
+    wait_until(lambda: w.server.get("/health").text.startswith("degraded"), "a rank is lost")
+    ask(w.server)
+    assert w.server.post("/dump_expert_distribution_record").status == 200
+    rows = read(max(tmp_path.iterdir()).read_bytes(), 2)[1]
+    assert sums(rows, "decode")[0] >= 23
+
+
+def test_ranks_that_divide_rows_record_counts_only(serve, tmp_path):
+    s = serve("--expert-record-dir", tmp_path, "--expert-record", "per-pass", "--ep", 2)
     reply = s.post("/start_expert_distribution_record")
     assert reply.status == 501 and "only counts" in reply.text
 

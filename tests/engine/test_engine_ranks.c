@@ -4,6 +4,7 @@
  * are too few. */
 #include "check.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "engine/rank.h"
 #include "fakes/engine_rig.h"
 #include "fakes/gpus.h"
+#include "moe/rebalance.h"
 #include "runner/expert_moves_internal.h"
 
 typedef struct layout {
@@ -367,7 +369,10 @@ static const struct {
     int32_t redundant;
 } movers[] = {
     {{TINY, 1, 2, 1, false, 1},             4},
+    {{TINY, 1, 2, 2, false, 1},             4}, /* two attention groups */
     {{"models/tiny-v3", 1, 3, 1, false, 1}, 4}, /* 8 experts in 12 slots */
+    {{TINY, 2, 4, 2, false, 1},             8}, /* attention groups with followers */
+    {{TINY, 2, 2, 2, false, 1},             4}, /* and two ranks share an expert */
     {{TINY, 1, 4, 1, false, 1},             8},
     {{TINY, 4, 2, 1, false, 1},             2}, /* two ranks share an expert */
     {{TINY, 1, 6, 1, false, 1},             2},
@@ -431,7 +436,7 @@ static void moves_change_no_bit(void **state) {
  * told to flip and the leader has not. */
 enum {
     MOVE_COMMAND = RUNNER_DRAFT_AGAIN + 3,
-    ORDER_AT = (7 + 2) * sizeof(int32_t),
+    TOLD_FLIP = HD_REBALANCE_TO_FLIP, /* of a leader to the other leaders */
     AT_FLIP = -1,
     AT_MAP = -2 /* followers are told another map than the leader */
 };
@@ -444,26 +449,41 @@ static struct {
     int32_t at, n;
 } tap;
 
+/* Where the order of a command is: behind a header of 7 numbers and two of each attention group. */
+static size_t order_at(void) {
+    return (size_t)(7 + 2 * tap.comm.groups[HD_GROUP_DP].n) * sizeof(int32_t);
+}
+
 static const char tap_why[] = "rank 1: its device is gone";
 
 static void tap_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     const runner_moves *m = &tap.runner->moves;
     const uint8_t *x = (const uint8_t *)a->x;
-    const bool moves = x == (const uint8_t *)(const void *)m->votes ||
-                       (x >= m->packed && x < m->packed + m->bytes);
+    const uint8_t *votes = (const uint8_t *)(const void *)m->votes;
+    const bool moves = x == votes || (x >= m->packed && x < m->packed + m->bytes);
     if (moves && tap.at >= 0 && tap.n++ == tap.at) hd_comm_abort(tap.real, tap_why);
     tap.real->table->all_gather(ctx, s, a);
+}
+
+static void flip_is_told(hd_stream *s, bool ends) {
+    if (!ends || tap.n++ > 0) return;
+    hd_comm_abort(tap.real, tap_why);
+    hd_stream_fail(s, HD_EPEER, tap_why);
 }
 
 static void tap_broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
     int32_t command;
     runner_move_order order;
     memcpy(&command, a->data, sizeof command);
-    memcpy(&order, (const uint8_t *)a->data + ORDER_AT, sizeof order);
     tap.real->table->broadcast(ctx, s, a);
+    if (a->group == HD_GROUP_DP) { /* what is told */
+        flip_is_told(s, tap.at == AT_FLIP && command == TOLD_FLIP);
+        return;
+    }
+    memcpy(&order, (const uint8_t *)a->data + order_at(), sizeof order);
     if (tap.at == AT_MAP && command == MOVE_COMMAND && order.kind == RUNNER_MOVE_VERIFY) {
         if (tap.n++ > 0) return;
-        uint8_t *slots = (uint8_t *)a->data + ORDER_AT + sizeof order;
+        uint8_t *slots = (uint8_t *)a->data + order_at() + sizeof order;
         for (size_t i = 0; i < sizeof(int32_t); i++) { /* two slots of the leader's rank */
             const uint8_t x = slots[i];
             slots[i] = slots[i + sizeof(int32_t)];
@@ -471,10 +491,8 @@ static void tap_broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
         }
         return;
     }
-    if (tap.at != AT_FLIP || command != MOVE_COMMAND || order.kind != RUNNER_MOVE_FLIP) return;
-    if (tap.n++ > 0) return;
-    hd_comm_abort(tap.real, tap_why);
-    hd_stream_fail(s, HD_EPEER, tap_why);
+    flip_is_told(s, tap.at == AT_FLIP && command == MOVE_COMMAND &&
+                        order.kind == RUNNER_MOVE_FLIP);
 }
 
 /* While it is idle. */
@@ -490,19 +508,22 @@ static void tap_leader(hd_engine *e, int32_t at) {
     tap.comm = *tap.real;
     tap.comm.table = &tap.table;
     x->env.comm = &tap.comm;
+    e->ranks[0].comm = &tap.comm;
 }
 
 /* Communication ends at each exchange of the first moves, and in the middle of a flip: every rank
- * has the same whole maps, and the text is the same. */
+ * has the same whole maps, and the text is the same. In one attention group, and in two. */
 static void moves_survive_failures(void **state) {
     (void)state;
     rig_answer want = {0}, got = {0};
     const hd_request g = request_of(0);
     hd_engine *one = open_one(movers[0].l.model, (hd_engine_options){0});
+    const int32_t points = is_brief() ? 2 : 10;
     rig_run(one, &g, &want);
     hd_engine_close(one);
-    for (int32_t at = AT_FLIP; at < (is_brief() ? 1 : 9); at++) {
-        hd_engine *e = open_mover(0, "1");
+    for (int32_t i = 0; i < 2 * points; i++) {
+        const int32_t at = AT_FLIP + i % points;
+        hd_engine *e = open_mover((size_t)(i / points), "1");
         tap_leader(e, at);
         rig_run(e, &g, &got);
         rig_same(&want, &got);
@@ -563,6 +584,70 @@ static void stale_maps_are_refused(void **state) {
     assert_non_null(strstr(f.why, "rank "));
     rig_deinit(&want[0]);
     rig_deinit(&got[0]);
+    hd_engine_close(e);
+}
+
+static void run_in_both_groups(hd_engine *e) {
+    hd_request g = request_of(0);
+    hd_event event;
+    char why[256];
+    static const char *const texts[] = {"What is 347 + 586?", "Once upon a time", "[3, 1, 2]",
+                                        "{"};
+    int32_t left = HD_LEN(texts);
+    g.draft_tokens = 0;
+    for (int32_t i = 0; i < left; i++) {
+        g.text = texts[i];
+        assert_true(hd_engine_submit(e, &g, NULL, why, sizeof why));
+    }
+    while (left > 0) {
+        assert_true(hd_engine_poll(e, &event, -1));
+        left -= event.last;
+    }
+    for (int32_t i = 0; i < 2; i++) assert_true(e->groups[i].stats.rows > 0);
+}
+
+/* Mean over layers of mean / max of the ranks' rows where nothing has moved; 1 of an MTP layer without
+ * rows. */
+static double expected_at_start(hd_engine *e, int32_t slots) {
+    static int64_t load[4096];
+    hd_engine_stats stats;
+    int32_t n, ranks = hd_engine_parallel(e)->ep;
+    int64_t sum;
+    do { /* they are published once a second */
+        hd_engine_read_experts(e, load, HD_LEN(load), &n);
+        hd_engine_read_stats(e, &stats);
+        sum = 0;
+        for (int32_t k = 0; k < n; k++) sum += load[(e->spec->n_layers - 1) * n + k];
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    } while (sum != stats.rows * e->spec->route.top_k);
+    double all = e->spec->n_mtp;
+    for (int32_t l = 0; l < e->spec->n_layers; l++) {
+        double of[8] = {0}, most = 0;
+        for (int32_t s = 0; s < slots; s++) {
+            const int32_t expert = s % n, copies = 1 + (expert < slots - n);
+            of[s / (slots / ranks)] += (double)load[l * n + expert] / copies;
+        }
+        for (int32_t r = 0; r < ranks; r++) most = of[r] > most ? of[r] : most;
+        all += (double)sum / ranks / most;
+    }
+    return all / (e->spec->n_layers + e->spec->n_mtp);
+}
+
+/* A look that is ordered while all are idle has the rows of all groups. */
+static void looks_have_the_rows_of_all_groups(void **state) {
+    (void)state;
+    const hd_engine_options o = {
+        .redundant = 4, .rebalance = "auto", .no_drafts = true, .threads = 2};
+    hd_engine *e = open_layout(&(layout){TINY, 1, 2, 2, false, 1}, o);
+    hd_err err = {0};
+    run_in_both_groups(e);
+    assert_int_equal(figures_of(e).looks, 0);
+    const double want = expected_at_start(e, e->spec->route.n_experts + 4);
+    for (int32_t i = 0; figures_of(e).looks == 0; i++) {
+        assert_int_equal(hd_engine_rebalance(e, &err), HD_OK);
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    assert_true(fabs(figures_of(e).at_start - want) < 1e-9);
     hd_engine_close(e);
 }
 
@@ -774,6 +859,7 @@ int test_engine_ranks(void) {
         cmocka_unit_test(moves_survive_failures),
         cmocka_unit_test(other_moves_are_refused),
         cmocka_unit_test(stale_maps_are_refused),
+        cmocka_unit_test(looks_have_the_rows_of_all_groups),
         cmocka_unit_test(what_cannot_be_divided_is_refused),
         cmocka_unit_test(bad_spare_slots_are_refused),
         cmocka_unit_test(what_gpus_lack_is_refused),

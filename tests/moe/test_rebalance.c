@@ -25,7 +25,8 @@ typedef struct world {
     hd_rebalance *machine;
     rank_model ranks[MOST_RANKS];
     int64_t rows[LAYERS * MOST_EXPERTS], steps, ns;
-    int64_t n_actions, n_lost, n_refused;
+    int64_t n_actions, n_lost, n_refused, n_plans;
+    double plan_us; /* that a layer's plan takes */
     uint32_t random;
     const int32_t *script; /* results of the next actions; NULL: at random */
     int32_t n_script, hot;
@@ -54,7 +55,6 @@ static void open_world(world *w, int32_t ranks, int32_t slots, int32_t experts) 
               .look = 4,
               .horizon = 100000,
               .expert_bytes = 1000,
-              .most_staged = 2,
               .initial_stays = true}
     };
     if (hd_rebalance_open(&w->machine, &w->o, &err) != HD_OK) fail_msg("%s", err.msg);
@@ -186,11 +186,15 @@ static void run_step(world *w) {
         const hd_rebalance_action a = hd_rebalance_next(w->machine, &now);
         assert_in_range(a.layer, 0, LAYERS - 1);
         if (a.what == HD_REBALANCE_NOTHING) return;
-        if (a.what != HD_REBALANCE_READ) {
+        if (a.what == HD_REBALANCE_READ) {
+            hd_rebalance_rows(w->machine, w->rows);
+        } else if (a.what == HD_REBALANCE_TO_PLAN) {
+            if (hd_rebalance_plan(w->machine, &err) != HD_OK) fail_msg("%s", err.msg);
+            hd_rebalance_spend(w->machine, w->plan_us);
+            w->n_plans++;
+        } else {
             act(w, &a);
             check(w);
-        } else if (hd_rebalance_rows(w->machine, w->rows, &err) != HD_OK) {
-            fail_msg("%s", err.msg);
         }
     }
 }
@@ -247,14 +251,13 @@ static void moves_must_pay(void **state) {
     hd_rebalance_close(w.machine);
 }
 
-/* At most `most_staged` experts between two steps, and not more bytes than the limit. */
+/* Not more bytes than the limit. */
 static void moves_are_slow(void **state) {
     (void)state;
     world w;
     open_world(&w, 4, 20, 16);
     hd_rebalance_close(w.machine);
     w.o.max_bytes_per_s = 500e3; /* an expert in two steps */
-    w.o.most_staged = 1;
     assert_int_equal(hd_rebalance_open(&w.machine, &w.o, NULL), HD_OK);
     w.hot = 1;
     int64_t last = -10, before = 0;
@@ -269,6 +272,34 @@ static void moves_are_slow(void **state) {
         before = moves;
     }
     assert_true(before > 0);
+    hd_rebalance_close(w.machine);
+}
+
+/* A share of a step's time is one layer's plan, or one expert, in four steps. */
+static void a_step_pays_for_its_share(void **state) {
+    (void)state;
+    world w;
+    open_world(&w, 4, 20, 16);
+    hd_rebalance_close(w.machine);
+    w.o.share = 0.001; /* 1 us; a stage takes 1 us */
+    w.o.look = 40;
+    w.plan_us = 4;
+    assert_int_equal(hd_rebalance_open(&w.machine, &w.o, NULL), HD_OK);
+    w.hot = 1;
+    int64_t plans = 0, moves = 0, last = -10;
+    for (int32_t i = 0; i < 400; i++) {
+        run_step(&w);
+        const int64_t m = hd_rebalance_read_stats(w.machine).moves;
+        assert_true(w.n_plans + m <= plans + moves + 1);
+        if (w.n_plans > plans) {
+            assert_true(w.steps >= last + 4);
+            last = w.steps;
+        }
+        plans = w.n_plans;
+        moves = m;
+    }
+    assert_true(plans > LAYERS && moves > 0);
+    assert_true(hd_rebalance_read_stats(w.machine).balancedness >= near);
     hd_rebalance_close(w.machine);
 }
 
@@ -328,13 +359,8 @@ static void it_survives_many_faults(void **state) {
 
 static void bad_shapes_are_refused(void **state) {
     (void)state;
-    const hd_rebalance_options good = {.layers = 1,
-                                       .experts = 4,
-                                       .slots = 6,
-                                       .ranks = 2,
-                                       .look = 1,
-                                       .horizon = 1,
-                                       .most_staged = 1};
+    const hd_rebalance_options good = {
+        .layers = 1, .experts = 4, .slots = 6, .ranks = 2, .look = 1, .horizon = 1};
     hd_rebalance_options o[] = {good, good, good, good};
     o[0].slots = 3;
     o[1].ranks = 4;
@@ -353,6 +379,7 @@ int test_rebalance(void) {
         cmocka_unit_test(it_follows_the_load),
         cmocka_unit_test(moves_must_pay),
         cmocka_unit_test(moves_are_slow),
+        cmocka_unit_test(a_step_pays_for_its_share),
         cmocka_unit_test(every_interruption_leaves_whole_maps),
         cmocka_unit_test(it_survives_many_faults),
         cmocka_unit_test(bad_shapes_are_refused),

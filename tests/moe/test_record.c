@@ -210,8 +210,70 @@ static void a_record_begins_with_the_map_in_force(void **state) {
     hd_recorder_close(r);
 }
 
+/* A recorder of a part of the rows: a slot for each expert. */
+static hd_recorder *open_part(void) {
+    int32_t map[LAYERS][EXPERTS];
+    for (int32_t l = 0; l < LAYERS; l++) {
+        for (int32_t e = 0; e < EXPERTS; e++) map[l][e] = l ? e : -1;
+    }
+    const hd_record_head head = {.layers = LAYERS,
+                                 .n_mtp = 1,
+                                 .experts = EXPERTS,
+                                 .top_k = TOP_K,
+                                 .slots = EXPERTS,
+                                 .ranks = 4,
+                                 .nodes = 2,
+                                 .slot_expert = &map[0][0]};
+    hd_recorder *r;
+    assert_int_equal(hd_recorder_open(&r, &head, MOST, NULL), HD_OK);
+    return r;
+}
+
+static size_t take_part(hd_recorder *part, uint8_t *out) {
+    const hd_recorder_state s = hd_recorder_read_state(part);
+    assert_int_equal(hd_recorder_take(part, s.begun, out, MOST), s.waiting);
+    return s.waiting;
+}
+
+/* What two parts recorded in a pass is as if one recorder had the rows of both. */
+static void parts_are_joined(void **state) {
+    (void)state;
+    static const int32_t step[] = {0, 5, 5, 1}, other[] = {2, 5, 3, 4}, draft[] = {1, 2};
+    static uint8_t bytes[MOST], whole_bytes[MOST];
+    for (int mode = HD_RECORD_PER_PASS; mode <= HD_RECORD_PER_TOKEN; mode++) {
+        hd_recorder *all = open_recorder(MOST), *joined = open_recorder(MOST);
+        hd_recorder *parts[] = {open_part(), open_part()};
+        hd_recorder_begin(all, (hd_record_mode)mode);
+        hd_recorder_begin(joined, (hd_record_mode)mode);
+        for (int k = 0; k < 2; k++) hd_recorder_begin_part(parts[k], (hd_record_mode)mode);
+        for (int pass = 0; pass < 3; pass++) {
+            for (int k = 0; k < 2; k++) {
+                hd_recorder *const to[] = {all, parts[k]};
+                for (size_t i = 0; i < HD_LEN(to); i++) {
+                    hd_recorder_row(to[i], HD_RECORD_DECODE, 17 + pass, 40,
+                                    k == pass ? other : step, TOP_K);
+                    if (k) hd_recorder_row(to[i], HD_RECORD_DRAFT, 3, 1, draft, TOP_K);
+                }
+                hd_recorder_end_pass(parts[k]);
+                const size_t n = take_part(parts[k], bytes);
+                assert_int_equal(hd_recorder_join(joined, bytes, n, NULL), HD_OK);
+                assert_int_equal(hd_recorder_join(joined, bytes, n - 1, NULL), HD_EPEER);
+            }
+            hd_recorder_end_pass(all);
+            hd_recorder_end_pass(joined);
+        }
+        const size_t n = take_part(all, whole_bytes);
+        assert_int_equal(take_part(joined, bytes), n);
+        assert_memory_equal(bytes, whole_bytes, n);
+        hd_recorder_close(all);
+        hd_recorder_close(joined);
+        for (int k = 0; k < 2; k++) hd_recorder_close(parts[k]);
+    }
+}
+
 int test_record(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parts_are_joined),
         cmocka_unit_test(rows_are_counted_by_slot),
         cmocka_unit_test(counters_become_rows),
         cmocka_unit_test(a_record_begins_with_the_map_in_force),
