@@ -27,7 +27,8 @@ struct router_exchange {
     router *router;
     http_call *call;                  /* retained */
     router_exchange *next, *previous; /* living ones */
-    router_exchange *next_arrived, *next_left;
+    router_exchange *next_arrived, *next_left, *next_ready;
+    bool ready;  /* has bytes that came in this step */
     bool to_all; /* an admin request: every server gets it, one after the other */
     bool linked, begun, sent, over;
     atomic_bool left; /* the client has left: posted */
@@ -308,7 +309,12 @@ static size_t on_bytes(char *bytes, size_t size, size_t n, void *user) {
         pass_fields(e);
         http_stream_begin(e->call);
     }
-    return pass_events(e, whole_events(&e->body)) ? n : 0;
+    if (!e->ready) {
+        e->next_ready = e->router->ready;
+        e->router->ready = e;
+    }
+    e->ready = true;
+    return n;
 }
 
 /* ---- sending ---- */
@@ -482,6 +488,16 @@ static void on_done(router_transfer *t, CURLcode code) {
     } else {
         take_reply(e);
     }
+}
+
+/* What a server wrote in several pieces is written to the client in one. */
+void router_pass_ready(router *r) {
+    for (router_exchange *e = r->ready, *next; e; e = next) {
+        next = e->next_ready;
+        e->ready = false;
+        if (!pass_events(e, whole_events(&e->body))) on_done(&e->transfer, CURLE_WRITE_ERROR);
+    }
+    r->ready = NULL;
 }
 
 void router_lose_peer(router *r, int32_t peer) {

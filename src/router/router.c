@@ -35,6 +35,7 @@ static void *run(void *user) {
         if (client_multi_step(&r->multi, due, &err) != HD_OK) {
             HD_LOG(HD_LOG_ERROR, "router_failed", hd_log_text("why", err.msg));
         }
+        router_pass_ready(r);
         take_ends(r);
     }
     router_take_inbox(r); /* exchanges that were over and still posted */
