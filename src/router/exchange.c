@@ -143,6 +143,12 @@ static void drop_body(router_exchange *e) {
     e->type[0] = '\0';
 }
 
+/* When it is sent again; 0: it is not to be. */
+static void set_due(router_exchange *e, int64_t due_ns) {
+    e->router->n_due += (due_ns != 0) - (e->due_ns != 0);
+    e->due_ns = due_ns;
+}
+
 /* Ends the transfer to the server, under way or not. */
 static void leave_peer(router_exchange *e, bool failed) {
     router *r = e->router;
@@ -167,6 +173,7 @@ static void end(router_exchange *e) {
     router *r = e->router;
     leave_peer(e, false);
     drop_body(e);
+    set_due(e, 0);
     if (e->next) e->next->previous = e->previous;
     if (e->previous) {
         e->previous->next = e->next;
@@ -349,7 +356,7 @@ static void give_back(router_exchange *e, const char *code, const char *message)
 
 static void send_to_choice(router_exchange *e) {
     router_transfer *t = &e->transfer;
-    e->due_ns = 0;
+    set_due(e, 0);
     e->status = 0;
     drop_body(e);
     count_sent(e);
@@ -369,7 +376,7 @@ static router_choice choose(router_exchange *e) {
 /* Plans a further attempt. Returns false if there were enough, or nobody could go on. */
 static bool try_later(router_exchange *e) {
     if ((e->begun && !e->place[0]) || e->to_all || e->retries == MOST_RETRIES) return false;
-    e->due_ns = hd_now_ns() + ((int64_t)FIRST_PAUSE_MS << e->retries++) * MS_NS;
+    set_due(e, hd_now_ns() + ((int64_t)FIRST_PAUSE_MS << e->retries++) * MS_NS);
     atomic_fetch_add(&e->router->retries, 1);
     return true;
 }
@@ -509,6 +516,7 @@ void router_lose_peer(router *r, int32_t peer) {
 
 int64_t router_send_due(router *r, int64_t now_ns) {
     int64_t due = -1;
+    if (!r->n_due) return due;
     for (router_exchange *e = r->living, *next; e; e = next) {
         next = e->next;
         if (!e->due_ns) continue;

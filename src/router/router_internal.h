@@ -70,6 +70,7 @@ struct router {
 
     /* the loop's own; ready: streams of which bytes came in this step */
     router_exchange *living, *ready;
+    int32_t n_due; /* living ones that are to be sent again */
     atomic_int_fast64_t turn, retries, lost, resumed, cancelled, events, learned, forgotten;
     atomic_int n_living;
 };
