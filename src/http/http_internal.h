@@ -90,8 +90,9 @@ struct http_call {
     struct MHD_Response *response;
     int status;
     bool suspended, answered, queued, over, gone, streaming, stream_over;
-    bool chunked; /* streams are: the client speaks HTTP/1.1 */
-    bool left;    /* the client left before the end */
+    bool chunked;  /* streams are: the client speaks HTTP/1.1 */
+    bool uncorked; /* its stream's socket */
+    bool left;     /* the client left before the end */
     void (*on_gone)(void *user);
     void *on_gone_user;
     http_reply_field *reply_headers; /* in reverse order */

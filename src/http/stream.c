@@ -3,9 +3,9 @@
  * (http_options.limits.bodies_bytes).
  *
  * The library sends large replies, and the headers and the end of a stream. In between the
- * connection of a stream is suspended, and whoever writes an event sends it, without a
- * handover to another thread. What the socket does not accept stays in the buffer, until the
- * watcher finds that there is room. */
+ * connection of a stream is suspended, and whoever writes an event sends it, or wakes a thread of
+ * the library that does (http_options.writer_sends). What the socket does not accept stays in the
+ * buffer, until the watcher finds that there is room. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,7 +98,7 @@ void http_stream_go_on(http_call *c) {
     if (c->stream_over && !c->stream_n) http_call_wake(c);
 }
 
-/* Called by the library when the headers of a stream were sent, and again to end it. */
+/* Called by the library when the headers of a stream were sent, when it was woken, and to end it. */
 static ssize_t read_events(void *user, uint64_t position, char *out, size_t max) {
     http_call *c = user;
     (void)position, (void)out, (void)max;
@@ -111,8 +111,8 @@ static ssize_t read_events(void *user, uint64_t position, char *out, size_t max)
     } else if (c->stream_over && !c->stream_n) {
         given = MHD_CONTENT_READER_END_OF_STREAM;
     } else {
-        http_conn_uncork(c->conn);
-        c->suspended = true;
+        if (!c->uncorked) http_conn_uncork(c->conn);
+        c->uncorked = c->suspended = true;
         MHD_suspend_connection(c->connection);
     }
     pthread_mutex_unlock(&c->lock);
@@ -258,7 +258,11 @@ bool http_stream_write(http_call *c, const char *bytes, size_t n) {
             c->written_ns = now;
             be_patient(c, n);
             atomic_fetch_add_explicit(&c->http->sent_bytes, (int64_t)n, memory_order_relaxed);
-            if (!waits) http_stream_go_on(c);
+            if (!waits && c->http->options.writer_sends) {
+                http_stream_go_on(c);
+            } else if (!waits) {
+                http_call_wake(c);
+            }
         } else {
             http_stream_cut_off(c);
         }

@@ -86,6 +86,7 @@ static hd_status prepare(router *r, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "--decode names no server");
     HD_TRY(hd_keys_open(&r->keys, &o->key_sources, err));
     r->options.http.keys = r->keys;
+    r->options.http.writer_sends = true;
     HD_TRY(http_open(&r->http, &r->options.http, err));
     if (!http_is_loopback(r->http) && !hd_keys_user_set(r->keys) && !o->open) {
         return HD_FAIL(err, HD_EINVAL,

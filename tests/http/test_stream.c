@@ -121,6 +121,7 @@ static sending *begin_sending(void) {
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
     s->server.options.limits =
         (http_limits){.stream_bytes = BUFFER, .bodies_bytes = 1 << 20, .stall_s = STALL_S};
+    s->server.options.writer_sends = true;
     s->server.epoll = epoll_create1(0);
     s->conn = (http_conn){.http = &s->server, .fd = ends[0], .generation = 1};
     s->client = ends[1];
