@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Streamed events through `hadal router` alone, on one core, with nginx as a proxy beside it.
 
-    bench/router_stream.py [--streams 64] [--seconds 4] [--batch 8] [--rounds 3]
+    bench/router_stream.py [--streams 64] [--seconds 4] [--batch 8] [--rounds 3] [--beside HADAL]
 
 An upstream that computes nothing answers every request with an endless stream of events, with a pause of a millisecond after
 each write: of one event, with the time inside, or of --batch events. The first two figures are events per second of the
 proxy's processor time, with many streams; the third is the delay from write to read of one stream, less that without a
 proxy. Router and nginx (one worker, `proxy_buffering off`) are pinned to one core and take turns, upstream and clients
-have the others; without nginx its rows are missing. Medians of the rounds."""
+have the others; without nginx its rows are missing. With --beside another build takes turns, too. On a machine with few or busy
+cores give few streams: a proxy that comes late finds several events together. Medians of the rounds."""
 
 import argparse
 import multiprocessing
@@ -122,9 +123,9 @@ def free_port():
         return s.getsockname()[1]
 
 
-def start_router(to, core):
+def start_router(to, core, program):
     port = free_port()
-    words = ["taskset", "-c", str(core), os.environ.get("HADAL", ROOT / "build" / "hadal"), "router", "--port", str(port), "--decode", f"127.0.0.1:{to}"]
+    words = ["taskset", "-c", str(core), program, "router", "--port", str(port), "--decode", f"127.0.0.1:{to}"]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL), port
 
 
@@ -158,6 +159,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--batch", type=int, default=8, help="events that the upstream writes together")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--beside", help="another build of hadal")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     proxy_core, others = cores[-1], set(cores[:-1]) or set(cores)
@@ -168,7 +170,9 @@ def main():
     to = listener.getsockname()[1]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        proxies = {"none": (None, to), "hadal router": start_router(to, proxy_core)}
+        proxies = {"none": (None, to), "hadal router": start_router(to, proxy_core, os.environ.get("HADAL", ROOT / "build" / "hadal"))}
+        if args.beside:
+            proxies["the other build"] = start_router(to, proxy_core, args.beside)
         if shutil.which("nginx"):
             proxies["nginx"] = start_nginx(to, proxy_core, Path(folder))
         try:

@@ -42,7 +42,8 @@ hd_status client_multi_open(client_multi *m, hd_err *err) {
     *m = (client_multi){.epoll = epoll_create1(EPOLL_CLOEXEC),
                         .timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC),
                         .wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC),
-                        .curl_due_ns = -1};
+                        .curl_due_ns = -1,
+                        .timer_ns = -1};
     if (m->epoll < 0 || !watch(m, m->timer) || !watch(m, m->wake)) {
         return HD_FAIL(err, HD_EIO, "cannot wait for sockets: %s", strerror(errno));
     }
@@ -65,9 +66,11 @@ void client_multi_close(client_multi *m) {
     curl_global_cleanup();
 }
 
-static void set_timer(const client_multi *m, int64_t due_ns) {
+static void set_timer(client_multi *m, int64_t due_ns) {
     struct itimerspec t = {0};
     if (m->curl_due_ns >= 0 && (due_ns < 0 || m->curl_due_ns < due_ns)) due_ns = m->curl_due_ns;
+    if (due_ns == m->timer_ns) return;
+    m->timer_ns = due_ns;
     if (due_ns >= 0) {
         t.it_value.tv_sec = due_ns / 1000000000;
         t.it_value.tv_nsec = due_ns % 1000000000;
@@ -81,6 +84,7 @@ static void act(client_multi *m, const struct epoll_event *e) {
         uint64_t times;
         const ssize_t n = read(e->data.fd, &times, sizeof times);
         (void)n;
+        if (e->data.fd == m->timer) m->timer_ns = -1;
         return;
     }
     if (e->events & EPOLLIN) what |= CURL_CSELECT_IN;

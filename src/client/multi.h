@@ -13,6 +13,7 @@ typedef struct client_multi {
     CURLM *multi; /* transfers are added to it and taken from it by its owner */
     int epoll, timer, wake;
     int64_t curl_due_ns; /* when libcurl wants to be called; -1: not by time */
+    int64_t timer_ns;    /* when the timerfd will fire; -1: it will not */
 } client_multi;
 
 /* The address of m must not change. Close also after a failure. */

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "hadal_types.h"
-#include "base/siphash.h"
 #include "comm/silence.h"
 
 enum { MAGIC = 0x4c484443, HEAD = (int)sizeof(hd_frame) }; /* "CDHL" */
@@ -39,6 +38,7 @@ void hd_channel_init(hd_channel *c, int fd, bool is_server, const uint64_t key[2
     *c = (hd_channel){
         .fd = fd, .is_server = is_server, .limits = hd_rank_frames, .key = {key[0], key[1]}
     };
+    hd_nh_init(&c->nh, key);
 }
 
 void hd_channel_close(hd_channel *c) {
@@ -78,7 +78,7 @@ static uint64_t mac_of(const hd_channel *c, bool from_server, const hd_frame *f,
     hd_siphash_add(&s, c->nonce, sizeof c->nonce);
     hd_siphash_add(&s, &direction, sizeof direction);
     hd_siphash_add(&s, &head, sizeof head);
-    if (f->n) hd_siphash_add(&s, payload, f->n);
+    hd_nh_add(&c->nh, &s, payload, f->n);
     return hd_siphash_value(&s);
 }
 

@@ -3,18 +3,20 @@
  *
  * A frame is a fixed header and a payload whose length is checked against a maximum before
  * anything is allocated. Its SipHash-2-4 covers the shared key, the nonces of both ends, the
- * direction, a sequence number, the header and the payload: a frame of another connection, of
- * an earlier time or without the key is refused. Both ends have the same byte order. */
+ * direction, a sequence number, the header and the payload, which NH shortens: a frame of another
+ * connection, of an earlier time or without the key is refused. Both ends have the same byte
+ * order. */
 #ifndef HD_COMM_CHANNEL_H
 #define HD_COMM_CHANNEL_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/nh.h"
 #include "base/status.h"
 
 enum {
-    HD_CHANNEL_VERSION = 4,
+    HD_CHANNEL_VERSION = 5,
     HD_CHANNEL_NONCE = 16,
     HD_CHANNEL_MAX_RANKS = 64,
     HD_CHANNEL_MAX_ADDRESS = 4096, /* bytes of a rank's address */
@@ -57,6 +59,7 @@ typedef struct hd_channel {
     bool is_server;
     hd_frame_limits limits; /* of what is read; those of ranks until the caller sets others */
     uint64_t key[2];
+    hd_nh nh;
     uint8_t nonce[2][HD_CHANNEL_NONCE]; /* of rank 0, of the other end */
     uint64_t sent, received;            /* frames */
     hd_frame head;

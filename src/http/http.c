@@ -33,6 +33,7 @@ static int64_t body_patience(const http_call *c) {
 static void begin(http_call *c, const http_line *line) {
     snprintf(c->method, sizeof c->method, "%s",
              strlen(line->method) < sizeof c->method ? line->method : "?");
+    c->chunked = strcmp(line->version, "HTTP/1.1") == 0;
     c->start_ns = hd_now_ns();
     c->admitted = http_check_request(c, line);
     if (c->admitted) http_conn_phase(c->conn, HTTP_CONN_BODY, NULL, body_patience(c));

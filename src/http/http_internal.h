@@ -90,7 +90,9 @@ struct http_call {
     struct MHD_Response *response;
     int status;
     bool suspended, answered, queued, over, gone, streaming, stream_over;
-    bool left; /* the client left before the end */
+    bool chunked;  /* streams are: the client speaks HTTP/1.1 */
+    bool uncorked; /* its stream's socket */
+    bool left;     /* the client left before the end */
     void (*on_gone)(void *user);
     void *on_gone_user;
     http_reply_field *reply_headers; /* in reverse order */
@@ -108,7 +110,7 @@ struct http_call {
 
     char *stream; /* [stream_cap], used from stream_at on, stream_n bytes */
     size_t stream_at, stream_n, stream_cap;
-    int64_t written_ns, taken_ns; /* written by us; read by the client */
+    int64_t written_ns, taken_ns; /* written by us; taken by the client's socket */
     /* the reader may be more than stream_bytes behind until then; 0: it is not behind */
     int64_t late_ns;
 };
@@ -192,8 +194,10 @@ bool http_take_bytes(http_server *h, size_t n);
 /* Returns a response that sends body[n] as the client reads it, or NULL without memory. It
  * takes ownership of body, which is already counted. The caller holds the call's lock. */
 struct MHD_Response *http_stream_reply(http_call *c, char *body, size_t n);
-/* Copies the first n of the unread bytes to out and removes them. The caller holds the lock. */
-void http_stream_take(http_call *c, char *out, size_t n);
+/* Removes the first n of the unread bytes. The caller holds the lock. */
+void http_stream_taken(http_call *c, size_t n);
+/* The socket has room, or the stream is over. The caller holds the lock. */
+void http_stream_go_on(http_call *c);
 bool http_stream_is_late(const http_call *c, int64_t now); /* the reader is too slow */
 void http_stream_cut_off(http_call *c);
 void http_stream_free(http_call *c);
@@ -238,5 +242,9 @@ void http_conn_phase(http_conn *conn, http_phase phase, http_call *c, int64_t se
 void http_conn_refuse(const http_conn *conn, const char *status, const char *type,
                       const char *message);
 void http_conn_shut(http_conn *conn, bool linger);
+/* Sends without waiting. Returns the bytes sent; 0: the watcher calls http_stream_go_on() when
+ * there is room; -1: the client is gone. For a thread to which the library left the connection. */
+ssize_t http_conn_send(const http_conn *conn, const char *bytes, size_t n);
+void http_conn_uncork(const http_conn *conn); /* for small writes that are not delayed */
 
 #endif

@@ -43,6 +43,10 @@ typedef struct http_options {
     size_t n_origins;
     const char *const *names; /* [n_names] names accepted in Host besides our own address */
     size_t n_names;
+    /* Events of streams are sent by the thread that writes them, which costs least for each; else by
+     * the HTTP threads, several at once, and with those that come meanwhile: best for a writer that
+     * has more to do than they have. */
+    bool writer_sends;
     bool half_close; /* a client that closed only its sending side still gets its reply */
     http_limits limits;
     http_quota_limits quotas; /* failures -1: 20, unlimited on loopback */

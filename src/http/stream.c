@@ -1,13 +1,25 @@
 /* stream.c - buffers of unread reply bytes: server-sent events (SSE), and replies too large
- * for one write. Each call has one buffer between the writing and the reading thread. All
- * buffers and request bodies share one limit (http_options.limits.bodies_bytes). */
+ * for one write. Each call has one buffer. All buffers and request bodies share one limit
+ * (http_options.limits.bodies_bytes).
+ *
+ * The library sends large replies, and the headers and the end of a stream. In between the
+ * connection of a stream is suspended, and whoever writes an event sends it, or wakes a thread of
+ * the library that does (http_options.writer_sends). What the socket does not accept stays in the
+ * buffer, until the watcher finds that there is room. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/progress.h"
 #include "http/http_internal.h"
 
-enum { EVENT_BLOCK = 4096, REPLY_BLOCK = 64 << 10, FIRST_CAP = 1024, SHARES = 4 };
+enum {
+    EVENT_BLOCK = 1024, /* unused by us, but the library needs one */
+    REPLY_BLOCK = 64 << 10,
+    CHUNK_BYTES = 24, /* more than the head and the end of a chunk have */
+    FIRST_CAP = 1024,
+    SHARES = 4
+};
 static const int64_t SECOND_NS = 1000000000;
 
 /* ---- bytes of all calls ---- */
@@ -38,9 +50,8 @@ void http_stream_free(http_call *c) {
 
 /* ---- the reader ---- */
 
-void http_stream_take(http_call *c, char *out, size_t n) {
+void http_stream_taken(http_call *c, size_t n) {
     const size_t patient = c->http->options.limits.stream_bytes;
-    memcpy(out, c->stream + c->stream_at, n);
     c->stream_at += n;
     c->stream_n -= n;
     c->taken_ns = hd_now_ns();
@@ -50,23 +61,58 @@ void http_stream_take(http_call *c, char *out, size_t n) {
     if (c->stream_cap > 2 * patient) http_stream_free(c);
 }
 
-/* Called by the library when the socket accepts more bytes. */
-static ssize_t read_stream(void *user, uint64_t position, char *out, size_t max) {
+/* Called by the library when the socket accepts more bytes of a large reply. */
+static ssize_t read_reply(void *user, uint64_t position, char *out, size_t max) {
     http_call *c = user;
     (void)position;
-    ssize_t given = 0;
+    ssize_t given = MHD_CONTENT_READER_END_OF_STREAM;
     pthread_mutex_lock(&c->lock);
-    if (c->gone || (c->conn && atomic_load(&c->conn->hung_up) && !c->stream_over)) {
-        http_call_gone(c);
+    if (c->gone) {
         given = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (c->stream_n) {
         const size_t n = c->stream_n < max ? c->stream_n : max;
-        http_stream_take(c, out, n);
+        memcpy(out, c->stream + c->stream_at, n);
+        http_stream_taken(c, n);
         given = (ssize_t)n;
-    } else if (c->stream_over) {
+    }
+    pthread_mutex_unlock(&c->lock);
+    return given;
+}
+
+/* Sends what waits. The caller holds the lock, and the library leaves the connection alone. */
+static void send_waiting(http_call *c) {
+    while (c->stream_n && !c->gone) {
+        const ssize_t n = http_conn_send(c->conn, c->stream + c->stream_at, c->stream_n);
+        if (n == 0) return; /* the watcher goes on */
+        if (n < 0) {
+            http_call_gone(c);
+        } else {
+            http_stream_taken(c, (size_t)n);
+        }
+    }
+}
+
+void http_stream_go_on(http_call *c) {
+    if (!c->suspended || !c->streaming) return;
+    send_waiting(c);
+    if (c->stream_over && !c->stream_n) http_call_wake(c);
+}
+
+/* Called by the library when the headers of a stream were sent, when it was woken, and to end it. */
+static ssize_t read_events(void *user, uint64_t position, char *out, size_t max) {
+    http_call *c = user;
+    (void)position, (void)out, (void)max;
+    ssize_t given = 0;
+    pthread_mutex_lock(&c->lock);
+    if (!c->gone && atomic_load(&c->conn->hung_up) && !c->stream_over) http_call_gone(c);
+    send_waiting(c);
+    if (c->gone) {
+        given = MHD_CONTENT_READER_END_WITH_ERROR;
+    } else if (c->stream_over && !c->stream_n) {
         given = MHD_CONTENT_READER_END_OF_STREAM;
     } else {
-        c->suspended = true;
+        if (!c->uncorked) http_conn_uncork(c->conn);
+        c->uncorked = c->suspended = true;
         MHD_suspend_connection(c->connection);
     }
     pthread_mutex_unlock(&c->lock);
@@ -97,7 +143,7 @@ static void be_patient(http_call *c, size_t n) {
 
 struct MHD_Response *http_stream_reply(http_call *c, char *body, size_t n) {
     struct MHD_Response *response =
-        MHD_create_response_from_callback(n, REPLY_BLOCK, read_stream, c, release_call);
+        MHD_create_response_from_callback(n, REPLY_BLOCK, read_reply, c, release_call);
     if (!response) {
         free(body);
         atomic_fetch_sub(&c->http->held_bytes, n);
@@ -114,7 +160,7 @@ struct MHD_Response *http_stream_reply(http_call *c, char *body, size_t n) {
 
 void http_stream_begin(http_call *c) {
     struct MHD_Response *response = MHD_create_response_from_callback(
-        MHD_SIZE_UNKNOWN, EVENT_BLOCK, read_stream, c, release_events);
+        MHD_SIZE_UNKNOWN, EVENT_BLOCK, read_events, c, release_events);
     pthread_mutex_lock(&c->lock);
     if (response) {
         http_retain(c);
@@ -188,21 +234,35 @@ void http_stream_cut_off(http_call *c) {
     http_call_gone(c);
 }
 
+static void append(http_call *c, const char *bytes, size_t n) {
+    memcpy(c->stream + c->stream_at + c->stream_n, bytes, n);
+    c->stream_n += n;
+}
+
 bool http_stream_write(http_call *c, const char *bytes, size_t n) {
     bool taken = false;
+    if (!n) return true; /* an empty chunk would end the stream */
     pthread_mutex_lock(&c->lock);
     if (c->streaming && !c->gone && !c->stream_over) {
-        taken = make_room(c, n);
+        char head[CHUNK_BYTES] = "";
+        const int head_n = c->chunked ? snprintf(head, sizeof head, "%zx\r\n", n) : 0;
+        taken = make_room(c, n + CHUNK_BYTES);
         http_call_keep(c, bytes, n);
         if (taken) {
+            const bool waits = c->stream_n;
             const int64_t now = hd_now_ns();
-            if (!c->stream_n) c->taken_ns = now; /* the stall time begins now */
-            memcpy(c->stream + c->stream_at + c->stream_n, bytes, n);
-            c->stream_n += n;
+            if (!waits) c->taken_ns = now; /* the stall time begins now */
+            append(c, head, (size_t)head_n);
+            append(c, bytes, n);
+            if (c->chunked) append(c, "\r\n", 2);
             c->written_ns = now;
             be_patient(c, n);
             atomic_fetch_add_explicit(&c->http->sent_bytes, (int64_t)n, memory_order_relaxed);
-            http_call_wake(c);
+            if (!waits && c->http->options.writer_sends) {
+                http_stream_go_on(c);
+            } else if (!waits) {
+                http_call_wake(c);
+            }
         } else {
             http_stream_cut_off(c);
         }
@@ -215,7 +275,7 @@ void http_stream_end(http_call *c) {
     pthread_mutex_lock(&c->lock);
     c->stream_over = true;
     http_call_leave_quota(c); /* a client that has its reply may send the next request */
-    http_call_wake(c);
+    http_stream_go_on(c);
     pthread_mutex_unlock(&c->lock);
     http_call_over(c);
 }

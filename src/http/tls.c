@@ -120,7 +120,7 @@ static int on_finished(gnutls_session_t session, unsigned type, unsigned when,
 }
 
 void http_tls_attach(http_tls_state *state, http_tls *t, gnutls_session_t session) {
-    *state = (http_tls_state){.tls = t};
+    *state = (http_tls_state){.tls = t, .session = session};
     gnutls_session_set_ptr(session, state);
     gnutls_handshake_set_hook_function(session, GNUTLS_HANDSHAKE_FINISHED, GNUTLS_HOOK_POST,
                                        on_finished);

@@ -22,6 +22,7 @@ hd_status http_tls_reload(http_tls *t, hd_err *err);
 /* State of one TLS session, stored in its connection. */
 typedef struct http_tls_state {
     http_tls *tls;
+    gnutls_session_t session;
     bool established; /* its handshake is complete */
 } http_tls_state;
 

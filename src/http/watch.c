@@ -1,9 +1,11 @@
 /* watch.c - the table of connections, and the watcher thread. The library ignores a
  * connection that waits for its reply. The watcher registers every connection with an
- * edge-triggered epoll of its own that reports hang-ups only. It also enforces the deadline
- * of each phase and keeps silent streams alive. */
+ * edge-triggered epoll of its own that reports hang-ups, and room for streams that wait for
+ * it. It also enforces the deadline of each phase and keeps silent streams alive. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +23,14 @@ static const int64_t SECOND_NS = 1000000000;
 static const char PING[] = ": ping\n\n";
 
 /* ---- the table ---- */
+
+static bool watch_conn(const http_conn *conn, int operation, uint32_t events) {
+    struct epoll_event watch = {
+        .events = events | EPOLLRDHUP | EPOLLET,
+        .data.u64 = (uint64_t)conn->generation << 32 | conn->slot,
+    };
+    return epoll_ctl(conn->http->epoll, operation, conn->fd, &watch) == 0;
+}
 
 http_conn *http_conn_add(http_server *h, int fd) {
     pthread_mutex_lock(&h->lock);
@@ -42,11 +52,7 @@ http_conn *http_conn_add(http_server *h, int fd) {
     }
     pthread_mutex_unlock(&h->lock);
     if (!conn) return NULL;
-    struct epoll_event watch = {
-        .events = EPOLLRDHUP | EPOLLET,
-        .data.u64 = (uint64_t)conn->generation << 32 | (uint32_t)slot,
-    };
-    epoll_ctl(h->epoll, EPOLL_CTL_ADD, fd, &watch);
+    watch_conn(conn, EPOLL_CTL_ADD, 0);
     return conn;
 }
 
@@ -85,6 +91,28 @@ void http_conn_shut(http_conn *conn, bool linger) {
     pthread_mutex_unlock(&h->lock);
 }
 
+/* ---- streams ---- */
+
+ssize_t http_conn_send(const http_conn *conn, const char *bytes, size_t n) {
+    bool full;
+    ssize_t sent;
+    if (conn->http->tls) {
+        sent = gnutls_record_send(conn->tls.session, bytes, n);
+        full = sent == GNUTLS_E_AGAIN || sent == GNUTLS_E_INTERRUPTED;
+    } else {
+        sent = send(conn->fd, bytes, n, MSG_DONTWAIT | MSG_NOSIGNAL);
+        full = sent < 0 && (errno == EAGAIN || errno == EINTR);
+    }
+    if (sent > 0) return sent;
+    /* changing what is watched reports room that is there by now */
+    return full && watch_conn(conn, EPOLL_CTL_MOD, EPOLLOUT) ? 0 : -1;
+}
+
+void http_conn_uncork(const http_conn *conn) {
+    const int off = 0;
+    setsockopt(conn->fd, IPPROTO_TCP, TCP_CORK, &off, sizeof off);
+}
+
 /* ---- the watcher ---- */
 
 /* Returns the call at a place, retained, or NULL. */
@@ -100,16 +128,17 @@ static http_call *call_at(http_server *h, http_conn *conn, uint32_t generation, 
     return c;
 }
 
-static void on_hang_up(http_server *h, const struct epoll_event *event) {
+static void on_event(http_server *h, const struct epoll_event *event) {
     const uint32_t slot = (uint32_t)event->data.u64;
     const uint32_t generation = (uint32_t)(event->data.u64 >> 32);
     const bool whole = event->events & (EPOLLHUP | EPOLLERR);
-    if (!whole && h->options.half_close) return;
-    http_call *c = call_at(h, &h->conns[slot], generation, true);
+    const bool hung_up = whole || (event->events & EPOLLRDHUP && !h->options.half_close);
+    http_call *c = call_at(h, &h->conns[slot], generation, hung_up);
     if (!c) return;
     pthread_mutex_lock(&c->lock);
     /* A complete reply is still sent to a client that closed only one side. */
-    if (c->suspended && (whole || !c->stream_over)) http_call_gone(c);
+    if (c->suspended && (whole || (hung_up && !c->stream_over))) http_call_gone(c);
+    http_stream_go_on(c);
     pthread_mutex_unlock(&c->lock);
     http_release(c);
 }
@@ -187,7 +216,7 @@ static void *watch(void *user) {
         for (int i = 0; i < n; i++) {
             uint64_t count;
             if (events[i].data.u64 != WAKE_TOKEN) {
-                on_hang_up(h, &events[i]);
+                on_event(h, &events[i]);
             } else if (read(h->wake, &count, sizeof count) < 0 && errno != EAGAIN) {
                 return NULL;
             }

@@ -41,6 +41,7 @@ typedef struct pd_peer {
     pd_link link;                         /* fd -1: none */
     bool connecting;                      /* the socket is not connected yet */
     bool broken;                          /* something could not be queued */
+    uint64_t epoch;                       /* of its process, while it is up */
     int64_t retry_ns;
     int32_t failures; /* tries since it was up */
     /* written by the thread, in the lock; others read them there */
@@ -66,6 +67,7 @@ typedef struct pd_fetch {
     int32_t peer, group;
     bool cancelled;
     int64_t since_ns;
+    uint64_t time_ns;  /* that its lease may last */
     pd_prompt prompt;  /* the pages that lack, once somebody has looked */
     hd_handover side;  /* to check pages: without cache and kv */
     hd_lease_id lease; /* generation 0: none yet */
@@ -107,8 +109,9 @@ struct pd {
     pd_fetch *fetch_of[PD_LEASES]; /* by slot of the lease */
     pd_send *send_of[PD_LEASES];
     pd_fetch *fetches;
-    int32_t n_sends; /* that are not freed */
-    size_t placing;  /* bytes of pages that wait for the step threads */
+    pd_send *starting; /* whose request is being submitted; NULL: none */
+    int32_t n_sends;   /* that are not freed */
+    size_t placing;    /* bytes of pages that wait for the step threads */
     /* PD_MAX_PEERS to fetch from; then as many that fetch here */
     pd_peer peers[2 * PD_MAX_PEERS];
     pd_source_name sources[HD_NAMES_MAX];
@@ -164,6 +167,8 @@ void pd_peer_say(pd *p, int32_t peer, const hd_lease_message *m);
 /* ---- receive.c ---- */
 
 hd_page_source pd_source(pd *p);
+/* The name of the server that fetches here, where pages are fetched from it as well; else NULL. */
+const char *pd_name_to_fetch_from(const pd *p, int32_t peer);
 /* Takes the payload, or returns it. */
 uint8_t *pd_take_page(pd *p, int32_t peer, const hd_lease_message *m, uint8_t *payload,
                       size_t n);

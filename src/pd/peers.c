@@ -236,6 +236,7 @@ static hd_status set_up(pd *p, int32_t peer, const pd_hello *hello) {
     HD_TRY(pd_raise(p, &e));
     q->link.channel.limits = (hd_frame_limits){p->most_joined, PD_N_FRAMES};
     q->failures = 0;
+    q->epoch = hello->epoch;
     set_state(p, q, true, "");
     return HD_OK;
 }

@@ -70,7 +70,7 @@ static void open_lease(pd *p, pd_note *note) {
                               .now_ns = (uint64_t)hd_now_ns(),
                               .peer = f->peer,
                               .request = f->request,
-                              .time_ns = (uint64_t)p->o.limit_ms * 1000000,
+                              .time_ns = f->time_ns,
                               .n_tokens = (uint32_t)f->prompt.n_tokens,
                               .n_pages = n};
     p->opening = f;
@@ -228,8 +228,27 @@ static int32_t server_for(const pd *p, const char *name, pd_skip *why) {
     return -1;
 }
 
+const char *pd_name_to_fetch_from(const pd *p, int32_t peer) {
+    for (int32_t i = 0; i < PD_MAX_PEERS; i++) {
+        const pd_peer *q = &p->peers[i];
+        if (q->up && !q->gone && q->epoch == p->peers[peer].epoch) return q->name;
+    }
+    return NULL;
+}
+
+/* Of a prompt that is computed for another server only what lies there is fetched, in half of the
+ * time that is left: the other half is for computing it. */
+static void limit_to_what_lies_there(const pd *p, const pd_send *s, pd_fetch *f) {
+    const uint64_t now = (uint64_t)hd_now_ns();
+    const uint64_t deadline = hd_leases_at(p->leases, (int32_t)s->lease.slot)->deadline_ns;
+    f->time_ns = deadline > now ? (deadline - now) / 2 : 0;
+    f->side.n_tokens = s->prompt.pages.first[HD_KV_FULL] * p->side.page_tokens + 1;
+}
+
 static bool fetch(void *ctx, const hd_page_wish *w) {
     pd *p = ctx;
+    /* other threads submit the requests of clients */
+    const pd_send *sending = pthread_equal(pthread_self(), p->thread) ? p->starting : NULL;
     pd_skip why = PD_SKIP_FULL;
     pthread_mutex_lock(&p->lock);
     p->stats.asked++;
@@ -245,6 +264,7 @@ static bool fetch(void *ctx, const hd_page_wish *w) {
         f->peer = peer;
         f->group = w->group;
         f->since_ns = hd_now_ns();
+        f->time_ns = (uint64_t)p->o.limit_ms * 1000000;
         f->prompt.salt = w->salt;
         f->side = p->side;
         f->side.salt = w->salt;
@@ -253,6 +273,7 @@ static bool fetch(void *ctx, const hd_page_wish *w) {
         f->prompt.priority = w->priority;
         snprintf(f->prompt.trace_id, sizeof f->prompt.trace_id, "%s", w->trace_id);
         memcpy(f->tokens, w->tokens, tokens);
+        if (sending) limit_to_what_lies_there(p, sending, f);
     }
     pthread_mutex_unlock(&p->lock);
     if (f) pd_post(p, &f->note);

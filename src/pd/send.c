@@ -54,6 +54,12 @@ static void on_event(void *user, const hd_event *e) {
 static void *room(void *ctx, size_t n);
 static void exported(void *ctx, hd_status st);
 
+/* The other side has the pages before those that it asks for, maybe of an answer that it decoded.
+ * Those of them that lack here are fetched from there, where that may be; NULL: it may not. */
+static const char *holder_of(const pd *p, const pd_send *s) {
+    return s->prompt.pages.first[HD_KV_FULL] ? pd_name_to_fetch_from(p, s->peer) : NULL;
+}
+
 static hd_status start(pd *p, pd_send *s) {
     const hd_request g = {.size = sizeof g,
                           .tokens = s->tokens,
@@ -62,6 +68,8 @@ static hd_status start(pd *p, pd_send *s) {
                           .unparsed = true,
                           .priority = s->prompt.priority,
                           .salt = s->prompt.salt,
+                          .prefill = holder_of(p, s),
+                          .trace_id = s->prompt.trace_id,
                           .on_event = on_event,
                           .user = s};
     const hd_page_watch watch = {.ctx = s,
@@ -69,7 +77,9 @@ static hd_status start(pd *p, pd_send *s) {
                                  .weights = s->prompt.weights,
                                  .room = room,
                                  .exported = exported};
+    p->starting = s;
     const hd_status st = hd_engine_submit_watched(p->engine, &s->request, &g, &watch, NULL);
+    p->starting = NULL;
     if (st == HD_OK) p->o.submitted(p->o.ctx);
     return st;
 }

@@ -27,7 +27,8 @@ struct router_exchange {
     router *router;
     http_call *call;                  /* retained */
     router_exchange *next, *previous; /* living ones */
-    router_exchange *next_arrived, *next_left;
+    router_exchange *next_arrived, *next_left, *next_ready;
+    bool ready;  /* has bytes that came in this step */
     bool to_all; /* an admin request: every server gets it, one after the other */
     bool linked, begun, sent, over;
     atomic_bool left; /* the client has left: posted */
@@ -142,6 +143,12 @@ static void drop_body(router_exchange *e) {
     e->type[0] = '\0';
 }
 
+/* When it is sent again; 0: it is not to be. */
+static void set_due(router_exchange *e, int64_t due_ns) {
+    e->router->n_due += (due_ns != 0) - (e->due_ns != 0);
+    e->due_ns = due_ns;
+}
+
 /* Ends the transfer to the server, under way or not. */
 static void leave_peer(router_exchange *e, bool failed) {
     router *r = e->router;
@@ -166,6 +173,7 @@ static void end(router_exchange *e) {
     router *r = e->router;
     leave_peer(e, false);
     drop_body(e);
+    set_due(e, 0);
     if (e->next) e->next->previous = e->previous;
     if (e->previous) {
         e->previous->next = e->next;
@@ -308,7 +316,12 @@ static size_t on_bytes(char *bytes, size_t size, size_t n, void *user) {
         pass_fields(e);
         http_stream_begin(e->call);
     }
-    return pass_events(e, whole_events(&e->body)) ? n : 0;
+    if (!e->ready) {
+        e->next_ready = e->router->ready;
+        e->router->ready = e;
+    }
+    e->ready = true;
+    return n;
 }
 
 /* ---- sending ---- */
@@ -343,7 +356,7 @@ static void give_back(router_exchange *e, const char *code, const char *message)
 
 static void send_to_choice(router_exchange *e) {
     router_transfer *t = &e->transfer;
-    e->due_ns = 0;
+    set_due(e, 0);
     e->status = 0;
     drop_body(e);
     count_sent(e);
@@ -363,7 +376,7 @@ static router_choice choose(router_exchange *e) {
 /* Plans a further attempt. Returns false if there were enough, or nobody could go on. */
 static bool try_later(router_exchange *e) {
     if ((e->begun && !e->place[0]) || e->to_all || e->retries == MOST_RETRIES) return false;
-    e->due_ns = hd_now_ns() + ((int64_t)FIRST_PAUSE_MS << e->retries++) * MS_NS;
+    set_due(e, hd_now_ns() + ((int64_t)FIRST_PAUSE_MS << e->retries++) * MS_NS);
     atomic_fetch_add(&e->router->retries, 1);
     return true;
 }
@@ -484,6 +497,16 @@ static void on_done(router_transfer *t, CURLcode code) {
     }
 }
 
+/* What a server wrote in several pieces is written to the client in one. */
+void router_pass_ready(router *r) {
+    for (router_exchange *e = r->ready, *next; e; e = next) {
+        next = e->next_ready;
+        e->ready = false;
+        if (!pass_events(e, whole_events(&e->body))) on_done(&e->transfer, CURLE_WRITE_ERROR);
+    }
+    r->ready = NULL;
+}
+
 void router_lose_peer(router *r, int32_t peer) {
     for (router_exchange *e = r->living, *next; e; e = next) {
         next = e->next;
@@ -493,6 +516,7 @@ void router_lose_peer(router *r, int32_t peer) {
 
 int64_t router_send_due(router *r, int64_t now_ns) {
     int64_t due = -1;
+    if (!r->n_due) return due;
     for (router_exchange *e = r->living, *next; e; e = next) {
         next = e->next;
         if (!e->due_ns) continue;

@@ -35,6 +35,7 @@ static void *run(void *user) {
         if (client_multi_step(&r->multi, due, &err) != HD_OK) {
             HD_LOG(HD_LOG_ERROR, "router_failed", hd_log_text("why", err.msg));
         }
+        router_pass_ready(r);
         take_ends(r);
     }
     router_take_inbox(r); /* exchanges that were over and still posted */
@@ -85,6 +86,7 @@ static hd_status prepare(router *r, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "--decode names no server");
     HD_TRY(hd_keys_open(&r->keys, &o->key_sources, err));
     r->options.http.keys = r->keys;
+    r->options.http.writer_sends = true;
     HD_TRY(http_open(&r->http, &r->options.http, err));
     if (!http_is_loopback(r->http) && !hd_keys_user_set(r->keys) && !o->open) {
         return HD_FAIL(err, HD_EINVAL,

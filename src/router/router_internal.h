@@ -68,7 +68,9 @@ struct router {
     int32_t resolved_source;     /* whose they are */
     pthread_cond_t taken;
 
-    router_exchange *living; /* the loop's own */
+    /* the loop's own; ready: streams of which bytes came in this step */
+    router_exchange *living, *ready;
+    int32_t n_due; /* living ones that are to be sent again */
     atomic_int_fast64_t turn, retries, lost, resumed, cancelled, events, learned, forgotten;
     atomic_int n_living;
 };
@@ -78,6 +80,7 @@ struct router {
 http_handler router_forward, router_forward_to_all;
 
 void router_take_inbox(router *r);
+void router_pass_ready(router *r); /* before take_ends() */
 /* Sends those that are due again; returns when the next one is, or -1. */
 int64_t router_send_due(router *r, int64_t now_ns);
 /* A server is gone: what waits for it goes elsewhere. */

@@ -12,6 +12,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/memory.h"
+#include "base/nh.h"
 #include "base/philox.h"
 #include "base/thread_pool.h"
 #include "base/siphash.h"
@@ -204,6 +205,63 @@ static void siphash_knows_its_answers(void **state) {
     }
 }
 
+static uint64_t short_form(const hd_nh *h, const void *text, size_t n) {
+    hd_siphash s;
+    hd_siphash_init(&s, (uint64_t[2]){1, 2});
+    hd_nh_add(h, &s, text, n);
+    return hd_siphash_value(&s);
+}
+
+/* Adds a * b to sum, by halves of words. */
+static void add_product(uint64_t sum[2], uint64_t a, uint64_t b) {
+    const uint64_t low = 0xffffffff, a0 = a & low, a1 = a >> 32, b0 = b & low, b1 = b >> 32;
+    const uint64_t middle = a1 * b0 + (a0 * b0 >> 32), other = a0 * b1 + (middle & low);
+    const uint64_t product[2] = {a * b, a1 * b1 + (middle >> 32) + (other >> 32)};
+    sum[0] += product[0];
+    sum[1] += product[1] + (sum[0] < product[0]);
+}
+
+static void nh_is_the_sum_of_its_products(void **state) {
+    (void)state;
+    static const size_t sizes[] = {0, 1, 8, 15, 16, 17, 31, 1008, 1023, 1024, 1025, 2048, 5000};
+    enum { MOST = 5120, WORDS = HD_NH_BLOCK / 8 };
+    static uint64_t words[MOST / 8];
+    uint8_t *text = (uint8_t *)words;
+    hd_nh h;
+    hd_nh_init(&h, (uint64_t[2]){3, 4});
+    for (size_t k = 0; k < HD_LEN(sizes); k++) {
+        const size_t n = sizes[k];
+        hd_siphash s;
+        memset(words, 0, sizeof words);
+        for (size_t i = 0; i < n; i++) text[i] = (uint8_t)(i * 197 + 255);
+        hd_siphash_init(&s, (uint64_t[2]){1, 2});
+        for (size_t at = 0; at < n; at += HD_NH_BLOCK) {
+            uint64_t sum[2] = {0, 0};
+            for (size_t i = 0; i < WORDS && at + 8 * i < n; i += 2) {
+                const uint64_t *word = words + at / 8 + i;
+                add_product(sum, word[0] + h.key[i], word[1] + h.key[i + 1]);
+            }
+            hd_siphash_add(&s, sum, sizeof sum);
+        }
+        assert_true(short_form(&h, text, n) == hd_siphash_value(&s));
+    }
+}
+
+static void nh_sees_every_bit(void **state) {
+    (void)state;
+    uint8_t text[2 * HD_NH_BLOCK + 5] = {0};
+    hd_nh h, other;
+    hd_nh_init(&h, (uint64_t[2]){3, 4});
+    hd_nh_init(&other, (uint64_t[2]){3, 5});
+    const uint64_t plain = short_form(&h, text, sizeof text);
+    assert_true(short_form(&other, text, sizeof text) != plain);
+    for (size_t bit = 0; bit < 8 * sizeof text; bit++) {
+        text[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        assert_true(short_form(&h, text, sizeof text) != plain);
+        text[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+}
+
 static uint64_t of_parts(const char *a, const char *b) {
     hd_siphash s;
     hd_siphash_init_secret(&s);
@@ -381,6 +439,8 @@ int test_base(void) {
         cmocka_unit_test(arena_measures_what_it_places),
         cmocka_unit_test(philox_knows_its_answers),
         cmocka_unit_test(siphash_knows_its_answers),
+        cmocka_unit_test(nh_is_the_sum_of_its_products),
+        cmocka_unit_test(nh_sees_every_bit),
         cmocka_unit_test(parts_are_not_taken_for_others),
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(the_first_failure_counts),

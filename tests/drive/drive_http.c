@@ -240,6 +240,7 @@ int main(int argc, char **argv) {
         .origins = &origin,
         .n_origins = 1,
         .half_close = argument(argc, argv, "half_close", 0) != 0,
+        .writer_sends = argument(argc, argv, "writer_sends", 0) != 0,
         .keys = keys,
         .quotas = {.key_calls = argument(argc, argv, "key_calls", 0),
                    .key_tokens = argument(argc, argv, "key_tokens", 0),

@@ -261,21 +261,76 @@ def test_a_prefill_server_that_takes_too_long(alone):
         prefill.close()
 
 
-def test_both_roles_serve_each_other(alone):
+def two_of_both_roles(*flags):
     ports = [free_port() for _ in range(4)]
-    names = [f"127.0.0.1:{p}={'127.0.0.1'}:{t}" for p, t in (ports[:2], ports[2:])]
-    one = Pd("both", listen=f"127.0.0.1:{ports[1]}", port=ports[0], peers=[names[1]])
-    two = Pd("both", listen=f"127.0.0.1:{ports[3]}", port=ports[2], peers=[names[0]])
+    names = [f"127.0.0.1:{p}=127.0.0.1:{t}" for p, t in (ports[:2], ports[2:])]
+    one = Pd("both", *flags, listen=f"127.0.0.1:{ports[1]}", port=ports[0], peers=[names[1]])
+    two = Pd("both", *flags, listen=f"127.0.0.1:{ports[3]}", port=ports[2], peers=[names[0]])
+    return [s.wait_paired(2) for s in (one, two)]  # one it fetches from, and one that fetches from it
+
+
+@pytest.fixture(scope="module")
+def both():
+    one, two = two_of_both_roles()
+    yield one, two
+    wait_until(lambda: one.is_quiet() and two.is_quiet(), "no lease is left")
+    one.close()
+    two.close()
+
+
+def test_both_roles_serve_each_other(alone, both):
+    one, two = both
+    for i, (here, there) in enumerate([(one, two), (two, one)]):
+        before = here.figure("leases_owned_total", side="receive")
+        body = {"prompt": ids(300, 100 + i), "max_tokens": 8, "seed": 3}
+        assert settled(here.ask(there, body).json) == settled(alone.post("/v1/completions", body).json)
+        assert here.figure("leases_owned_total", side="receive") == before + 1
+
+
+def computed(server):
+    """Prompt tokens that a server has computed itself."""
+    lines = dict(line.rsplit(" ", 1) for line in server.get("/metrics").text.splitlines() if line and line[0] != "#")
+    return sum(float(v) * (1 if "prompt_tokens_total" in k else -1) for k, v in lines.items() if k.split("{")[0] in ("hadal_prompt_tokens_total", "hadal_cached_tokens_total"))
+
+
+def answered(prefill, decode, n):
+    """The tokens of a prompt of n and of as many that the decode server has generated."""
+    body = {"prompt": ids(n, 110), "max_tokens": n, "ignore_eos": True, "return_token_ids": True, "seed": 3}
+    known = body["prompt"] + decode.ask(prefill, body).json["choices"][0]["token_ids"]
+    assert len(known) == 2 * n
+    wait_until(lambda: prefill.is_quiet() and decode.is_quiet(), "no lease is left")
+    return known
+
+
+def test_what_was_decoded_goes_back(alone, both):
+    """The next turn of a conversation computes its new tokens only, on the prefill server too."""
+    prefill, decode = both
+    flush(prefill, decode)
+    known = answered(prefill, decode, 150)
+    before = [s.figure("received_tokens_total") for s in both], computed(prefill)
+    body = {"prompt": known + ids(300, 111), "max_tokens": 8, "seed": 4}
+    assert settled(decode.ask(prefill, body).json) == settled(alone.post("/v1/completions", body).json)
+    wait_until(lambda: prefill.is_quiet() and decode.is_quiet(), "no lease is left")
+    came = [s.figure("received_tokens_total") - b for s, b in zip(both, before[0], strict=True)]
+    assert came == [PAGE, 2 * PAGE]  # of the answer to the prefill server; of the new prompt to the decode server
+    assert computed(prefill) - before[1] == 2 * PAGE + 1
+
+
+def test_an_answer_that_does_not_come_back_is_computed(alone):
+    prefill, decode = two_of_both_roles("--prefill-seconds", "2")
     try:
-        for s in (one, two):
-            s.wait_paired(2)  # one it fetches from, and one that fetches from it
-        for i, (here, there) in enumerate([(one, two), (two, one)]):
-            body = {"prompt": ids(300, 100 + i), "max_tokens": 8, "seed": 3}
-            assert settled(here.ask(there, body).json) == settled(alone.post("/v1/completions", body).json)
-            assert here.figure("leases_owned_total", side="receive") == 1
+        known = answered(prefill, decode, 150)
+        body = {"prompt": known + ids(300, 111), "max_tokens": 8, "seed": 4}
+        decode.post("/pause_generation", {"mode": "in_place"})
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            said = pool.submit(decode.ask, prefill, body)
+            wait_until(lambda: prefill.figure("leases_aborted_total", reason="deadline") >= 1, "the prefill server waits no longer")
+            decode.post("/continue_generation", {})
+            assert settled(said.result().json) == settled(alone.post("/v1/completions", body).json)
+        wait_until(lambda: prefill.is_quiet() and decode.is_quiet(), "no lease is left")
     finally:
-        one.close()
-        two.close()
+        decode.close()
+        prefill.close()
 
 
 def test_strangers_harm_nobody(alone, pair):

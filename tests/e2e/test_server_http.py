@@ -367,16 +367,18 @@ def test_client_leaves_inside_its_request(http_server, cut):  # H42
 
 
 @pytest.mark.threads
-def test_slow_reader_is_cut_off(drive):  # FT12
-    d = drive(stream=65536)
+@pytest.mark.parametrize("writer_sends", [0, 1])
+def test_slow_reader_is_cut_off(drive, writer_sends):  # FT12
+    d = drive(stream=65536, writer_sends=writer_sends)
     with d.socket() as s:
         s.sendall(b"POST /pour HTTP/1.1\r\n" + HOST + b"\r\n")
         wait_until(lambda: d.state()["cut_off"] == 1, "it is cut off")
         wait_until(lambda: d.state()["streams"] == 0, "its stream is gone")
 
 
-def test_reader_that_stalls_is_cut_off(drive):  # FT12
-    d = drive(stall_s=1, stream=1 << 26)
+@pytest.mark.parametrize("writer_sends", [0, 1])
+def test_reader_that_stalls_is_cut_off(drive, writer_sends):  # FT12
+    d = drive(stall_s=1, stream=1 << 26, writer_sends=writer_sends)
     with d.socket() as s:
         s.sendall(b"GET /stream?n=4000&bytes=4096&late=1 HTTP/1.1\r\n" + HOST + b"\r\n")
         wait_until(lambda: d.state()["cut_off"] == 1, "it is cut off")
@@ -384,9 +386,10 @@ def test_reader_that_stalls_is_cut_off(drive):  # FT12
 
 
 @pytest.mark.threads
-def test_streams_are_whole(drive):
+@pytest.mark.parametrize("writer_sends", [0, 1])
+def test_streams_are_whole(drive, writer_sends):
     """Every byte arrives in order, from whichever thread it came."""
-    d = drive(stream=1 << 22)
+    d = drive(stream=1 << 22, writer_sends=writer_sends)
     connections = [d.connection() for _ in range(16)]
     for i, c in enumerate(connections):
         c.request("GET", f"/stream?n=500&bytes={100 + i}&late={i % 2}")

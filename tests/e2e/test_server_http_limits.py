@@ -268,9 +268,10 @@ def test_reader_of_a_large_answer_that_stalls_is_cut_off(drive):
 @pytest.mark.threads
 @pytest.mark.parametrize("n, size", [(1, 4 * MIB), (1, 17000), (20, 500000), (3000, 700)])
 @pytest.mark.parametrize("late", [0, 1])
-def test_no_event_is_too_large(drive, n, size, late):
+@pytest.mark.parametrize("writer_sends", [0, 1])
+def test_no_event_is_too_large(drive, n, size, late, writer_sends):
     """FT12: an empty buffer takes any event, and who reads on is not cut off."""
-    d = drive(stream=16384)
+    d = drive(stream=16384, writer_sends=writer_sends)
     with d.socket() as s:
         s.sendall(get(b"/stream?n=%d&bytes=%d&late=%d" % (n, size, late), HOST))
         answer = read_all(s).split(b"\r\n\r\n", 1)[1]

@@ -167,6 +167,24 @@ def test_sessions_that_end_in_the_middle(secure):
     assert figure(s, "hadal_tls_handshakes_failed_total") == 0
 
 
+def test_a_stream_that_is_read_late_is_whole(secure):
+    """What the socket does not take waits, and is encrypted when there is room."""
+    s = secure()
+    n = 8000
+    t = shake_hands(s)
+    t.sendall(request("/v1/completions", {"prompt": "a", "max_tokens": n, "ignore_eos": True, "stream": True, "return_token_ids": True}))
+    wait_until(lambda: figure(s, "hadal_living_answers") == 0, "all is written")
+    body = read_all(t).split(b"\r\n\r\n", 1)[1]
+    text = b""
+    while body and not body.startswith(b"0\r\n"):
+        size, _, body = body.partition(b"\r\n")
+        text, body = text + body[: int(size, 16)], body[int(size, 16) + 2 :]
+    events = [json.loads(line[6:]) for line in text.split(b"\n\n") if line.startswith(b"data: {")]
+    assert sum(len(e["choices"][0].get("token_ids", ())) for e in events if e["choices"]) == n
+    assert text.endswith(b"data: [DONE]\n\n") and body == b"0\r\n\r\n"
+    t.close()
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_half_closed(secure, allowed):
     """As without TLS: a closed sending side is a client that left, unless --allow-half-close."""
