@@ -45,9 +45,16 @@ hd_status engine_kv_disk_check(const hd_engine *e, const hd_engine_options *o, h
                        "kv_disk without kv_host: pages go to the disk from host memory");
     }
     if (o->backend && strcmp(o->backend, "null") == 0) why = "the null backend has none";
-    if (hd_parallel_world(&e->parallel) > 1) why = "several ranks hold parts of them";
+    if (e->parallel.dp > 1) why = "several attention groups (dp, dwdp) would share the folder";
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "KV pages cannot be kept on a disk here: %s", why);
+}
+
+/* Every layout has the bits of one rank, unless ranks sum parts. */
+static void write_sums(char *out, size_t n, const hd_parallel_config *l) {
+    if (!l->sum_in_ranks) return;
+    snprintf(out, n, "sums of %d, %d and %d parts, ", l->head_parts ? l->head_parts : l->tp,
+             l->etp, l->dense_tp);
 }
 
 /* Pages with the same name have the same bits if this text is the same. */
@@ -57,15 +64,17 @@ static hd_status write_identity(char out[HD_DISK_IDENTITY], const engine_rank *r
     const hd_engine *e = rank->engine;
     uint64_t model = 0, weights = 0;
     unsigned replay = 0;
+    char sums[64] = "";
     HD_TRY(hd_model_fingerprint(&model, o->model_dir, err));
     if (!o->dummy_weights) HD_TRY(hd_weights_change_times(&weights, o->model_dir, err));
     for (int k = 0; k < HD_N_REPLAYS; k++) replay |= (unsigned)e->replay[k] << k;
+    write_sums(sums, sizeof sums, &e->parallel);
     snprintf(out, HD_DISK_IDENTITY,
              "hadal %s, %s, precision %d, %s activations, %s mla, %d drafts of %s, choices %u, "
-             "model %016" PRIx64 ", weights %016" PRIx64,
+             "%smodel %016" PRIx64 ", weights %016" PRIx64,
              HD_VERSION, rank->ops.name, (int)rank->ops.precision, rank->ops.activations,
              e->mla == HD_MLA_NAIVE ? "naive" : "absorbed", z->drafts,
-             hd_drafter_name(e->spec->drafter), replay, model, weights);
+             hd_drafter_name(e->spec->drafter), replay, sums, model, weights);
     return HD_OK;
 }
 
@@ -73,6 +82,13 @@ static void *host_page(void *ctx, hd_kv_group group, int32_t host) {
     const engine_rank *rank = ctx;
     size_t bytes;
     return hd_model_runner_host_page(rank->model_runner, group, host, &bytes);
+}
+
+/* The followers of an attention group have the same pages under the same numbers. */
+static void spread(void *ctx, hd_kv_group group, int32_t host) {
+    const engine_rank *rank = ctx;
+    const hd_page_ranks others = hd_model_runner_page_ranks(rank->model_runner);
+    if (others.spread) others.spread(others.ctx, group, host);
 }
 
 static hd_status wait_copies(void *ctx, hd_err *err) {
@@ -125,13 +141,14 @@ hd_status engine_kv_disk_open(engine_rank *rank, const hd_engine_sizes *z,
                                  .lookback = z->shape.lookback,
                                  .host_page = host_page,
                                  .wait_copies = wait_copies,
+                                 .spread = spread,
                                  .wake = wake,
                                  .tell = tell,
                                  .ctx = rank,
                                  .n_threads = N_THREADS};
     double bytes;
     char *dir;
-    if (!o->kv_disk) return HD_OK;
+    if (!o->kv_disk || !engine_rank_leads(rank)) return HD_OK;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
         if (!z->n_host[g]) continue;
         hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, 0, &tier.page_bytes[g]);
