@@ -16,18 +16,18 @@ enum { N_THREADS = 4 };
 
 static const double MOST_GB = 1e6;
 
-hd_status hd_kv_disk_split(char **dir, double *bytes, const char *option, hd_err *err) {
+hd_status hd_kv_disk_split(char **dir, double *bytes, const char *name, const char *option,
+                           hd_err *err) {
     const char *colon = strrchr(option, ':');
     char *end = NULL;
     const double gb = colon ? strtod(colon + 1, &end) : 0;
     *dir = NULL;
     if (!colon || colon == option || colon[1] < '0' || colon[1] > '9' || *end || !(gb > 0) ||
         gb > MOST_GB) {
-        return HD_FAIL(
-            err, HD_EINVAL,
-            "kv_disk is '%s'; must be DIR:GB, a folder and a number above 0, at most "
-            "%.0f",
-            option, MOST_GB);
+        return HD_FAIL(err, HD_EINVAL,
+                       "%s is '%s'; must be DIR:GB, a folder and a number above 0, at most "
+                       "%.0f",
+                       name, option, MOST_GB);
     }
     if (bytes) *bytes = gb * 1e9;
     *dir = strndup(option, (size_t)(colon - option));
@@ -38,7 +38,7 @@ hd_status engine_kv_disk_check(const hd_engine *e, const hd_engine_options *o, h
     const char *why = NULL;
     char *dir;
     if (!o->kv_disk) return HD_OK;
-    HD_TRY(hd_kv_disk_split(&dir, NULL, o->kv_disk, err));
+    HD_TRY(hd_kv_disk_split(&dir, NULL, "kv_disk", o->kv_disk, err));
     free(dir);
     if (o->kv_host_gb <= 0) {
         return HD_FAIL(err, HD_EINVAL,
@@ -57,11 +57,10 @@ static void write_sums(char *out, size_t n, const hd_parallel_config *l) {
              l->etp, l->dense_tp);
 }
 
-/* Pages with the same name have the same bits if this text is the same. */
-static hd_status write_identity(char out[HD_DISK_IDENTITY], const engine_rank *rank,
-                                const hd_engine_sizes *z, const hd_engine_options *o,
-                                hd_err *err) {
-    const hd_engine *e = rank->engine;
+hd_status hd_engine_page_identity(char out[HD_DISK_IDENTITY], const hd_engine *e,
+                                  const hd_engine_options *o, hd_err *err) {
+    const hd_ops *ops = &e->ranks[0].ops;
+    const hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);
     uint64_t model = 0, weights = 0;
     unsigned replay = 0;
     char sums[64] = "";
@@ -72,8 +71,8 @@ static hd_status write_identity(char out[HD_DISK_IDENTITY], const engine_rank *r
     snprintf(out, HD_DISK_IDENTITY,
              "hadal %s, %s, precision %d, %s activations, %s mla, %d drafts of %s, choices %u, "
              "%smodel %016" PRIx64 ", weights %016" PRIx64,
-             HD_VERSION, rank->ops.name, (int)rank->ops.precision, rank->ops.activations,
-             e->mla == HD_MLA_NAIVE ? "naive" : "absorbed", z->drafts,
+             HD_VERSION, ops->name, (int)ops->precision, ops->activations,
+             e->mla == HD_MLA_NAIVE ? "naive" : "absorbed", z.drafts,
              hd_drafter_name(e->spec->drafter), replay, sums, model, weights);
     return HD_OK;
 }
@@ -120,7 +119,7 @@ static void tell(void *ctx, hd_disk_job_kind kind, int why) {
 
 static hd_status open_store(hd_disk **out, const engine_rank *rank, const char *dir,
                             double bytes, const hd_disk_tier_options *tier,
-                            const hd_engine_sizes *z, const hd_engine_options *o, hd_err *err) {
+                            const hd_engine_options *o, hd_err *err) {
     char identity[HD_DISK_IDENTITY];
     hd_disk_options x = {
         .where = dir,
@@ -129,7 +128,7 @@ static hd_status open_store(hd_disk **out, const engine_rank *rank, const char *
         .page_bytes = {tier->page_bytes[0], tier->page_bytes[1]},
         .identity = identity
     };
-    HD_TRY(write_identity(identity, rank, z, o, err));
+    HD_TRY(hd_engine_page_identity(identity, rank->engine, o, err));
     HD_TRY(hd_disk_files_open(&x.files, dir, true, err));
     return hd_disk_open(out, &x, err);
 }
@@ -153,8 +152,8 @@ hd_status engine_kv_disk_open(engine_rank *rank, const hd_engine_sizes *z,
         if (!z->n_host[g]) continue;
         hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, 0, &tier.page_bytes[g]);
     }
-    HD_TRY(hd_kv_disk_split(&dir, &bytes, o->kv_disk, err));
-    hd_status st = open_store(&tier.disk, rank, dir, bytes, &tier, z, o, err);
+    HD_TRY(hd_kv_disk_split(&dir, &bytes, "kv_disk", o->kv_disk, err));
+    hd_status st = open_store(&tier.disk, rank, dir, bytes, &tier, o, err);
     if (st == HD_OK) st = hd_disk_tier_open(&rank->kv_disk, &tier, err);
     free(dir);
     return st;

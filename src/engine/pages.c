@@ -130,7 +130,15 @@ static hd_status run(engine_rank *rank, hd_page_job *job) {
         hd_handover_lacking(&side, hd_kv_shape_of(rank->engine->spec).lookback, &job->lacking);
         return HD_OK;
     }
+    if (job->work == HD_PAGES_FIND) {
+        job->weights = rank->weights_mark;
+        hd_handover_usable(&side, hd_kv_shape_of(rank->engine->spec).lookback, &job->lacking);
+        return HD_OK;
+    }
     if (job->weights != rank->weights_mark) return HD_EINVAL;
+    if (job->work == HD_PAGES_COPY) {
+        return hd_handover_copy(&side, job->kind, job->page, job->copy, NULL);
+    }
     return hd_handover_place(&side, job->message, NULL);
 }
 
