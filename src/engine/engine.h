@@ -93,6 +93,7 @@ typedef struct hd_page_job {
     int32_t n_tokens;
     const void *message; /* to place: a page message of n bytes, which was checked */
     size_t n;
+    bool from_disk;   /* to find: what only the disk has is read into host memory before */
     hd_kv_group kind; /* to copy: the page, and where its bytes go */
     int32_t page;
     void *copy;

@@ -154,8 +154,8 @@ static void run_job(const kv_call *c, hd_page_job *job) {
 }
 
 /* Finds the usable prefix of the call's tokens, and the weights in use. */
-static bool find(const kv_call *c, hd_page_job *job) {
-    *job = (hd_page_job){.work = HD_PAGES_FIND};
+static bool find(const kv_call *c, bool from_disk, hd_page_job *job) {
+    *job = (hd_page_job){.work = HD_PAGES_FIND, .from_disk = from_disk};
     run_job(c, job);
     return job->status == HD_OK ||
            refuse(c, 503, "unavailable", "the memory of pages is released, or ranks are lost");
@@ -231,7 +231,7 @@ static void save(kv_call *c) {
     hd_err err = {0};
     hd_status st = HD_EAGAIN;
     for (int i = 0; i < TRIES && st == HD_EAGAIN; i++) {
-        if (!find(c, &found)) return;
+        if (!find(c, true, &found)) return;
         if (found.lacking.n[HD_KV_FULL] == 0) {
             refuse(c, 404, "not_cached", "the server has no whole page of this prefix");
             return;
@@ -286,12 +286,12 @@ static void restore_file(kv_call *c, hd_saved_file *f, const hd_saved_head *head
         refuse(c, 422, "bad_file", "the conversation is longer than the context");
         return;
     }
-    if (!find(c, &found)) return;
+    if (!find(c, false, &found)) return;
     if (found.weights != head->weights) {
         refuse(c, 409, "other_weights", "the pages were saved with other weights");
         return;
     }
-    if (!place_pages(c, f, head, found.weights) || !find(c, &found)) return;
+    if (!place_pages(c, f, head, found.weights) || !find(c, false, &found)) return;
     const hd_page_range *range = &found.lacking;
     const int64_t tokens = (int64_t)range->n[HD_KV_FULL] * head->page_tokens;
     if (tokens < (int64_t)c->n) {

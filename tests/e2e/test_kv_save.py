@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import run_hadal
 from serving import TINY, Server, wait_until
+from test_kv_ranks import wait_until_quiet
 from toy_models import make_toy_model
 
 SMALL = ("--context", 1024, "--kv-tokens", 1024, "--max-running", 2, "--kv-host", 0.2)
@@ -82,6 +83,27 @@ def test_saved_pages_are_a_hit_after_a_restart(flags, tmp_path):
     assert generate(server, IDS)[0] == first
     assert server.post("/kv/delete", {"name": "story"}).status == 200
     assert restore(server, "story").code == "not_saved" and not path.exists()
+    server.close()
+
+
+def test_pages_of_the_disk_are_saved(tmp_path):
+    """After a restart only the disk has them."""
+    tier, folder = tmp_path / "tier", tmp_path / "saved"
+    tier.mkdir()
+    folder.mkdir()
+    flags = ("--kv-disk", f"{tier}:0.2")
+    server = start(folder, *flags)
+    want, _ = generate(server, IDS)
+    page = int(server.stats()["hadal_page_size"])
+    tokens = len(IDS) // page * page
+    in_memory = save(server, "a", input_ids=IDS).json
+    wait_until_quiet(server)
+    server = restart(server, folder, *flags)
+    on_disk = save(server, "b", input_ids=IDS).json
+    assert (on_disk["tokens"], on_disk["bytes"]) == (tokens, in_memory["bytes"])
+    server = restart(server, folder)
+    assert restore(server, "b").json["tokens"] == tokens
+    assert generate(server, IDS) == (want, tokens)
     server.close()
 
 
