@@ -34,7 +34,8 @@ static void read_pages(hd_saved_file *f, const hd_saved_head *head, const int32_
     must(hd_saved_next(f, message, 1, NULL) == HD_EFORMAT);
 }
 
-/* The first byte says whether the head's constants and its checksum are made right. */
+/* The first byte says whether the head's constants and its checksum are made right, and its counts and
+ * the length of the file. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     const hd_saved_head own = {
         .page_tokens = PAGE, .page_bytes = {BYTES, BYTES},
@@ -56,6 +57,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         head.page_tokens = PAGE;
         memcpy(head.page_bytes, own.page_bytes, sizeof own.page_bytes);
         memcpy(head.identity, own.identity, sizeof own.identity);
+        if (data[0] & 2) {
+            head.n[HD_KV_FULL] = 1 + head.n[HD_KV_FULL] % 3;
+            head.n[HD_KV_WINDOW] %= head.n[HD_KV_FULL] + 1;
+            head.n_tokens = PAGE * head.n[HD_KV_FULL];
+            const uint32_t pages = head.n[HD_KV_FULL] + head.n[HD_KV_WINDOW];
+            const size_t bytes = sizeof head + head.n_tokens * sizeof(int32_t) +
+                                 pages * (sizeof(hd_page_head) + BYTES);
+            must(ftruncate(fd, (off_t)bytes) == 0);
+        }
         const size_t rest = n - 1 - sizeof head, m = (size_t)head.n_tokens * sizeof(int32_t);
         head.check = hd_checksum(0, &head, offsetof(hd_saved_head, check));
         head.check = hd_checksum(head.check, data + 1 + sizeof head, m < rest ? m : rest);
