@@ -78,7 +78,7 @@ LIBRARY := $(filter-out $(BUILD)/src/cli/main.o,$(OBJECTS))
 TESTS   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/*.c tests/*/*.c)))
 TESTS   := $(filter-out $(BUILD)/tests/fuzz/% $(BUILD)/tests/drive/% $(BUILD)/tests/api/% $(BUILD)/tests/fakes/api_rig.o,$(TESTS))
 # The handlers of the API with a call that records and an engine that says what it is told.
-API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/tokenizer/% $(BUILD)/src/chat/% $(BUILD)/src/grammar/% $(BUILD)/src/api/% $(BUILD)/src/engine/request_ranges.o $(BUILD)/src/kv/replay_shape.o,$(LIBRARY)) \
+API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/tokenizer/% $(BUILD)/src/chat/% $(BUILD)/src/grammar/% $(BUILD)/src/api/% $(BUILD)/src/engine/request_ranges.o $(BUILD)/src/kv/replay_shape.o $(BUILD)/src/http/key_salt.o,$(LIBRARY)) \
            $(BUILD)/tests/fakes/api_rig.o $(BUILD)/tests/fakes/toy_tokenizer.o
 DRIVERS := $(patsubst tests/drive/%.c,$(BUILD)/%,$(wildcard tests/drive/drive_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))

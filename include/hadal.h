@@ -113,8 +113,8 @@ typedef struct hd_engine_options {
      * snapshot_tokens is 0, half of it is for WINDOW pages. Default: for WINDOW pages only. */
     double kv_host_gb;
     /* "DIR:GB": a folder, and how many 10^9 bytes its files may have, for KV pages that outlive the
-     * host memory of kv_host_gb, which must be given, and this process. For one rank. NULL: none
-     * (docs/kv.md). */
+     * host memory of kv_host_gb, which must be given, and this process. For one attention group.
+     * NULL: none (docs/kv.md). */
     const char *kv_disk;
     /* HiSparse, of models whose attention chooses entries (V3.2, V4, V4.1): "off", the default; or a
      * number of rows: the entries that it chooses among lie in host memory, and of each layer so many

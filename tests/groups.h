@@ -64,6 +64,7 @@
     X(handover) \
     X(disk) \
     X(disk_tier) \
+    X(saved) \
     X(comm) \
     X(comm_silence) \
     X(comm_ucx) \

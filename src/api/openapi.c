@@ -151,6 +151,8 @@ static void put_family(api_text *out, const api_family *f, const api_limits *lim
     api_puts(out, "}}");
 }
 
+typedef const api_description *both[2]; /* of src/api, of the server */
+
 /* ---- parameter families, each once ---- */
 
 enum { MAX_FAMILIES = 48 };
@@ -169,9 +171,11 @@ static void list_family(family_list *list, const api_family *f) {
 }
 
 /* Nested families are appended behind those that contain them, so one pass finds all. */
-static void list_families(family_list *list) {
-    for (size_t i = 0; i < api_own_description.n_operations; i++) {
-        list_family(list, api_own_description.operations[i].body);
+static void list_families(family_list *list, const both described) {
+    for (size_t t = 0; t < 2; t++) {
+        for (size_t i = 0; i < described[t]->n_operations; i++) {
+            list_family(list, described[t]->operations[i].body);
+        }
     }
     for (size_t k = 0; k < list->n; k++) {
         const api_family *f = list->families[k];
@@ -247,8 +251,6 @@ static void put_operation(api_text *out, const api_operation *o) {
 
 /* ---- paths: operations of one path are grouped ---- */
 
-typedef const api_description *both[2]; /* of src/api, of the server */
-
 static bool is_first(const both described, const api_operation *o) {
     for (size_t t = 0; t < 2; t++) {
         for (size_t i = 0; i < described[t]->n_operations; i++) {
@@ -305,7 +307,7 @@ static void put_schemas(api_text *out, const api_description *described) {
 
 static void put_components(api_text *out, const both described, const api_limits *limits) {
     family_list list = {.n = 0};
-    list_families(&list);
+    list_families(&list, described);
     api_write(out, "'components':{'securitySchemes':{'key':{'type':'http','scheme':'bearer'}},"
                    "'schemas':{");
     for (size_t i = 0; i < list.n; i++) {

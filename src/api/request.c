@@ -12,6 +12,7 @@
 #include "api/endpoints.h"
 #include "base/progress.h"
 #include "base/siphash.h"
+#include "http/key_salt.h"
 
 enum { MAX_DEPTH = 128, MAX_VALUES = 1000000 };
 
@@ -247,7 +248,12 @@ bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_
     if (!r->rid && r->request_id && !api_request_name(r, r->request_id, "request_id")) {
         return false;
     }
-    r->g.salt = mix_salt(http_salt(c), r->cache_salt, r->extra_key);
+    uint64_t of_key = http_salt(c);
+    if (r->key_digest && (of_key = http_key_salt_of(r->key_digest)) == 0) {
+        return api_refuse(r, "invalid_value", "api_key_sha256",
+                          "api_key_sha256 must be 64 hexadecimal digits");
+    }
+    r->g.salt = mix_salt(of_key, r->cache_salt, r->extra_key);
     return true;
 }
 

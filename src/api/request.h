@@ -76,6 +76,7 @@ typedef struct api_request {
     const char *checked; /* strings that are checked by their table only */
     const char *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
     const char *logprob_mode, *routes_dtype, *indexer_dtype;
+    const char *saved_name, *key_digest; /* of saved conversations */
     const char *effort, *thinking_type, *instructions, *previous, *content, *parser, *suffix;
     json_t *stop, *stop_ids, *bias, *response_format, *schema, *guided_json, *guided_choice;
     json_t *content_list, *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;

@@ -76,8 +76,11 @@ const char *hd_engine_weight_version(hd_engine *e);
 hd_status hd_engine_check_pages(hd_engine *e, size_t page_bytes[HD_N_KV_GROUPS], hd_err *err);
 
 typedef enum hd_page_work {
-    HD_PAGES_LOOK, /* finds what the cache lacks of a prompt */
-    HD_PAGES_PLACE /* puts a page into the cache */
+    HD_PAGES_LOOK,  /* finds what the cache lacks of a prompt */
+    HD_PAGES_PLACE, /* puts a page into the cache */
+    /* only in this process: */
+    HD_PAGES_FIND, /* finds the longest prefix of a prompt that the cache has */
+    HD_PAGES_COPY  /* copies a page out of the cache */
 } hd_page_work;
 
 /* What the step thread of an attention group does between two steps, in this process or another.
@@ -90,12 +93,16 @@ typedef struct hd_page_job {
     int32_t n_tokens;
     const void *message; /* to place: a page message of n bytes, which was checked */
     size_t n;
+    bool from_disk;   /* to find: what only the disk has is read into host memory before */
+    hd_kv_group kind; /* to copy: the page, and where its bytes go */
+    int32_t page;
+    void *copy;
     /* Tells the weights in use from those before: 0 until the first update, then by the updates'
-     * version names. LOOK sets it; a page is placed only if it is this one. */
+     * version names. LOOK and FIND set it; a page is placed or copied only if it is this one. */
     uint64_t weights;
     void (*done)(struct hd_page_job *job);
-    hd_page_range lacking; /* set by LOOK */
-    /* HD_EAGAIN: there is no room; HD_EINVAL: the weights are others; HD_EPEER: the group's ranks
+    hd_page_range lacking; /* set by LOOK; FIND: what is there */
+    /* HD_EAGAIN: there is no room, or no such page; HD_EINVAL: the weights are others; HD_EPEER: the group's ranks
      * are lost */
     hd_status status;
     /* the engine's */

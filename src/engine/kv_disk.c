@@ -16,18 +16,18 @@ enum { N_THREADS = 4 };
 
 static const double MOST_GB = 1e6;
 
-hd_status hd_kv_disk_split(char **dir, double *bytes, const char *option, hd_err *err) {
+hd_status hd_kv_disk_split(char **dir, double *bytes, const char *name, const char *option,
+                           hd_err *err) {
     const char *colon = strrchr(option, ':');
     char *end = NULL;
     const double gb = colon ? strtod(colon + 1, &end) : 0;
     *dir = NULL;
     if (!colon || colon == option || colon[1] < '0' || colon[1] > '9' || *end || !(gb > 0) ||
         gb > MOST_GB) {
-        return HD_FAIL(
-            err, HD_EINVAL,
-            "kv_disk is '%s'; must be DIR:GB, a folder and a number above 0, at most "
-            "%.0f",
-            option, MOST_GB);
+        return HD_FAIL(err, HD_EINVAL,
+                       "%s is '%s'; must be DIR:GB, a folder and a number above 0, at most "
+                       "%.0f",
+                       name, option, MOST_GB);
     }
     if (bytes) *bytes = gb * 1e9;
     *dir = strndup(option, (size_t)(colon - option));
@@ -38,34 +38,42 @@ hd_status engine_kv_disk_check(const hd_engine *e, const hd_engine_options *o, h
     const char *why = NULL;
     char *dir;
     if (!o->kv_disk) return HD_OK;
-    HD_TRY(hd_kv_disk_split(&dir, NULL, o->kv_disk, err));
+    HD_TRY(hd_kv_disk_split(&dir, NULL, "kv_disk", o->kv_disk, err));
     free(dir);
     if (o->kv_host_gb <= 0) {
         return HD_FAIL(err, HD_EINVAL,
                        "kv_disk without kv_host: pages go to the disk from host memory");
     }
     if (o->backend && strcmp(o->backend, "null") == 0) why = "the null backend has none";
-    if (hd_parallel_world(&e->parallel) > 1) why = "several ranks hold parts of them";
+    if (e->parallel.dp > 1) why = "several attention groups (dp, dwdp) would share the folder";
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "KV pages cannot be kept on a disk here: %s", why);
 }
 
-/* Pages with the same name have the same bits if this text is the same. */
-static hd_status write_identity(char out[HD_DISK_IDENTITY], const engine_rank *rank,
-                                const hd_engine_sizes *z, const hd_engine_options *o,
-                                hd_err *err) {
-    const hd_engine *e = rank->engine;
+/* Every layout has the bits of one rank, unless ranks sum parts. */
+static void write_sums(char *out, size_t n, const hd_parallel_config *l) {
+    if (!l->sum_in_ranks) return;
+    snprintf(out, n, "sums of %d, %d and %d parts, ", l->head_parts ? l->head_parts : l->tp,
+             l->etp, l->dense_tp);
+}
+
+hd_status hd_engine_page_identity(char out[HD_DISK_IDENTITY], const hd_engine *e,
+                                  const hd_engine_options *o, hd_err *err) {
+    const hd_ops *ops = &e->ranks[0].ops;
+    const hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);
     uint64_t model = 0, weights = 0;
     unsigned replay = 0;
+    char sums[64] = "";
     HD_TRY(hd_model_fingerprint(&model, o->model_dir, err));
     if (!o->dummy_weights) HD_TRY(hd_weights_change_times(&weights, o->model_dir, err));
     for (int k = 0; k < HD_N_REPLAYS; k++) replay |= (unsigned)e->replay[k] << k;
+    write_sums(sums, sizeof sums, &e->parallel);
     snprintf(out, HD_DISK_IDENTITY,
              "hadal %s, %s, precision %d, %s activations, %s mla, %d drafts of %s, choices %u, "
-             "model %016" PRIx64 ", weights %016" PRIx64,
-             HD_VERSION, rank->ops.name, (int)rank->ops.precision, rank->ops.activations,
-             e->mla == HD_MLA_NAIVE ? "naive" : "absorbed", z->drafts,
-             hd_drafter_name(e->spec->drafter), replay, model, weights);
+             "%smodel %016" PRIx64 ", weights %016" PRIx64,
+             HD_VERSION, ops->name, (int)ops->precision, ops->activations,
+             e->mla == HD_MLA_NAIVE ? "naive" : "absorbed", z.drafts,
+             hd_drafter_name(e->spec->drafter), replay, sums, model, weights);
     return HD_OK;
 }
 
@@ -73,6 +81,13 @@ static void *host_page(void *ctx, hd_kv_group group, int32_t host) {
     const engine_rank *rank = ctx;
     size_t bytes;
     return hd_model_runner_host_page(rank->model_runner, group, host, &bytes);
+}
+
+/* The followers of an attention group have the same pages under the same numbers. */
+static void spread(void *ctx, hd_kv_group group, int32_t host) {
+    const engine_rank *rank = ctx;
+    const hd_page_ranks others = hd_model_runner_page_ranks(rank->model_runner);
+    if (others.spread) others.spread(others.ctx, group, host);
 }
 
 static hd_status wait_copies(void *ctx, hd_err *err) {
@@ -104,7 +119,7 @@ static void tell(void *ctx, hd_disk_job_kind kind, int why) {
 
 static hd_status open_store(hd_disk **out, const engine_rank *rank, const char *dir,
                             double bytes, const hd_disk_tier_options *tier,
-                            const hd_engine_sizes *z, const hd_engine_options *o, hd_err *err) {
+                            const hd_engine_options *o, hd_err *err) {
     char identity[HD_DISK_IDENTITY];
     hd_disk_options x = {
         .where = dir,
@@ -113,7 +128,7 @@ static hd_status open_store(hd_disk **out, const engine_rank *rank, const char *
         .page_bytes = {tier->page_bytes[0], tier->page_bytes[1]},
         .identity = identity
     };
-    HD_TRY(write_identity(identity, rank, z, o, err));
+    HD_TRY(hd_engine_page_identity(identity, rank->engine, o, err));
     HD_TRY(hd_disk_files_open(&x.files, dir, true, err));
     return hd_disk_open(out, &x, err);
 }
@@ -125,19 +140,20 @@ hd_status engine_kv_disk_open(engine_rank *rank, const hd_engine_sizes *z,
                                  .lookback = z->shape.lookback,
                                  .host_page = host_page,
                                  .wait_copies = wait_copies,
+                                 .spread = spread,
                                  .wake = wake,
                                  .tell = tell,
                                  .ctx = rank,
                                  .n_threads = N_THREADS};
     double bytes;
     char *dir;
-    if (!o->kv_disk) return HD_OK;
+    if (!o->kv_disk || !engine_rank_leads(rank)) return HD_OK;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
         if (!z->n_host[g]) continue;
         hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, 0, &tier.page_bytes[g]);
     }
-    HD_TRY(hd_kv_disk_split(&dir, &bytes, o->kv_disk, err));
-    hd_status st = open_store(&tier.disk, rank, dir, bytes, &tier, z, o, err);
+    HD_TRY(hd_kv_disk_split(&dir, &bytes, "kv_disk", o->kv_disk, err));
+    hd_status st = open_store(&tier.disk, rank, dir, bytes, &tier, o, err);
     if (st == HD_OK) st = hd_disk_tier_open(&rank->kv_disk, &tier, err);
     free(dir);
     return st;

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "base/progress.h"
+
 hd_status hd_engine_check_pages(hd_engine *e, size_t page_bytes[HD_N_KV_GROUPS], hd_err *err) {
     hd_engine_stats stats;
     hd_engine_read_stats(e, &stats);
@@ -130,16 +132,43 @@ static hd_status run(engine_rank *rank, hd_page_job *job) {
         hd_handover_lacking(&side, hd_kv_shape_of(rank->engine->spec).lookback, &job->lacking);
         return HD_OK;
     }
+    if (job->work == HD_PAGES_FIND) {
+        job->weights = rank->weights_mark;
+        hd_handover_usable(&side, hd_kv_shape_of(rank->engine->spec).lookback, &job->lacking);
+        return HD_OK;
+    }
     if (job->weights != rank->weights_mark) return HD_EINVAL;
+    if (job->work == HD_PAGES_COPY) {
+        return hd_handover_copy(&side, job->kind, job->page, job->copy, NULL);
+    }
     return hd_handover_place(&side, job->message, NULL);
+}
+
+static void end_job(engine_rank *rank, hd_page_job *job) {
+    job->status = run(rank, job);
+    job->done(job); /* it may free itself */
+}
+
+/* In the scheduler a job that waits for the disk has its address as id, with a bit that no request's
+ * has. */
+static const uint64_t OF_JOB = UINT64_C(1) << 63;
+
+/* During a pause nothing would be read. */
+static bool waits_for_disk(engine_rank *rank, const hd_page_job *job) {
+    return job->from_disk && has_pages(rank) && !rank->order.paused &&
+           hd_sched_read(rank->sched, OF_JOB | (uintptr_t)job, job->salt, job->tokens,
+                         job->n_tokens, hd_now_ns());
+}
+
+void engine_pages_read(engine_rank *rank, uint64_t id) {
+    end_job(rank, (hd_page_job *)(uintptr_t)(id & ~OF_JOB));
 }
 
 void engine_pages_run_jobs(engine_rank *rank, engine_mail *in) {
     while (in->jobs) {
         hd_page_job *job = in->jobs;
         in->jobs = job->next;
-        job->status = run(rank, job);
-        job->done(job); /* it may free itself */
+        if (!waits_for_disk(rank, job)) end_job(rank, job);
     }
 }
 

@@ -197,6 +197,7 @@ void engine_rank_work(engine_rank *rank); /* leads or follows, until closed or l
 void engine_pages_note(engine_rank *rank, uint64_t id, int32_t n_done); /* of a step */
 void engine_pages_show(engine_rank *rank);                              /* behind the step */
 void engine_pages_run_jobs(engine_rank *rank, engine_mail *in);
+void engine_pages_read(engine_rank *rank, uint64_t id); /* what a job waited for */
 
 /* ---- recording.c: close accepts all zeros ---- */
 

@@ -160,13 +160,18 @@ static void on_event(void *ctx, const hd_sched_event *s) {
     pthread_mutex_unlock(&e->lock);
 }
 
+static void on_read(void *ctx, uint64_t id) {
+    engine_pages_read(ctx, id);
+}
+
 hd_sched_hooks engine_rank_hooks(engine_rank *rank) {
     return (hd_sched_hooks){.ctx = rank,
                             .slot_assigned = on_slot_assigned,
                             .slot_released = on_slot_released,
                             .event = on_event,
                             .computed = on_computed,
-                            .committed = on_committed};
+                            .committed = on_committed,
+                            .read = on_read};
 }
 
 /* Host time as the runner counts it. */

@@ -61,6 +61,8 @@ static void forget_requests(engine_rank *rank) {
 static void close_place(engine_rank *rank) {
     hd_err old = {0}; /* a failure that the stream has kept */
     hd_stream_sync(rank->stream, &old);
+    if (rank->kv_disk)
+        hd_disk_tier_stop(rank->kv_disk); /* it reads and writes the runner's pages */
     engine_rebalance_close(rank);
     hd_model_runner_close(rank->model_runner);
     rank->model_runner = NULL;

@@ -9,8 +9,9 @@
 #include <sys/stat.h>
 
 #include "base/file.h"
+#include "http/key_salt.h"
 
-enum { DIGEST_BYTES = 32, KEY_FILE_MAX_BYTES = 1 << 20 };
+enum { DIGEST_BYTES = HTTP_KEY_DIGEST, KEY_FILE_MAX_BYTES = 1 << 20 };
 
 typedef struct key {
     uint8_t digest[DIGEST_BYTES];
@@ -53,8 +54,7 @@ static hd_status add_key(key_list *list, const char *text, size_t n, hd_right ri
     if (gnutls_hash_fast(GNUTLS_DIG_SHA256, text, n, k->digest) != 0) {
         return HD_FAIL(err, HD_EIO, "%s: no digest of a key can be computed", where);
     }
-    memcpy(&k->salt, k->digest, sizeof k->salt);
-    k->salt |= 1;
+    k->salt = http_key_salt(k->digest);
     k->right = right;
     list->n++;
     *(right == HD_RIGHT_ADMIN ? &list->admin : &list->user) = true;

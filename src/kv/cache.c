@@ -794,6 +794,19 @@ bool hd_cache_has(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32
     return n != NONE && cache_is_complete(&c->nodes[n], group);
 }
 
+int32_t hd_cache_usable(const hd_cache *c, uint64_t salt, const int32_t *tokens,
+                        int32_t n_pages) {
+    int32_t usable = 0;
+    for (int32_t p = 0, at = ROOT, live = 0; p < n_pages; p++) {
+        const int32_t *own = tokens + (int64_t)p * c->o.page_tokens;
+        at = cache_find_child(c, at, salt, c->epoch, own);
+        if (at == NONE) break;
+        live = cache_is_complete(&c->nodes[at], HD_KV_WINDOW) ? live + 1 : 0;
+        if (live >= hd_min_i32(c->lookback_pages, p + 1)) usable = p + 1;
+    }
+    return usable;
+}
+
 /* Returns a page of host memory for what was just used; the node keeps its own pages. */
 static int32_t take_host_beside(hd_cache *c, int32_t n, hd_kv_group group) {
     if (c->free_pages[HD_TIER_HOST][group].n)

@@ -113,6 +113,11 @@ void hd_cache_flush(hd_cache *c);
 bool hd_cache_has(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
                   hd_kv_group group);
 
+/* Returns how many of the first n_pages pages of tokens a sequence could continue behind, whatever
+ * their tier, and whatever that costs. */
+int32_t hd_cache_usable(const hd_cache *c, uint64_t salt, const int32_t *tokens,
+                        int32_t n_pages);
+
 /* Returns the page of host memory that has the bytes once the pending copies have run; -1: the
  * page is not cached, or host memory has no room. */
 int32_t hd_cache_export(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,

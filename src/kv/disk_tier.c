@@ -343,6 +343,13 @@ static void forget_read(hd_disk_tier *t, transfer *x) {
     free_transfer(t, x);
 }
 
+/* The copy to other ranks reads the page, as copies to the device do. */
+static void spread(hd_disk_tier *t, hd_kv_group group, int32_t host) {
+    if (!t->o.spread) return;
+    t->o.spread(t->o.ctx, group, host);
+    t->copies_run = true;
+}
+
 /* Puts what was read into the tree, in order. */
 static void adopt_reads(hd_disk_tier *t, fetch *f) {
     transfer *x;
@@ -354,6 +361,7 @@ static void adopt_reads(hd_disk_tier *t, fetch *f) {
             if (x->job.why) hd_cache_unreserve(t->cache, group, x->host);
             f->n = f->n_adopted;
         } else {
+            spread(t, group, x->host);
             f->n_adopted++;
             f->bytes += (double)t->o.page_bytes[group];
             t->stats.read[group]++;

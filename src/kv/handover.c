@@ -66,20 +66,39 @@ static hd_status run_copies(const hd_handover *h, hd_err *err) {
     return hd_stream_sync(h->stream, err);
 }
 
-hd_status hd_handover_export(const hd_handover *h, hd_kv_group group, int32_t page, void *out,
-                             hd_err *err) {
+void hd_handover_usable(const hd_handover *h, int32_t lookback, hd_page_range *out) {
+    const int32_t n = hd_cache_usable(h->cache, h->salt, h->tokens, hd_handover_pages(h));
+    const int32_t read = hd_max_i32(0, n * h->page_tokens - lookback) / h->page_tokens;
+    *out = (hd_page_range){
+        .first = {0, lookback ? read : n    },
+          .n = {n, lookback ? n - read : 0}
+    };
+}
+
+hd_status hd_handover_copy(const hd_handover *h, hd_kv_group group, int32_t page, void *out,
+                           hd_err *err) {
     const int32_t host = hd_cache_export(h->cache, h->salt, h->tokens, page, group);
     if (host < 0) {
         return HD_FAIL(err, HD_EAGAIN, "page %d of the prompt is not in host memory", page);
     }
     HD_TRY(run_copies(h, err));
-    hd_page_head head = {.group = (uint32_t)group, .page = (uint32_t)page};
     size_t bytes;
     const void *data = hd_kv_host_page(h->kv, group, host, &bytes);
-    head.bytes = bytes;
-    head.digest = digest_of(h, &head, data);
-    memcpy(out, &head, sizeof head);
-    memcpy((uint8_t *)out + sizeof head, data, bytes);
+    memcpy(out, data, bytes);
+    return HD_OK;
+}
+
+void hd_handover_seal(const hd_handover *h, hd_kv_group group, int32_t page, void *message) {
+    hd_page_head head = {
+        .group = (uint32_t)group, .page = (uint32_t)page, .bytes = h->page_bytes[group]};
+    head.digest = digest_of(h, &head, (uint8_t *)message + sizeof head);
+    memcpy(message, &head, sizeof head);
+}
+
+hd_status hd_handover_export(const hd_handover *h, hd_kv_group group, int32_t page, void *out,
+                             hd_err *err) {
+    HD_TRY(hd_handover_copy(h, group, page, (uint8_t *)out + sizeof(hd_page_head), err));
+    hd_handover_seal(h, group, page, out);
     return HD_OK;
 }
 

@@ -69,6 +69,18 @@ size_t hd_handover_bytes(const hd_handover *h, hd_kv_group group);
 /* Finds the pages that a sequence with this prompt would read and the cache has not. */
 void hd_handover_lacking(const hd_handover *h, int32_t lookback, hd_page_range *out);
 
+/* Finds the pages without which a later request could not continue behind the longest prefix that the
+ * cache has. */
+void hd_handover_usable(const hd_handover *h, int32_t lookback, hd_page_range *out);
+
+/* Writes the bytes of a page to out, [page_bytes]. HD_EAGAIN: as hd_handover_export(). */
+hd_status hd_handover_copy(const hd_handover *h, hd_kv_group group, int32_t page, void *out,
+                           hd_err *err);
+
+/* Makes a message of the bytes that were copied behind its head. Any thread: reads neither cache nor
+ * kv. */
+void hd_handover_seal(const hd_handover *h, hd_kv_group group, int32_t page, void *message);
+
 /* Writes the message of a page to out, hd_handover_bytes(). HD_EAGAIN: the page is not cached, or
  * host memory has no room. Other errors: of the stream. */
 hd_status hd_handover_export(const hd_handover *h, hd_kv_group group, int32_t page, void *out,

@@ -404,18 +404,27 @@ static void ask_disk(hd_sched *s) {
     }
 }
 
+/* Ends the waiting of those whose prefix is read. */
+static void take_read(hd_sched *s) {
+    uint64_t id;
+    while (s->o.disk && (id = hd_disk_tier_ended(s->o.disk)) != 0) {
+        sched_seq *q = sched_queue_find(&s->waiting, id);
+        s->blocked = false;
+        if (q)
+            q->reading = false;
+        else
+            s->hooks.read(s->hooks.ctx, id);
+    }
+}
+
 /* Takes what the disk tier has done since the last step. */
 static void step_disk(hd_sched *s) {
-    uint64_t id;
     if (!s->o.disk) return;
     int32_t n_copies;
     hd_cache_copies(s->cache, &n_copies);
     if (n_copies == 0) hd_disk_tier_step(s->o.disk, s->last_ns, s->copied);
     s->copied = s->copied && n_copies;
-    while ((id = hd_disk_tier_ended(s->o.disk)) != 0) {
-        sched_queue_find(&s->waiting, id)->reading = false;
-        s->blocked = false;
-    }
+    take_read(s);
     ask_disk(s);
     if (n_copies == 0) hd_disk_tier_step(s->o.disk, s->last_ns, false);
 }
@@ -646,6 +655,7 @@ void hd_sched_fail_all(hd_sched *s, hd_status status) {
     while (s->n_running) fail(s, s->running[0], status);
     while (s->waiting.first) fail(s, s->waiting.first, status);
     hd_sched_flush_cache(s);
+    take_read(s); /* no step may follow */
 }
 
 /* Something that the step needed could not be read: the entries of its rows are undefined, and no
@@ -762,6 +772,15 @@ hd_cache *hd_sched_cache(const hd_sched *s) {
 
 int64_t hd_sched_look_ns(const hd_sched *s) {
     return s->o.disk ? hd_disk_tier_look_ns(s->o.disk) : 0;
+}
+
+/* The next step sets the costs again. */
+bool hd_sched_read(hd_sched *s, uint64_t id, uint64_t salt, const int32_t *tokens, int32_t n,
+                   int64_t now_ns) {
+    static const double patience_ns = 1e12;
+    if (!s->o.disk) return false;
+    hd_cache_set_costs(s->cache, &(hd_cache_costs){0});
+    return hd_disk_tier_ask(s->o.disk, id, salt, tokens, n, patience_ns, now_ns);
 }
 
 void hd_sched_renew_cache(hd_sched *s) {

@@ -79,6 +79,8 @@ typedef struct hd_sched_hooks {
     /* After a step: the first n_done positions are computed, and their whole pages lie in the
      * prefix cache. May be NULL. */
     void (*committed)(void *ctx, uint64_t id, int32_t n_done);
+    /* What hd_sched_read() asked for is read. */
+    void (*read)(void *ctx, uint64_t id);
 } hd_sched_hooks;
 
 typedef struct hd_sched_options {
@@ -164,6 +166,11 @@ int64_t hd_sched_look_ns(const hd_sched *s);
 
 /* Between steps its owner may move pages of other caches in and out. */
 hd_cache *hd_sched_cache(const hd_sched *s);
+/* Reads what only the disk tier has of a prefix for which no request waits, also where computing is
+ * sooner. id: of no request. Returns false if there is nothing to read; otherwise tokens[n] must stay
+ * until hooks.read(). */
+bool hd_sched_read(hd_sched *s, uint64_t id, uint64_t salt, const int32_t *tokens, int32_t n,
+                   int64_t now_ns);
 /* Empties the prefix cache in memory; of the disk tier it waits for all transfers. */
 void hd_sched_flush_cache(hd_sched *s);
 void hd_sched_renew_cache(hd_sched *s); /* see hd_cache_renew() */

@@ -87,6 +87,16 @@ static const api_operation operations[] = {
      .summary = "Record no more rows", .type = TEXT},
     {.path = "/dump_expert_distribution_record", .methods = "GET POST",
      .summary = "Write the expert record", .type = TEXT},
+    {.path = "/kv/save", .methods = "POST",
+     .summary = "Save the cached pages of a conversation under a name",
+     .body = &kv_save_family, .reply = "KvSaved"},
+    {.path = "/kv/restore", .methods = "POST",
+     .summary = "Bring the pages of a saved conversation back",
+     .body = &kv_restore_family, .reply = "KvSaved"},
+    {.path = "/kv/delete", .methods = "POST", .summary = "Delete a saved conversation",
+     .body = &kv_delete_family, .reply = "KvDeleted"},
+    {.path = "/kv/saved", .methods = "GET", .summary = "The saved conversations",
+     .reply = "KvList"},
     {.path = "/rebalance", .methods = "POST",
      .summary = "Move experts between ranks to the best places"},
     {.path = "/", .methods = "GET", .summary = "The page", .type = "text/html"},
@@ -192,6 +202,19 @@ static const api_schema schemas[] = {
      "{'type':'object','required':['success','message'],'properties':{'success':{'type':"
      "'boolean'},'message':@Text,'ranks':{'type':'array'},'per_gpu_checksum':@Text,"
      "'per_engine_checksum':@Text}}"},
+    {"KvSaved",
+     "{'type':'object','required':['status','name','tokens','pages','window_pages','bytes',"
+     "'milliseconds'],'properties':{'status':{'const':'ok'},'name':@Text,'tokens':@Count,"
+     "'pages':@Count,'window_pages':@Count,'bytes':@Count,'milliseconds':{'type':'number'},"
+     "'not_cached_tokens':@Count,'input_ids':@Integers}}"},
+    {"KvDeleted",
+     "{'type':'object','required':['status','name'],'properties':{'status':{'const':'ok'},"
+     "'name':@Text}}"},
+    {"KvList",
+     "{'type':'object','required':['saved','bytes','limit_bytes'],'properties':{"
+     "'saved':{'type':'array','items':{'type':'object','required':['name','bytes','saved'],"
+     "'properties':{'name':@Text,'bytes':@Count,'saved':@Count}}},'bytes':@Count,"
+     "'limit_bytes':@Count}}"},
     {"NoBody", "{'type':'object'}"},
     {"ProfileBody",
      "{'type':'object','properties':{'num_steps':{'type':['integer','null'],'minimum':1},"

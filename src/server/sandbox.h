@@ -10,7 +10,7 @@
 
 typedef struct sandbox_paths { /* NULL paths are skipped */
     const char *read[3];       /* directories or files */
-    const char *write[4];      /* directories */
+    const char *write[5];      /* directories */
     /* Files that are read again later. A replaced file is a new one, so access is granted to
      * their folders. */
     const char *reread[4];

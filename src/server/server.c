@@ -223,6 +223,7 @@ const http_route *server_route(size_t i) {
         {info_routes,    info_n_routes   },
         {admin_routes,   admin_n_routes  },
         {weights_routes, weights_n_routes},
+        {kv_routes,      kv_n_routes     },
         {page_routes,    page_n_routes   },
         {api_routes,     api_n_routes    }
     };
@@ -236,6 +237,7 @@ static hd_status mount_all(server *s, hd_err *err) {
     HD_TRY(http_mount(s->http, info_routes, info_n_routes, s, err));
     HD_TRY(http_mount(s->http, admin_routes, admin_n_routes, s, err));
     HD_TRY(http_mount(s->http, weights_routes, weights_n_routes, s, err));
+    HD_TRY(http_mount(s->http, kv_routes, kv_n_routes, s, err));
     HD_TRY(http_mount(s->http, page_routes, page_n_routes, NULL, err));
     return http_mount(s->http, api_routes, api_n_routes, &s->api, err);
 }
@@ -303,8 +305,10 @@ static hd_status prepare(server *s, hd_err *err) {
     HD_TRY(check_dir("trace-dir", o->trace_dir, err));
     HD_TRY(check_dir("expert-record-dir", o->record_dir, err));
     HD_TRY(check_dir("weights-backup", o->engine.weights_backup, err));
-    if (o->engine.kv_disk) HD_TRY(hd_kv_disk_split(&s->kv_dir, NULL, o->engine.kv_disk, err));
+    if (o->engine.kv_disk)
+        HD_TRY(hd_kv_disk_split(&s->kv_dir, NULL, "kv_disk", o->engine.kv_disk, err));
     HD_TRY(check_dir("kv-disk", s->kv_dir, err));
+    HD_TRY(kv_saved_open(&s->saved, &s->saved_dir, o->kv_save, err));
     if (!o->sandbox) {
         memcpy(s->sandbox, "off", 4);
         return HD_OK;
@@ -312,8 +316,9 @@ static hd_status prepare(server *s, hd_err *err) {
     const char *const reread[] = {o->key_sources.file, o->key_sources.admin_file,
                                   o->http.certificate, o->http.private_key};
     sandbox_paths paths = {
-        .read = {o->engine.model_dir, o->engine.manifest,       o->weights_dir},
-        .write = { o->trace_dir,      o->record_dir, o->engine.weights_backup,      s->kv_dir},
+        .read = {o->engine.model_dir,       o->engine.manifest, o->weights_dir},
+        .write = { o->trace_dir, o->record_dir,          o->engine.weights_backup,                                                  s->kv_dir,
+                 s->saved_dir},
         .ranks = o->engine.world.size > 1,
         .connects = o->pd.role != PD_ROLE_NONE
     };
@@ -419,6 +424,7 @@ hd_status server_start(server *s, hd_err *err) {
     if (s->polling && pthread_create(&s->ticker, NULL, tick, s) == 0) s->ticking = true;
     if (!s->ticking) return HD_FAIL(err, HD_EIO, "cannot start the server's threads");
     HD_TRY(start_transfers(s, err));
+    HD_TRY(kv_saved_start(s->saved, s->engine, &s->options.engine, err));
     records_watch_crashes(s->records);
     atomic_store(&s->ready, true);
     http_set_gate(s->http, HTTP_OPEN);
@@ -507,6 +513,7 @@ void server_close(server *s) {
         pthread_join(s->ticker, NULL);
         atomic_store(&s->stopping, false);
     }
+    kv_saved_stop(s->saved);
     wait_for_calls(s);
     pd_close(s->pd);
     if (s->pd_listener >= 0) close(s->pd_listener);
@@ -531,6 +538,8 @@ void server_close(server *s) {
     prefix_ring_close(s->prefixes);
     line_file_close(&s->access_log);
     free(s->kv_dir);
+    kv_saved_close(s->saved);
+    free(s->saved_dir);
     metrics_free(s->metrics);
     pthread_cond_destroy(&s->mail);
     pthread_cond_destroy(&s->kept);

@@ -32,6 +32,7 @@ typedef struct server_options {
     const char *weights_dir;
     const char *trace_dir;  /* folder for profiles; NULL: profiles are refused */
     const char *record_dir; /* folder for expert records; NULL: they are refused */
+    const char *kv_save;    /* "DIR:GB" for saved conversations; NULL: they are refused */
     hd_record_mode record;
     const char *settings_json; /* a JSON object, shown by /server_info */
     int32_t stall_s;           /* unhealthy if requests run and no step ends for this long */

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "server/expert_record.h"
+#include "server/kv_saved.h"
 #include "server/line_file.h"
 #include "server/live.h"
 #include "server/rank_view.h"
@@ -54,7 +55,9 @@ struct server {
     int64_t start_ns;
     double load_seconds;
     char sandbox[160];
-    char *kv_dir; /* of engine.kv_disk, or NULL */
+    char *kv_dir;    /* of engine.kv_disk, or NULL */
+    kv_saved *saved; /* NULL: without a folder */
+    char *saved_dir;
 
     atomic_bool ready, draining, stopping;
     atomic_int_fast64_t progress_ns; /* when a step last ended, or no request was running */
@@ -70,8 +73,8 @@ struct server {
 };
 
 /* Routes of src/server besides those of api.h and page.h; their handlers expect a server *. */
-extern const http_route info_routes[], admin_routes[], weights_routes[];
-extern const size_t info_n_routes, admin_n_routes, weights_n_routes;
+extern const http_route info_routes[], admin_routes[], weights_routes[], kv_routes[];
+extern const size_t info_n_routes, admin_n_routes, weights_n_routes, kv_n_routes;
 
 extern const struct api_description server_description; /* of all routes but those of api.h */
 

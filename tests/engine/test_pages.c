@@ -205,6 +205,41 @@ static void exports_end_early(void **state) {
     hd_engine_close(e);
 }
 
+/* What is found is what a request continues behind, and a copy has the bytes that are exported. */
+static void pages_are_found_and_copied(void **state) {
+    (void)state;
+    hd_engine *e = open_engine(0.05);
+    const hd_page_job look = {.work = HD_PAGES_FIND};
+    moved m = {.most = N_PAGES};
+    hd_page_job found = run_job(e, look);
+    assert_true(found.status == HD_OK && hd_page_range_size(&found.lacking) == 0);
+    export_all(e, &m, 0);
+    found = run_job(e, look);
+    assert_true(found.status == HD_OK && found.weights == 0);
+    assert_int_equal(found.lacking.n[HD_KV_FULL], WHOLE);
+    assert_int_equal(found.lacking.n[HD_KV_WINDOW], 1);
+    assert_int_equal(found.lacking.first[HD_KV_WINDOW], WHOLE - 1);
+    for (uint32_t i = 0; i < m.n; i++) {
+        hd_page_head head;
+        memcpy(&head, m.messages[i], sizeof head);
+        uint8_t *bytes = malloc(head.bytes);
+        hd_page_job copy = {.work = HD_PAGES_COPY,
+                            .kind = (hd_kv_group)head.group,
+                            .page = (int32_t)head.page,
+                            .copy = bytes,
+                            .weights = 1};
+        assert_int_equal(run_job(e, copy).status, HD_EINVAL);
+        copy.weights = 0;
+        assert_int_equal(run_job(e, copy).status, HD_OK);
+        assert_memory_equal(bytes, (uint8_t *)m.messages[i] + sizeof head, head.bytes);
+        free(bytes);
+    }
+    hd_engine_flush(e);
+    assert_int_equal(run_job(e, (hd_page_job){.work = HD_PAGES_COPY}).status, HD_EAGAIN);
+    drop(&m);
+    hd_engine_close(e);
+}
+
 /* The last events of all running requests leave the step early. */
 static void pages_come_before_the_last_event(void **state) {
     (void)state;
@@ -262,6 +297,7 @@ int test_pages(void) {
         cmocka_unit_test(a_cancelled_request_waits_no_longer),
         cmocka_unit_test(pages_are_shown_behind_steps_and_serve_another_engine),
         cmocka_unit_test(exports_end_early),
+        cmocka_unit_test(pages_are_found_and_copied),
         cmocka_unit_test(pages_come_before_the_last_event),
     };
     return cmocka_run_group_tests_name("pages", tests, NULL, NULL);

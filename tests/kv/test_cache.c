@@ -195,6 +195,7 @@ static void check_all_lengths(world *w, const hd_kv_shape *shape, const pressure
             run_alone(w, 2, other, n - (int32_t)cache_world_draw(w, (uint32_t)n), size);
         }
         const int32_t left = hd_cache_match(w->cache, 7, tokens, n) / size;
+        assert_int_equal(hd_cache_usable(w->cache, 7, tokens, (n - 1) / size), left);
         if (p->entries + p->host >= MAX_PAGES) assert_int_equal(left, (n - 1) / size);
         memcpy(other, tokens, sizeof other);
         fill(other, common, n, 2);
@@ -357,6 +358,10 @@ static void turn_ends_outlive_the_middle(void **state) {
     for (int32_t i = 64; i < 80; i++) next[i] = 9;
     assert_int_equal(hd_cache_match(w->cache, 7, next, 80), 64);
     assert_true(hd_cache_match(w->cache, 7, next, 40) < 32); /* the middle was evicted */
+    for (int32_t n = 1; n <= 80; n++) {
+        assert_int_equal(hd_cache_usable(w->cache, 7, next, (n - 1) / PAGE) * PAGE,
+                         hd_cache_match(w->cache, 7, next, n));
+    }
     cache_world_close(w);
     free(w);
 }

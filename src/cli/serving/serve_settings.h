@@ -19,7 +19,8 @@ typedef struct serve_settings {
     pd_options pd;
     const char *model_name, *host, *cors, *public_name;
     const char *certificate, *private_key, *api_key_file, *admin_key_file;
-    const char *access_log, *request_log, *crash_file, *trace_dir, *weights_dir, *record_dir;
+    const char *access_log, *request_log, *crash_file, *trace_dir, *weights_dir, *record_dir,
+        *kv_save;
     const char *user, *group;
     int64_t port, http_threads, connections, per_address, body_mb, bodies_mb, header_kb,
         stream_kb;
