@@ -144,8 +144,7 @@ static void push_device(hd_cache *c, int group, int32_t page) {
     cache_push(&c->free_pages[HD_TIER_DEVICE][group], page);
 }
 
-/* Adds a page copy; callers ensure that the list has room. */
-static void add_copy(hd_cache *c, hd_kv_group group, bool save, int32_t page, int32_t host) {
+void cache_add_copy(hd_cache *c, hd_kv_group group, bool save, int32_t page, int32_t host) {
     assert(c->n_copies < c->cap_copies);
     c->copies[c->n_copies++] = (hd_page_copy){group, save, page, host};
     (save ? c->saved : c->loaded)[group]++;
@@ -261,7 +260,7 @@ void cache_set_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group, int
 }
 
 /* Frees the page of a node in a tier, if it has one. */
-static void free_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group) {
+void cache_free_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group) {
     const int32_t page = c->nodes[n].page[tier][group];
     if (page == NONE) return;
     cache_push(&c->free_pages[tier][group], page);
@@ -324,7 +323,7 @@ static void drop_leaf(hd_cache *c, int32_t n) {
     keep_written_pages(c, n);
     for (int t = 0; t < HD_N_TIERS; t++) {
         for (int l = 0; l < HD_N_KV_GROUPS; l++) {
-            free_page(c, n, (hd_tier)t, (hd_kv_group)l);
+            cache_free_page(c, n, (hd_tier)t, (hd_kv_group)l);
         }
     }
     unlink_hash(c, n);
@@ -353,7 +352,7 @@ void cache_evict_host(hd_cache *c, int32_t n, hd_kv_group group) {
     if (group == HD_KV_FULL && c->nodes[n].page[HD_TIER_DEVICE][group] == NONE) {
         drop_leaf(c, n);
     } else {
-        free_page(c, n, HD_TIER_HOST, group);
+        cache_free_page(c, n, HD_TIER_HOST, group);
     }
 }
 
@@ -376,7 +375,7 @@ bool cache_save_page(hd_cache *c, int32_t n, hd_kv_group group) {
     if (at[group] == NONE && c->o.n_host[group] && c->n_copies < c->cap_copies) {
         const int32_t host = take_host(c, n, group);
         if (host == NONE) return false;
-        add_copy(c, group, true, c->nodes[n].page[HD_TIER_DEVICE][group], host);
+        cache_add_copy(c, group, true, c->nodes[n].page[HD_TIER_DEVICE][group], host);
         cache_set_page(c, n, HD_TIER_HOST, group, host);
     }
     return at[group] != NONE;
@@ -390,7 +389,7 @@ static bool evict(hd_cache *c, hd_kv_group group) {
     if (!cache_save_page(c, n, group) && group == HD_KV_FULL) {
         drop_branch(c, n);
     } else {
-        free_page(c, n, HD_TIER_DEVICE, group);
+        cache_free_page(c, n, HD_TIER_DEVICE, group);
     }
     c->evicted[group]++;
     return true;
@@ -478,14 +477,14 @@ int32_t hd_cache_match(const hd_cache *c, uint64_t salt, const int32_t *tokens, 
 
 /* ---- pinning ---- */
 
-static void pin(hd_cache *c, int32_t n) {
+void cache_pin(hd_cache *c, int32_t n) {
     cache_node *k = &c->nodes[n];
     c->n_pinned += k->refs++ == 0;
     k->used = c->tick;
     cache_finish(c, n);
 }
 
-static void unpin(hd_cache *c, int32_t n) {
+void cache_unpin(hd_cache *c, int32_t n) {
     cache_node *k = &c->nodes[n];
     assert(k->refs > 0);
     c->n_pinned -= --k->refs == 0;
@@ -513,7 +512,7 @@ static bool load_page(hd_cache *c, int32_t n, hd_kv_group group) {
     }
     const int32_t page = take_page(c, group);
     if (page == NONE) return false;
-    add_copy(c, group, false, page, c->nodes[n].page[HD_TIER_HOST][group]);
+    cache_add_copy(c, group, false, page, c->nodes[n].page[HD_TIER_HOST][group]);
     if (group == HD_KV_FULL && c->nodes[n].from_disk) {
         c->disk_tokens += c->o.page_tokens;
         c->nodes[n].from_disk = false;
@@ -552,7 +551,7 @@ static void let_go(hd_cache *c, cache_seq *l, int32_t id) {
     int32_t n = l->node;
     for (int32_t d = l->n_nodes - 1; d >= 0; d--) {
         if (d >= l->window_from && c->lookback_pages) leave_window(c, id, d, n);
-        unpin(c, n);
+        cache_unpin(c, n);
         n = c->nodes[n].parent;
     }
     for (int32_t p = l->n_nodes; p < l->n_pages; p++) {
@@ -606,7 +605,7 @@ hd_status hd_cache_acquire(hd_cache *c, int32_t id, uint64_t salt, const int32_t
                      .window_from = hd_max_i32(0, d - c->lookback_pages),
                      .ends = ends_of(c, &m, n)};
     for (int32_t p = 0; p < d; p++) {
-        pin(c, c->path[p]);
+        cache_pin(c, c->path[p]);
         if (p >= l->window_from && c->lookback_pages) hold_window(c, c->path[p]);
     }
     const int64_t loaded = c->loaded[HD_KV_FULL];
@@ -671,7 +670,7 @@ static void replace_window(hd_cache *c, int32_t n, int32_t page) {
         if (c->seqs[id].open && *held == old) *held = page;
     }
     if (old != NONE) push_device(c, HD_KV_WINDOW, old);
-    free_page(c, n, HD_TIER_HOST, HD_KV_WINDOW);
+    cache_free_page(c, n, HD_TIER_HOST, HD_KV_WINDOW);
     cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_WINDOW, page);
     c->nodes[n].whole = true;
     cache_finish(c, n);
@@ -722,7 +721,7 @@ static void commit_page(hd_cache *c, int32_t id, const int32_t *tokens) {
                            cache_table(c, id, (hd_kv_group)group)[at]);
         }
     }
-    pin(c, n);
+    cache_pin(c, n);
     if (c->lookback_pages && !cache_keeps_window(c, id, at, n)) hold_window(c, n);
     l->node = n;
     l->n_nodes++;
@@ -776,85 +775,6 @@ void hd_cache_flush(hd_cache *c) {
     while ((n = hd_heap_min(&c->evictable[HD_TIER_HOST][HD_KV_FULL])) >= 0) {
         cache_evict_host(c, n, HD_KV_FULL);
     }
-}
-
-/* ---- pages that go to another cache, or come from one ---- */
-
-int32_t cache_node_at(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
-    int32_t at = ROOT;
-    for (int32_t p = 0; p < n && at != NONE; p++) {
-        at = cache_find_child(c, at, salt, c->epoch, tokens + (int64_t)p * c->o.page_tokens);
-    }
-    return at;
-}
-
-bool hd_cache_has(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
-                  hd_kv_group group) {
-    const int32_t n = cache_node_at(c, salt, tokens, page + 1);
-    return n != NONE && cache_is_complete(&c->nodes[n], group);
-}
-
-int32_t hd_cache_usable(const hd_cache *c, uint64_t salt, const int32_t *tokens,
-                        int32_t n_pages) {
-    int32_t usable = 0;
-    for (int32_t p = 0, at = ROOT, live = 0; p < n_pages; p++) {
-        const int32_t *own = tokens + (int64_t)p * c->o.page_tokens;
-        at = cache_find_child(c, at, salt, c->epoch, own);
-        if (at == NONE) break;
-        live = cache_is_complete(&c->nodes[at], HD_KV_WINDOW) ? live + 1 : 0;
-        if (live >= hd_min_i32(c->lookback_pages, p + 1)) usable = p + 1;
-    }
-    return usable;
-}
-
-/* Returns a page of host memory for what was just used; the node keeps its own pages. */
-static int32_t take_host_beside(hd_cache *c, int32_t n, hd_kv_group group) {
-    if (c->free_pages[HD_TIER_HOST][group].n)
-        return cache_pop(&c->free_pages[HD_TIER_HOST][group]);
-    pin(c, n);
-    const int32_t other = hd_heap_min(&c->evictable[HD_TIER_HOST][group]);
-    if (other >= 0) cache_evict_host(c, other, group);
-    unpin(c, n);
-    return other < 0 ? NONE : cache_pop(&c->free_pages[HD_TIER_HOST][group]);
-}
-
-bool cache_drop_partial(hd_cache *c, int32_t n) {
-    if (c->nodes[n].window_refs > 0) return false;
-    for (int t = 0; t < HD_N_TIERS; t++) free_page(c, n, (hd_tier)t, HD_KV_WINDOW);
-    return true;
-}
-
-int32_t hd_cache_export(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
-                        hd_kv_group group) {
-    const int32_t n = cache_node_at(c, salt, tokens, page + 1);
-    if (n == NONE || !cache_is_complete(&c->nodes[n], group)) return NONE;
-    const int32_t *at = c->nodes[n].page[HD_TIER_HOST];
-    if (at[group] != NONE) return at[group];
-    if (c->n_copies == c->cap_copies) return NONE;
-    const int32_t host = take_host_beside(c, n, group);
-    if (host == NONE) return NONE;
-    add_copy(c, group, true, c->nodes[n].page[HD_TIER_DEVICE][group], host);
-    cache_set_page(c, n, HD_TIER_HOST, group, host);
-    return host;
-}
-
-int32_t hd_cache_import(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
-                        hd_kv_group group) {
-    const int32_t *own = tokens + (int64_t)page * c->o.page_tokens;
-    const int32_t parent = cache_node_at(c, salt, tokens, page);
-    if (parent == NONE) return NONE;
-    c->tick++;
-    int32_t n = cache_find_child(c, parent, salt, c->epoch, own);
-    if (n == NONE && group != HD_KV_FULL) return NONE;
-    assert(c->n_copies == 0 && (n == NONE || !cache_is_complete(&c->nodes[n], group)));
-    if (group == HD_KV_WINDOW && !cache_drop_partial(c, n)) return NONE;
-    const int32_t host = take_host_beside(c, n == NONE ? parent : n, group);
-    if (host == NONE) return NONE;
-    if (n == NONE) n = cache_add_node(c, parent, salt, c->epoch, own);
-    cache_set_page(c, n, HD_TIER_HOST, group, host);
-    if (group == HD_KV_WINDOW) c->nodes[n].whole = true;
-    cache_finish(c, n);
-    return host;
 }
 
 /* ---- tables, copies, statistics ---- */

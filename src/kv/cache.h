@@ -109,7 +109,10 @@ void hd_cache_flush(hd_cache *c);
 /* The calls below move page `page` of tokens between caches: positions page * page_tokens and
  * the page_tokens - 1 after it, in one KV group. */
 
-/* Of WINDOW pages, those that are whole. */
+/* Returns the first of the pages from `from` on, below n_pages, that is not cached; n_pages: there is none.
+ * Of WINDOW pages, those that are whole are. */
+int32_t hd_cache_first_lacking(const hd_cache *c, uint64_t salt, const int32_t *tokens,
+                               int32_t from, int32_t n_pages, hd_kv_group group);
 bool hd_cache_has(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
                   hd_kv_group group);
 

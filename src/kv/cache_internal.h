@@ -130,8 +130,6 @@ int32_t cache_pop(cache_free_list *f);
 void cache_push(cache_free_list *f, int32_t item);
 int32_t cache_find_child(const hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoch,
                          const int32_t *tokens);
-/* Returns the node of the last of n pages, if all are cached; else NONE. */
-int32_t cache_node_at(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n);
 int32_t cache_add_node(hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoch,
                        const int32_t *tokens);
 /* Says where the page of a node lies in a tier; NONE: no longer there. */
@@ -140,9 +138,19 @@ void cache_set_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group, int
 void cache_finish(hd_cache *c, int32_t n);
 /* Saves the page of a node to host memory. Returns whether it lies there. */
 bool cache_save_page(hd_cache *c, int32_t n, hd_kv_group group);
-/* Frees a WINDOW page that is not whole, unless a sequence reads it. */
-bool cache_drop_partial(hd_cache *c, int32_t n);
 /* Evicts a page from host memory; a FULL page that is nowhere else goes with its node. */
 void cache_evict_host(hd_cache *c, int32_t n, hd_kv_group group);
+void cache_free_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group);
+/* A pinned node's pages stay. */
+void cache_pin(hd_cache *c, int32_t n);
+void cache_unpin(hd_cache *c, int32_t n);
+/* Adds a page copy; callers ensure that the list has room. */
+void cache_add_copy(hd_cache *c, hd_kv_group group, bool save, int32_t page, int32_t host);
+
+/* cache_exchange.c */
+/* Returns the node of the last of n pages, if all are cached; else NONE. */
+int32_t cache_node_at(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n);
+/* Frees a WINDOW page that is not whole, unless a sequence reads it. */
+bool cache_drop_partial(hd_cache *c, int32_t n);
 
 #endif

@@ -25,9 +25,8 @@ bool hd_page_range_fits(const hd_page_range *r, int32_t all) {
 }
 
 static int32_t first_lacking(const hd_handover *h, int32_t from, hd_kv_group group) {
-    const int32_t all = hd_handover_pages(h);
-    while (from < all && hd_cache_has(h->cache, h->salt, h->tokens, from, group)) from++;
-    return from;
+    return hd_cache_first_lacking(h->cache, h->salt, h->tokens, from, hd_handover_pages(h),
+                                  group);
 }
 
 /* A FULL page is cached only below those before it. Of WINDOW pages, those within the lookback

@@ -170,6 +170,17 @@ typedef struct pressure {
     int32_t others; /* another text after so many requests; 0: never */
 } pressure;
 
+/* As asking for one page after the other. */
+static void check_first_lacking(const hd_cache *c, const int32_t *tokens, int32_t n) {
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        for (int32_t from = 0; from <= n; from++) {
+            int32_t at = from;
+            while (at < n && hd_cache_has(c, 7, tokens, at, (hd_kv_group)g)) at++;
+            assert_int_equal(hd_cache_first_lacking(c, 7, tokens, from, n, (hd_kv_group)g), at);
+        }
+    }
+}
+
 /* For every length of the common prefix, the hit is its complete pages: less than one block
  * short. If others took cached pages, it is the complete pages of what is left, from the
  * beginning. */
@@ -196,6 +207,7 @@ static void check_all_lengths(world *w, const hd_kv_shape *shape, const pressure
         }
         const int32_t left = hd_cache_match(w->cache, 7, tokens, n) / size;
         assert_int_equal(hd_cache_usable(w->cache, 7, tokens, (n - 1) / size), left);
+        check_first_lacking(w->cache, tokens, (n - 1) / size);
         if (p->entries + p->host >= MAX_PAGES) assert_int_equal(left, (n - 1) / size);
         memcpy(other, tokens, sizeof other);
         fill(other, common, n, 2);
