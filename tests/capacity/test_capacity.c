@@ -29,18 +29,21 @@ typedef struct layout {
     const char *model;
     int32_t tp, dp, ep;
     bool sums;
+    int32_t cp;
 } layout;
 
 static const layout layouts[] = {
-    {TINY,             1, 1, 1, false},
-    {TINY,             2, 1, 1, false},
-    {TINY,             2, 1, 2, false},
-    {TINY,             2, 1, 2, true },
-    {TINY,             1, 2, 2, false},
-    {TINY,             2, 2, 4, false},
-    {"models/tiny-v3", 1, 1, 1, false},
-    {"models/tiny-v3", 4, 1, 1, false},
-    {"models/tiny-v3", 1, 3, 1, false},
+    {TINY,             1, 1, 1, false, 1},
+    {TINY,             2, 1, 1, false, 1},
+    {TINY,             2, 1, 2, false, 1},
+    {TINY,             2, 1, 2, true,  1},
+    {TINY,             1, 2, 2, false, 1},
+    {TINY,             2, 2, 4, false, 1},
+    {"models/tiny-v3", 1, 1, 1, false, 1},
+    {"models/tiny-v3", 4, 1, 1, false, 1},
+    {"models/tiny-v3", 1, 3, 1, false, 1},
+    {TINY,             1, 1, 2, false, 2},
+    {"models/tiny-v3", 2, 1, 4, false, 2},
 };
 
 /* What an engine says of its first rank. */
@@ -49,6 +52,7 @@ static void check_memory(const layout *l) {
                                  .tp = l->tp,
                                  .dp = l->dp,
                                  .ep = l->ep,
+                                 .cp = l->cp,
                                  .sum_in_ranks = l->sums,
                                  .max_running = 5,
                                  .max_context = 512,
@@ -230,6 +234,31 @@ static void unbalanced_experts_cost(void **state) {
     }
     assert_near(flops[0], 2 * 43 * 100 * 6 * 3 * 4096.0 * 2048, 1e-9);
     assert_near(flops[1], flops[0] / 0.8, 1e-9);
+    hd_model_spec_close(spec);
+}
+
+/* Each of 4 ranks has a quarter of a prompt's rows in attention and receives what the others made of theirs;
+ * a step without a prompt costs what it costs without cp. */
+static void rows_of_prompts_are_divided(void **state) {
+    (void)state;
+    static hd_step_cost with, without;
+    const hd_gpu m = gpu_named("h200");
+    hd_model_spec *spec = config_open("v4_flash");
+    const hd_parallel_config cp = hd_parallel_context(1, 4, 1, 4, spec);
+    const hd_parallel_config ep = hd_parallel_common(1, 1, 4, spec);
+    hd_traced_rank *divided = open_rank(spec, &m, &cp, 1), *same = open_rank(spec, &m, &ep, 1);
+    const hd_step_shape prompt = {.seqs = 1, .rows = 2048, .start = 2048, .logits = 1};
+    const hd_step_shape decode = {.seqs = 8, .rows = 1, .start = 2048, .logits = 1};
+    step(divided, prompt, &with);
+    step(same, prompt, &without);
+    assert_near(with.sent - without.sent, 43 * 2048 * 4096.0 * 2 * 3 / 4, 1e-9);
+    assert_true(with.flops < 0.6 * without.flops && with.kernel_s < 0.6 * without.kernel_s);
+    step(divided, decode, &with);
+    step(same, decode, &without);
+    assert_near(with.sent, without.sent, 1e-9);
+    assert_near(with.flops, without.flops, 1e-9);
+    hd_traced_rank_close(divided);
+    hd_traced_rank_close(same);
     hd_model_spec_close(spec);
 }
 
@@ -553,6 +582,7 @@ int test_capacity(void) {
         cmocka_unit_test(a_row_reads_its_experts),
         cmocka_unit_test(steps_repeat),
         cmocka_unit_test(unbalanced_experts_cost),
+        cmocka_unit_test(rows_of_prompts_are_divided),
         cmocka_unit_test(a_step_beyond_the_limits),
         cmocka_unit_test(nodes_divide_what_is_sent),
         cmocka_unit_test(few_choices_hit_few_slots),

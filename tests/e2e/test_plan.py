@@ -226,8 +226,19 @@ def test_training(tmp_path):
     assert 0.7 * alone["peak"] < used < alone["peak"] + 20e6
 
 
+def test_context_parallelism():
+    """Sooner than ranks that all compute the whole prompt's attention; the options are those of serve."""
+    args = ("--gpus", 4, "--users", 1, "--prompt", 131072, "--chunk", 8192)
+    (divided,), (same,) = (predicted("v4_flash", *args, "--layout", x)["layouts"] for x in ("cp=4,ep=4", "tp=1,ep=4"))
+    assert divided["layout"]["cp"] == 4 and divided["layout"]["tp"] == same["layout"]["cp"] == 1
+    assert divided["ttft_seconds"] < 0.6 * same["ttft_seconds"]
+    assert "--tp 1 --cp 4 --dp 1 --ep 4" in plan("v4_flash", *args, "--layout", "cp=4,ep=4")
+
+
 def test_refusals(refused, tmp_path):
     flash = CONFIGS / "v4_flash.json"
+    assert "layers drop rows of prompts" in refused("plan", CONFIGS / "v4_1_flash.json", "--gpus", 2, "--layout", "cp=2")
+    assert "is not for 4 GPUs" in refused("plan", flash, "--gpus", 4, "--layout", "tp=4,cp=2")
     assert "is no GPU (h100, h200, b200, cpu)" in refused("plan", flash, "--gpu", "a100")
     assert "neither auto nor tp=N" in refused("plan", flash, "--layout", "pp=2")
     assert "is not for 4 GPUs" in refused("plan", flash, "--gpus", 4, "--layout", "tp=2")

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/planning/plan_internal.h"
@@ -32,13 +33,20 @@ static const char details[] =
     "and answers are decoded on the other N. Each pool is divided into equal servers of all "
     "layouts.";
 
+int32_t plan_cp(const hd_parallel_config *l) {
+    return hd_max_i32(1, l->cp);
+}
+
 const char *plan_layout_text(const hd_capacity *c, char out[64]) {
     const hd_parallel_config *l = &c->parallel;
     if (c->dwdp > 1) {
         snprintf(out, 64, "dwdp=%d", c->dwdp);
         return out;
     }
-    const int n = snprintf(out, 64, "tp=%d,dp=%d,ep=%d", l->tp, l->dp, l->ep);
+    const int32_t cp = plan_cp(l);
+    int n = snprintf(out, 64, "tp=%d,", l->tp / cp);
+    if (cp > 1) n += snprintf(out + n, 64 - (size_t)n, "cp=%d,", cp);
+    n += snprintf(out + n, 64 - (size_t)n, "dp=%d,ep=%d", l->dp, l->ep);
     if (l->redundant) snprintf(out + n, 64 - (size_t)n, ",redundant=%d", l->redundant);
     return out;
 }
@@ -49,8 +57,10 @@ double plan_price(const plan_settings *s, const hd_capacity *c) {
 
 /* ---- layouts ---- */
 
-static hd_status parse_layout(int32_t sizes[4], const char *text, hd_err *err) {
-    static const char *const names[] = {"tp=", "dp=", "ep=", "dwdp="};
+enum { TP, CP, DP, EP, DWDP, N_SIZES };
+
+static hd_status parse_layout(int32_t sizes[N_SIZES], const char *text, hd_err *err) {
+    static const char *const names[N_SIZES] = {"tp=", "cp=", "dp=", "ep=", "dwdp="};
     for (const char *at = text; *at;) {
         size_t i = 0;
         while (i < HD_LEN(names) && strncmp(at, names[i], strlen(names[i])) != 0) i++;
@@ -59,7 +69,7 @@ static hd_status parse_layout(int32_t sizes[4], const char *text, hd_err *err) {
         if (n < 1 || n > MAX_GPUS || (*end && *end != ',')) {
             return HD_FAIL(
                 err, HD_EINVAL,
-                "--layout '%s': neither auto nor tp=N, dp=N and ep=N with commas, nor "
+                "--layout '%s': neither auto nor tp=N, cp=N, dp=N and ep=N with commas, nor "
                 "dwdp=N",
                 text);
         }
@@ -70,26 +80,33 @@ static hd_status parse_layout(int32_t sizes[4], const char *text, hd_err *err) {
 }
 
 static hd_status one_layout(plan_settings *s, hd_parallel_config *out, hd_err *err) {
-    int32_t sizes[] = {1, 1, 1, 1};
+    int32_t sizes[N_SIZES] = {1, 1, 1, 1, 1};
     HD_TRY(parse_layout(sizes, s->layout, err));
-    s->args.dwdp = sizes[3];
-    if (sizes[3] > 1 && sizes[0] * sizes[1] * sizes[2] == 1 && sizes[3] == s->gpus) {
+    const int32_t tp = sizes[TP], cp = sizes[CP], dp = sizes[DP], ep = sizes[EP];
+    const int64_t all = (int64_t)tp * cp * dp;
+    s->args.dwdp = sizes[DWDP];
+    if (sizes[DWDP] > 1 && all * ep == 1 && sizes[DWDP] == s->gpus) {
         *out = hd_parallel_single();
         return HD_OK;
     }
-    if (sizes[3] > 1) {
+    if (sizes[DWDP] > 1) {
         return HD_FAIL(err, HD_EINVAL, "--layout %s: dwdp is alone, and as many as --gpus",
                        s->layout);
     }
-    const int32_t tp = sizes[0], dp = sizes[1], ep = sizes[2], all = tp * dp;
-    const int32_t most = all > ep ? all : ep, least = all > ep ? ep : all;
+    const int64_t most = all > ep ? all : ep, least = all > ep ? ep : all;
     if (most != s->gpus || most % least || most % dp) {
-        return HD_FAIL(err, HD_EINVAL,
-                       "--layout %s is not for %lld GPUs: tp x dp or ep is their number, and "
-                       "the other divides it",
-                       s->layout, (long long)s->gpus);
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "--layout %s is not for %lld GPUs: tp x cp x dp or ep is their number, and "
+            "the other divides it",
+            s->layout, (long long)s->gpus);
     }
-    *out = hd_parallel_common(tp, dp, ep, s->spec);
+    if (cp > 1 && hd_kv_shape_of(s->spec).tail.n) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "cp is not for %s, whose layers drop rows of prompts",
+                       hd_family_name(s->spec->family));
+    }
+    *out = hd_parallel_context(tp, cp, dp, ep, s->spec);
     return HD_OK;
 }
 
@@ -216,7 +233,8 @@ int cmd_plan(int argc, char **argv) {
         option_real("host-memory", &host_gb, 0, 1e6, "GB for them; default: enough"),
         option_int("prefill", &s.prefill, 1, MAX_GPUS, "GPUs that compute prompts only"),
         option_int("decode", &s.decode, 1, MAX_GPUS, "GPUs that compute answers only"),
-        option_text("layout", &s.layout, "LIST", "tp=N,dp=N,ep=N or dwdp=N; default: auto"),
+        option_text("layout", &s.layout, "LIST",
+                    "tp=N,cp=N,dp=N,ep=N or dwdp=N; default: auto"),
         option_int("redundant", &s.redundant, 0, 4096, "spare slots of experts"),
         option_int("users", &users, 1, 1 << 20, "requests at a time; default 16"),
         option_int("prompt", &prompt, 1, MAX_TOKENS, "tokens of a prompt; default 4096"),

@@ -42,6 +42,7 @@ typedef struct plan_result {
 } plan_result;
 
 /* "tp=2,dp=2,ep=4", or with redundant=N, or "dwdp=4"; returns out. */
+int32_t plan_cp(const hd_parallel_config *l); /* at least 1 */
 const char *plan_layout_text(const hd_capacity *c, char out[64]);
 
 /* Dollars of a million output tokens. */

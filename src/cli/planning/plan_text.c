@@ -55,9 +55,11 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
                -c->free / 1e9);
         return;
     }
-    char ranks[64];
-    snprintf(ranks, sizeof ranks, "--tp %d --dp %d --ep %d", c->parallel.tp, c->parallel.dp,
-             c->parallel.ep);
+    char ranks[80], by_cp[24] = "";
+    const int32_t cp = plan_cp(&c->parallel);
+    if (cp > 1) snprintf(by_cp, sizeof by_cp, " --cp %d", cp);
+    snprintf(ranks, sizeof ranks, "--tp %d%s --dp %d --ep %d", c->parallel.tp / cp, by_cp,
+             c->parallel.dp, c->parallel.ep);
     if (c->dwdp > 1) snprintf(ranks, sizeof ranks, "--dwdp %d", c->dwdp);
     const char *flag = s->args.experts == HD_EXPERTS_ON_HOST   ? " --experts-host auto"
                        : s->args.experts == HD_EXPERTS_ON_DISK ? " --experts-disk auto"
