@@ -409,6 +409,17 @@ static void check_maps(hd_engine *e) {
     hd_engine_resume(e);
 }
 
+/* Moves have a share of the time of steps: how many steps they need depends on the machine. */
+static void expect_flips(hd_engine *e, const hd_request *g, const rig_answer *want) {
+    for (int32_t i = 0; i < 50 && figures_of(e).flips == 0; i++) {
+        rig_answer more = {0};
+        rig_run(e, g, &more);
+        rig_same(want, &more);
+        rig_deinit(&more);
+    }
+    assert_true(figures_of(e).flips > 0);
+}
+
 /* Experts move after every step, drafts and a grammar included: not a bit of a text changes. */
 static void moves_change_no_bit(void **state) {
     (void)state;
@@ -421,6 +432,8 @@ static void moves_change_no_bit(void **state) {
         for (int32_t k = 0; k < N_KINDS; k++) {
             for (int32_t i = 0; i < request_of(k).n; i++) rig_same(&want[k][i], &got[k][i]);
         }
+        const hd_request first = request_of(0);
+        expect_flips(many, &first, &want[0][0]);
         const hd_rebalance_figures f = figures_of(many);
         assert_true(f.on && f.flips > 0 && f.moves > 0 && f.bytes > 0);
         assert_int_equal(f.interrupted, 0);
@@ -533,7 +546,7 @@ static void moves_survive_failures(void **state) {
         const hd_rebalance_figures f = figures_of(e);
         assert_int_equal(f.interrupted, 1);
         assert_non_null(strstr(f.why, tap_why));
-        assert_true(f.flips > 0); /* it tried again */
+        expect_flips(e, &g, &want); /* it tries again */
         check_maps(e);
         hd_engine_close(e);
     }
@@ -556,7 +569,7 @@ static void other_moves_are_refused(void **state) {
     const hd_rebalance_figures f = figures_of(e);
     assert_int_equal(f.interrupted, 1);
     assert_non_null(strstr(f.why, "was told other moves"));
-    assert_true(f.flips > 0);
+    expect_flips(e, &g, &want);
     check_maps(e);
     rig_deinit(&want);
     rig_deinit(&got);
