@@ -43,13 +43,9 @@ REASONS = {
     "X01": "no list of addresses: servers prove a secret",
     "X03": "magic and version are checked like the MAC behind them",
     "X04": "no features to choose: the version is equal or refused",
-    "X26": "no test floods a link",
     "X32": "no token is handed over: the receiver samples the first",
     "X25": "no message has an address or a key of memory",
     "X31": "no ticket: a prefill server is named from a list",
-    "FT56": "no test drops one direction of a link",
-    "FT64": "no test ends a router",
-    "FT65": "no test of a stale picture",
 }
 
 NAME = r"(?:[HJRMSEFCKLX][0-9]{2}|FT[0-9]{2})"

@@ -2,6 +2,8 @@
 servers refuse, drain, die and come back, and when clients leave."""
 
 import concurrent.futures
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -11,6 +13,7 @@ import subprocess
 import pytest
 from conftest import HADAL
 from serving import Hosts, Listening, Server, events_of, read_all, read_until, wait_until
+from test_metrics import stream
 
 FLAGS = ("--threads", "1", "--max-running", "16")
 CHAT = {"messages": [{"role": "user", "content": "What is 347 + 586?"}], "seed": 7, "max_tokens": 24}
@@ -23,8 +26,8 @@ def free_port():
 
 
 class Router(Listening):
-    def __init__(self, *flags, env=None, launcher=()):
-        words = [*launcher, HADAL, "router", "--port", "0", *flags]
+    def __init__(self, *flags, port=0, env=None, launcher=()):
+        words = [*launcher, HADAL, "router", "--port", str(port), *flags]
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
         first = self.process.stdout.readline().decode()
         assert first.startswith("hadal "), self.process.stderr.read().decode()
@@ -397,6 +400,42 @@ def test_a_restarted_router_and_another_one_know_what_is_cached(route, servers):
     wait_until(lambda: told(again) == told(first), "it knows what the first one knew")
     assert all(cached(again, b) > 0 for b in LONG)
     assert again.figure("hadal_router_cached_tokens_total") > 0
+
+
+def test_FT64_router_dies(servers):
+    """Its streams end, and their requests with them; another one on its port answers at once and knows what is cached."""
+    flags, port = ("--decode", ",".join(of(s) for s in servers)), free_port()
+    body = {"prompt": "The dog that a router forgot. " * 40, "max_tokens": 4000, "ignore_eos": True, "temperature": 0}
+    first = Router(*flags, port=port).wait_up(2)
+    with stream(first, "POST", "/v1/completions", {**body, "stream": True}) as reply:
+        events = events_of(reply)
+        next(events)
+        first.process.kill()
+        first.process.communicate()
+        with contextlib.suppress(http.client.HTTPException, OSError):
+            assert b"[DONE]" not in list(events)
+    for s in servers:
+        wait_until(lambda s=s: s.loads()["num_running_reqs"] == 0, "nobody is left of those whose router died")
+    second = Router(*flags, port=port).wait_up(2)
+    assert cached(second, {**body, "max_tokens": 4}) > 128
+    second.close()
+
+
+def test_FT65_stale_picture(route):
+    """What a router believes to be cached is gone: the prompt is computed again, to the same text."""
+    both = [Server(*FLAGS) for _ in range(2)]
+    r = route("--decode", ",".join(of(s) for s in both)).wait_up(2)
+    body = {"prompt": "A story of a cat that nobody remembers. " * 40, "max_tokens": 12, "temperature": 0}
+    want = r.post("/v1/completions", body).json
+    again = r.post("/v1/completions", body).json
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 128
+    for s in both:
+        assert s.post("/flush_cache").status == 200
+    got = r.post("/v1/completions", body).json  # before a report says so
+    assert got["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert got["choices"][0]["text"] == again["choices"][0]["text"] == want["choices"][0]["text"]
+    for s in both:
+        s.close()
 
 
 def test_a_flushed_server_is_known_to_be_empty(route):

@@ -92,6 +92,17 @@ static void freeze(proxy *p) {
     pthread_mutex_unlock(&p->lock);
 }
 
+static void mute(proxy *p, int from) {
+    pthread_mutex_lock(&p->lock);
+    p->mute[from] = true;
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void flood(proxy *p, int to, const hd_frame *head, const uint8_t *payload) {
+    const int32_t n = head->n > 4096 ? PROXY_MANY_LARGE : PROXY_MANY / (is_brief() ? 20 : 1);
+    for (int32_t i = 0; i < n; i++) pass(p, to, head, payload);
+}
+
 static void do_wrong(proxy *p, int from, proxy_fault fault, const hd_frame *head,
                      uint8_t *payload) {
     const int to = !from;
@@ -119,6 +130,12 @@ static void do_wrong(proxy *p, int from, proxy_fault fault, const hd_frame *head
     case PROXY_CUT:
         cut(p);
         return;
+    case PROXY_MUTE:
+        mute(p, from);
+        return;
+    case PROXY_FLOOD:
+        flood(p, to, head, payload);
+        return;
     case PROXY_FREEZE:
     case PROXY_N_FAULTS:
         freeze(p);
@@ -141,12 +158,23 @@ static bool is_meant(proxy *p, int from, const hd_frame *head, proxy_fault *faul
     return meant;
 }
 
+static bool is_mute(proxy *p, int from) {
+    pthread_mutex_lock(&p->lock);
+    const bool is = p->mute[from];
+    pthread_mutex_unlock(&p->lock);
+    return is;
+}
+
 static void take_frame(proxy *p, int from) {
     hd_channel *c = &p->ends[from];
     const hd_frame head = c->head;
     uint8_t *payload = c->payload;
     proxy_fault fault;
     c->payload = NULL; /* a cut frees it */
+    if (is_mute(p, from)) {
+        free(payload);
+        return;
+    }
     if (is_meant(p, from, &head, &fault)) {
         do_wrong(p, from, fault, &head, payload);
     } else {
@@ -164,7 +192,7 @@ static bool is_frozen(proxy *p) {
     pthread_mutex_lock(&p->lock);
     const bool thaws = p->thaws;
     p->thaws = false;
-    if (thaws) p->frozen = false;
+    if (thaws) p->frozen = p->mute[NEAR] = p->mute[FAR] = false;
     const bool frozen = p->frozen;
     pthread_mutex_unlock(&p->lock);
     if (thaws) cut(p);
@@ -231,7 +259,7 @@ void proxy_open(proxy *p, const char *target) {
 
 void proxy_order(proxy *p, int from, int32_t index, proxy_fault fault) {
     pthread_mutex_lock(&p->lock);
-    p->thaws = p->frozen;
+    p->thaws = p->frozen || p->mute[NEAR] || p->mute[FAR];
     p->from = from;
     p->index = index;
     p->fault = fault;

@@ -19,8 +19,12 @@ typedef enum proxy_fault {
     PROXY_GARBLE, /* a byte is another, and the MAC is wrong */
     PROXY_CUT,    /* both connections are closed before it */
     PROXY_FREEZE, /* from it on nothing passes, until the next order */
+    PROXY_MUTE,   /* from it on nothing of its sender passes, until the next order */
+    PROXY_FLOOD,  /* it comes PROXY_MANY times, a large one a few times */
     PROXY_N_FAULTS
 } proxy_fault;
+
+enum { PROXY_MANY = 100000, PROXY_MANY_LARGE = 20 };
 
 typedef struct proxy {
     char at[32]; /* "127.0.0.1:PORT" where it listens */
@@ -34,6 +38,7 @@ typedef struct proxy {
 
     pthread_mutex_t lock; /* guards the following */
     bool closing, frozen, thaws;
+    bool mute[2];  /* the end's frames are lost */
     int from;      /* end whose frame it is; -1: no order */
     int32_t index; /* of the messages that this end sends after the order */
     proxy_fault fault;
@@ -43,7 +48,7 @@ typedef struct proxy {
 void proxy_open(proxy *p, const char *target);
 
 /* Orders a fault of the index-th message that end `from` sends from now on; pings do not count.
- * from -1: none. What was frozen is cut. */
+ * from -1: none. What was frozen or mute is cut. */
 void proxy_order(proxy *p, int from, int32_t index, proxy_fault fault);
 
 int32_t proxy_applied(proxy *p); /* how many orders were carried out */

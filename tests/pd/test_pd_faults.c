@@ -184,7 +184,7 @@ static void ask_with(int from, int32_t index, proxy_fault fault) {
     proxy_order(&between, -1, 0, fault);
 }
 
-/* FT46, FT47, FT49, FT50, FT53, FT54, FT57, X08 */
+/* FT46, FT47, FT49, FT50, FT53, FT54, FT56, FT57, X08, X26 */
 static void every_message_may_go_wrong(void **state) {
     (void)state;
     const int apart = is_brief() ? 3 : 1; /* every message and every fault, not every pair */
