@@ -7,6 +7,7 @@ import math
 import signal
 import struct
 import subprocess
+import time
 
 import pytest
 from conftest import HADAL, ROOT
@@ -76,6 +77,7 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(hadal, data, tmp_path,
     started = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
     while not (log.exists() and log.read_text().count("\n") >= 1):
         assert started.poll() in (None, 0)
+        time.sleep(0.02)
     started.send_signal(signal.SIGTERM)  # finishes its step and saves
     assert started.wait() == 0, started.stderr.read()
     started.stderr.close()
