@@ -4,7 +4,7 @@
     bench/learning.py [--hadal build/hadal] [--seeds 1 2 3] [--steps 60] [--every 10] [--held-out 1000] [--out DIR]
                       [--svg FILE] [--backend cpu] [--threads 2]
 
-Every step has new lists and no list is held out and learned. Prints a table with 95 % intervals (Wilson) of the first and
+Every step has new lists, and those that are held out are never trained on. Prints a table with 95 % intervals (Wilson) of the first and
 last measurement, and the seconds that learning took, without measuring. `--svg` plots the curves."""
 
 import argparse
