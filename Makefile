@@ -110,8 +110,9 @@ FORCE:
 .DEFAULT_GOAL := all
 # Small programs that the end-to-end tests talk to.
 drivers: $(DRIVERS) $(BUILD)/examples/side_by_side
+benches: $(patsubst bench/%.c,$(BUILD)/%,$(wildcard bench/bench_*.c))
 
-.PHONY: all drivers unit debug asan tsan check headers fuzz bench clean FORCE
+.PHONY: all drivers benches unit debug asan tsan check headers fuzz bench clean FORCE
 all: $(BUILD)/hadal
 
 define link # FLAGS, LIBRARIES

@@ -200,8 +200,8 @@ static hd_status measure_speed(int32_t n_prefixes, hd_err *err) {
         const char *family;
         hd_kv_shape shape;
     } cases[] = {
-        {"V4",           {128, 127}},
-        {"V2, V3, V3.2", {64, 0}   }
+        {"V4",           {.page_tokens = 128, .lookback = 127}},
+        {"V2, V3, V3.2", {.page_tokens = 64}                  }
     };
     forest *f = calloc(1, sizeof *f);
     if (f) f->prefixes = calloc((size_t)n_prefixes, sizeof *f->prefixes);

@@ -206,8 +206,9 @@ static hd_status open_and_measure(bench *b, const hd_kv_shape *shape, hd_err *er
         .max_positions = b->what->context
     };
     const hd_batch_limits limits = {STEP_ROWS, RUNNING, seq_pages};
-    hd_status st = hd_sched_open(&b->sched, &o, &(hd_runner){b, run},
-                                 &(hd_sched_hooks){b, on_enter, on_leave, on_event}, err);
+    const hd_sched_hooks hooks = {
+        .ctx = b, .slot_assigned = on_enter, .slot_released = on_leave, .event = on_event};
+    hd_status st = hd_sched_open(&b->sched, &o, &(hd_runner){b, run}, &hooks, err);
     if (st == HD_OK) st = hd_batch_open(&b->batch, &limits, b->device, err);
     if (st == HD_OK) st = measure(b, err);
     hd_sched_close(b->sched);

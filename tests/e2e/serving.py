@@ -199,6 +199,7 @@ class Description:
 
 class Server(Listening):
     description = None
+    ending = False  # was told to drain
 
     def request(self, method, path, **options):
         reply = super().request(method, path, **options)
@@ -225,6 +226,7 @@ class Server(Listening):
 
     def signal(self, number):
         self.process.send_signal(number)
+        self.ending |= number in (signal.SIGTERM, signal.SIGINT)
 
     def stats(self, **options):
         """Figures of /metrics by name, without labels."""
@@ -244,7 +246,7 @@ class Server(Listening):
 
     def close(self, missed=0):
         """missed: how many audits may have found something that was not given back."""
-        if self.process.poll() is None:
+        if self.process.poll() is None and not self.ending:  # a second signal would end it at once
             self.signal(signal.SIGTERM)
         assert self.wait() == 0, self.log.decode()
         assert self.log.count(b"audit_failed") == missed, self.log.decode()
