@@ -1,7 +1,9 @@
-/* eplb_split.c - the exact split of a batch over copies: rows are pushed from the fullest rank
- * along the shortest path of shared experts, until no path from it leads to a rank that has two
- * rows less. Then each rank that it reaches has at least its rows less one, and the experts with
- * rows there live nowhere else: no split is better. */
+/* eplb_split.c - the exact split of a batch over copies. Ranks with experts in common form trees, found
+ * once for a map. From the leaves up each rank gives its parent what it has above the mean, or takes
+ * what lacks: that is all where experts between them have enough rows. Then rows are pushed from the
+ * fullest rank along the shortest path of shared experts, until no path from it leads to a rank that
+ * has two rows less. Then each rank that it reaches has at least its rows less one, and the experts
+ * with rows there live nowhere else: no split is better. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +26,12 @@ typedef struct hop {
     int32_t rank;       /* before it */
 } hop;
 
+/* A rank in its tree. An expert has the slots `mine` here and `theirs` at the parent. */
+typedef struct branch {
+    int32_t rank, root, parent; /* -1: none */
+    int32_t mine, theirs;
+} branch;
+
 struct hd_eplb_splitter {
     int32_t experts, slots, ranks, alive;
     int32_t *holder0;    /* [experts + 1] into holders */
@@ -31,7 +39,10 @@ struct hd_eplb_splitter {
     int32_t *shared0;    /* [ranks + 1] into shared */
     shared_slot *shared; /* [slots] of each rank */
     bool *has_slots;     /* [ranks] */
+    branch *branches;    /* [ranks] breadth first, tree by tree */
     int64_t *sum;        /* [ranks] */
+    int64_t *goal;       /* [ranks] of a tree, at its root: rows, then the mean of a rank */
+    int32_t *size;       /* [ranks] of a tree, at its root: ranks with slots */
     int32_t *queue;      /* [ranks] */
     hop *hops;           /* [ranks] */
     uint32_t round;      /* the last search */
@@ -44,7 +55,10 @@ void hd_eplb_splitter_close(hd_eplb_splitter *s) {
     free(s->shared0);
     free(s->shared);
     free(s->has_slots);
+    free(s->branches);
     free(s->sum);
+    free(s->goal);
+    free(s->size);
     free(s->queue);
     free(s->hops);
     free(s);
@@ -57,11 +71,14 @@ static hd_status allocate(hd_eplb_splitter *s) {
     s->shared0 = calloc(ranks + 1, sizeof *s->shared0);
     s->shared = calloc(slots, sizeof *s->shared);
     s->has_slots = calloc(ranks, sizeof *s->has_slots);
+    s->branches = calloc(ranks, sizeof *s->branches);
     s->sum = calloc(ranks, sizeof *s->sum);
+    s->goal = calloc(ranks, sizeof *s->goal);
+    s->size = calloc(ranks, sizeof *s->size);
     s->queue = calloc(ranks, sizeof *s->queue);
     s->hops = calloc(ranks, sizeof *s->hops);
     const bool all = s->holder0 && s->holders && s->shared0 && s->shared && s->has_slots &&
-                     s->sum && s->queue && s->hops;
+                     s->branches && s->sum && s->goal && s->size && s->queue && s->hops;
     return all ? HD_OK : HD_ENOMEM;
 }
 
@@ -77,6 +94,33 @@ static void index_slots(hd_eplb_splitter *s, const int32_t *slot_expert,
             if (slot_expert[i] >= 0) s->holders[--next[slot_expert[i]]] = (holder){i, d};
         }
     }
+}
+
+/* Appends the ranks that share experts with `at`, and are in no tree yet. */
+static int32_t grow(hd_eplb_splitter *s, int32_t n, branch at) {
+    for (int32_t i = s->shared0[at.rank]; i < s->shared0[at.rank + 1]; i++) {
+        const shared_slot theirs = s->shared[i];
+        for (int32_t k = theirs.begin; k < theirs.end; k++) {
+            const holder mine = s->holders[k];
+            if (s->hops[mine.rank].seen) continue;
+            s->hops[mine.rank].seen = 1;
+            s->branches[n++] = (branch){mine.rank, at.root, at.rank, mine.slot, theirs.slot};
+        }
+    }
+    return n;
+}
+
+static void grow_trees(hd_eplb_splitter *s) {
+    int32_t n = 0;
+    for (int32_t root = 0; root < s->ranks; root++) {
+        if (s->hops[root].seen || !s->has_slots[root]) continue;
+        int32_t at = n;
+        s->hops[root].seen = 1;
+        s->branches[n++] = (branch){root, root, -1, -1, -1};
+        for (; at < n; at++) n = grow(s, n, s->branches[at]);
+    }
+    for (int32_t i = 0; i < n; i++) s->size[s->branches[i].root]++;
+    s->round = 1;
 }
 
 hd_status hd_eplb_splitter_open(hd_eplb_splitter **out, const int32_t *slot_expert,
@@ -103,6 +147,7 @@ hd_status hd_eplb_splitter_open(hd_eplb_splitter **out, const int32_t *slot_expe
         s->shared0[d + 1] = n;
         s->alive += s->has_slots[d];
     }
+    grow_trees(s);
     *out = s;
     return HD_OK;
 }
@@ -143,6 +188,29 @@ static int64_t start(hd_eplb_splitter *s, const int32_t *rows, int32_t *out) {
         if (n > 1) share_out(s, out, s->holders + begin, n, rows[e]);
     }
     return total;
+}
+
+/* A mean is rounded up, so that each root has at most that of its tree, if no expert has too few rows. */
+static void even_out(hd_eplb_splitter *s, int32_t *x) {
+    int64_t *sum = s->sum, *goal = s->goal;
+    memset(goal, 0, (size_t)s->ranks * sizeof *goal);
+    for (int32_t i = 0; i < s->alive; i++) {
+        goal[s->branches[i].root] += sum[s->branches[i].rank];
+    }
+    for (int32_t d = 0; d < s->ranks; d++) {
+        if (s->size[d]) goal[d] = (goal[d] + s->size[d] - 1) / s->size[d];
+    }
+    for (int32_t i = s->alive - 1; i >= 0; i--) {
+        const branch b = s->branches[i];
+        if (b.parent < 0) continue;
+        int64_t n = sum[b.rank] - goal[b.root];
+        if (n > x[b.mine]) n = x[b.mine];
+        if (-n > x[b.theirs]) n = -x[b.theirs];
+        x[b.mine] -= (int32_t)n;
+        x[b.theirs] += (int32_t)n;
+        sum[b.rank] -= n;
+        sum[b.parent] += n;
+    }
 }
 
 /* Breadth first from rank `hot`. Returns the first rank below `low`, else the emptiest of those
@@ -203,6 +271,7 @@ int64_t hd_eplb_split(hd_eplb_splitter *s, const int32_t *rows, int32_t *out,
         memset(s->hops, 0, (size_t)s->ranks * sizeof *s->hops);
         s->round = 0;
     }
+    even_out(s, out);
     for (;;) {
         int32_t hot = 0;
         for (int32_t d = 1; d < s->ranks; d++) {
