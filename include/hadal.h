@@ -55,6 +55,10 @@ typedef struct hd_engine_options {
     /* Of the cuda backend with "fast": GEMMs of many rows use cuBLASLt, so the bits of a
      * result depend on the rest of the batch (docs/numerics.md). */
     bool no_batch_invariance;
+    /* Of the cpu and ref backends: how the KV cache is stored. "auto", the default, is "float32";
+     * "bfloat16" takes half the memory, "fp8" a quarter (docs/numerics.md). A GPU has "auto", which is
+     * float32 with "exact" and bfloat16 with the other precisions. */
+    const char *kv_cache_dtype;
     /* Ranks: threads of this process that share one model, on the cpu and ref backends
      * (docs/ranks.md). tp: each has a part of every matrix. ep: each has a part of the routed
      * experts. dp: attention groups, each with a scheduler, KV pools and requests of its own. As

@@ -58,6 +58,7 @@
     X(record) \
     X(rebalance) \
     X(simulate) \
+    X(kv) \
     X(cache) \
     X(lease) \
     X(lease_world) \

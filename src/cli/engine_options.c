@@ -21,6 +21,7 @@ static const char *const backends[] = {"auto", "cpu", "cuda", "ref", "null", NUL
 static const char *const step_backends[] = {"auto", "cpu", "cuda", "ref", NULL};
 static const char *const precisions[] = {"exact", "fast", "official", NULL};
 static const char *const mla_forms[] = {"absorbed", "naive", NULL};
+static const char *const kv_types[] = {"auto", "float32", "bfloat16", "fp8", NULL};
 static const char *const drafters[] = {"auto", "mtp", "dspark", "none", NULL};
 static const char *const prompt_decoders[] = {"tail", "whole", NULL};
 static const char *const layouts[] = {"auto", NULL};
@@ -147,6 +148,10 @@ static const engine_option rows[] = {
      HELP("attention of V2 and V3: naive is faster for prompts in large chunks; on a GPU with "
           "fast or official"),
      .offered = ALL},
+    {WORD("kv-cache-dtype", options.kv_cache_dtype, kv_types),
+     HELP("number format of the KV cache on the CPU: bfloat16 takes half the memory, fp8 a quarter; "
+          "auto is float32"),
+     .offered = ALL},
     {TEXT("manifest", options.manifest, "FILE"),
      HELP("SHA-256 digests that all files of the model must have"),
      .offered = ENGINES | ENGINE_LOGITS | ENGINE_INSPECT,
@@ -252,6 +257,7 @@ engine_settings engine_settings_default(void) {
                     .backend = backends[0],
                     .precision = precisions[0],
                     .mla = mla_forms[0],
+                    .kv_cache_dtype = kv_types[0],
                     .tp = 1,
                     .cp = 1,
                     .dp = 1,
@@ -341,6 +347,7 @@ hd_status engine_settings_ops(const engine_settings *s, hd_ops_options *ops, hd_
         .no_batch_invariance = o->no_batch_invariance
     };
     HD_TRY(hd_precision_of(&ops->precision, o->precision, err));
+    HD_TRY(hd_kv_type_of(&ops->kv_type, o->kv_cache_dtype, err));
     if (hd_mla_needs_cpu(*mla, ops->precision)) ops->needs_cpu = "mla naive";
     return HD_OK;
 }

@@ -69,11 +69,12 @@ hd_status hd_engine_page_identity(char out[HD_DISK_IDENTITY], const hd_engine *e
     for (int k = 0; k < HD_N_REPLAYS; k++) replay |= (unsigned)e->replay[k] << k;
     write_sums(sums, sizeof sums, &e->parallel);
     snprintf(out, HD_DISK_IDENTITY,
-             "hadal %s, %s, precision %d, %s activations, %s mla, %d drafts of %s, choices %u, "
+             "hadal %s, %s, precision %d, %s activations, %s cache, %s mla, %d drafts of %s, "
+             "choices %u, "
              "%smodel %016" PRIx64 ", weights %016" PRIx64,
              HD_VERSION, ops->name, (int)ops->precision, ops->activations,
-             e->mla == HD_MLA_NAIVE ? "naive" : "absorbed", z.drafts,
-             hd_drafter_name(e->spec->drafter), replay, sums, model, weights);
+             hd_kv_type_name(ops->kv_type), e->mla == HD_MLA_NAIVE ? "naive" : "absorbed",
+             z.drafts, hd_drafter_name(e->spec->drafter), replay, sums, model, weights);
     return HD_OK;
 }
 

@@ -202,6 +202,11 @@ static hd_status check_null(const hd_engine *e, const hd_engine_options *o,
             err, HD_EUNSUPPORTED,
             "the null backend multiplies nothing: no-batch-invariance has no meaning");
     }
+    if (o->kv_cache_dtype && strcmp(o->kv_cache_dtype, "auto") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "the null backend caches nothing: kv_cache_dtype %s has no meaning",
+                       o->kv_cache_dtype);
+    }
     if (e->mla == HD_MLA_NAIVE) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "the null backend attends to nothing: mla naive has no meaning");
@@ -405,6 +410,10 @@ const char *hd_engine_backend(const hd_engine *e, const char **no_gpu) {
     if (!e->has_model) return "null";
     if (is_on_gpu(e)) return "cuda";
     return strcmp(e->ranks[0].ops.name, "ref") == 0 ? "ref" : "cpu";
+}
+
+const char *hd_engine_kv_cache_dtype(const hd_engine *e) {
+    return hd_kv_type_name(e->ranks[0].ops.kv_type);
 }
 
 const char *hd_engine_activations(const hd_engine *e, hd_precision *precision) {

@@ -31,7 +31,7 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
                                                                 : NULL;
     const char *backend = o->backend ? o->backend : "auto";
     if (hd_parallel_world(&e->parallel) > 1 && strcmp(backend, "auto") == 0) backend = "cpu";
-    const hd_ops_options ops = {
+    hd_ops_options ops = {
         .cpu = {.n_threads = threads_of(rank, o), .pin = o->pin_threads},
         .gpu = strcmp(backend, "cuda") == 0 ? gpu_of(rank, o) : o->gpu,
         .precision = precision,
@@ -39,6 +39,7 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         .needs_cpu = needs_cpu,
         .no_gpu = &e->no_gpu
     };
+    HD_TRY(hd_kv_type_of(&ops.kv_type, o->kv_cache_dtype, err));
     HD_TRY(hd_ops_open(&rank->ops, &rank->device, backend, &ops, err));
     if (o->device_memory_gb > 0) {
         HD_TRY(hd_device_limit(rank->device, (size_t)(o->device_memory_gb * 1e9), err));

@@ -15,24 +15,27 @@ enum { MLA_PAGE_TOKENS = 64 };
 /* after the pool kinds of kv.h */
 enum { STATE_MAIN = HD_N_POOL_KINDS, STATE_INDEX, N_CONTENTS };
 
-/* Each kind of page content: its KV group and type; HD_NONE: that of the attention's entries. */
+/* Each kind of page content: its KV group, its type, HD_NONE: that of the attention's entries; of how
+ * many columns one has a scale, if it is stored as E4M3. */
 static const struct {
     hd_kv_group group;
     hd_dtype type;
+    int32_t scaled;
 } contents[N_CONTENTS] = {
-    [HD_POOL_LATENT] = {HD_KV_FULL,   HD_NONE},
-      [HD_POOL_INDEX] = {HD_KV_FULL,   HD_F32 },
-    [HD_POOL_COMPRESSED] = {HD_KV_FULL,   HD_NONE},
-      [HD_POOL_SLIDING] = {HD_KV_WINDOW, HD_NONE},
-    [HD_POOL_TOKENS] = {HD_KV_WINDOW, HD_I32 },
-      [STATE_MAIN] = {HD_KV_WINDOW, HD_F32 },
-    [STATE_INDEX] = {HD_KV_WINDOW, HD_F32 },
+    [HD_POOL_LATENT] = {.group = HD_KV_FULL, .scaled = 128 },
+    [HD_POOL_INDEX] = {.group = HD_KV_FULL, .type = HD_F32, .scaled = 128},
+    [HD_POOL_COMPRESSED] = {.group = HD_KV_FULL,                   .scaled = 64              },
+    [HD_POOL_SLIDING] = {.group = HD_KV_WINDOW,                   .scaled = 64},
+    [HD_POOL_TOKENS] = {.group = HD_KV_WINDOW,                   .type = HD_I32              },
+    [STATE_MAIN] = {.group = HD_KV_WINDOW,                   .type = HD_F32},
+    [STATE_INDEX] = {.group = HD_KV_WINDOW,                   .type = HD_F32              },
 };
 
 /* One kind of page content of one layer: entries of a pool, or rows of a compressor's ring. */
 typedef struct layer_pool {
     uint8_t *data;
     hd_dtype type;
+    hd_entry_scales scales;
     int32_t width;    /* elements */
     int32_t per_page; /* entries or ring rows of a page */
     size_t page_bytes;
@@ -40,6 +43,7 @@ typedef struct layer_pool {
 
 typedef struct layer_kv {
     hd_dtype entry_type; /* of what is attended to */
+    int32_t rotated;     /* columns at the end of an entry */
     layer_pool pools[N_CONTENTS];
     hd_pool_kind selected; /* of hd_kv_selected_pool(): in the mirror, if there is one */
     hd_resident resident;
@@ -132,13 +136,18 @@ static int32_t ring_rows(int32_t page_tokens, int32_t rows) {
     return ring;
 }
 
+/* Where entries are FP8, keys of the indexer are, too. */
 static void describe(layer_kv *l, int content, int32_t width, int32_t per_page) {
-    const hd_dtype fixed = contents[content].type, type = fixed ? fixed : l->entry_type;
-    l->pools[content] =
-        (layer_pool){.type = type,
-                     .width = width,
-                     .per_page = per_page,
-                     .page_bytes = hd_dtype_bytes(type, (int64_t)width * per_page)};
+    const bool key = content == HD_POOL_INDEX;
+    const hd_dtype fixed = contents[content].type, entry = l->entry_type;
+    layer_pool p = {.type = fixed && !(key && entry == HD_E4M3) ? fixed : entry,
+                    .width = width,
+                    .per_page = per_page};
+    if (p.type == HD_E4M3) {
+        p.scales = (hd_entry_scales){contents[content].scaled, key ? 0 : l->rotated};
+    }
+    p.page_bytes = (size_t)per_page * hd_entry_bytes(p.type, width, p.scales);
+    l->pools[content] = p;
 }
 
 static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer,
@@ -146,6 +155,7 @@ static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer
     const hd_layer_spec *kind = &spec->layers[layer];
     const int32_t page = hd_kv_shape_of(spec).page_tokens, ratio = kind->compress_ratio;
     l->entry_type = entry_type ? entry_type : HD_F32;
+    l->rotated = spec->rope_dim;
     l->selected = hd_kv_selected_pool(spec, layer);
     switch (kind->attention) {
     case HD_ATTN_MLA_SPARSE:
@@ -211,7 +221,8 @@ static void place_buffer(layer_kv *l, hd_arena *a, const hd_resident_scratch *x,
                          int32_t n_pages) {
     if (l->selected == HD_N_POOL_KINDS) return;
     const layer_pool *p = &l->pools[l->selected];
-    hd_resident_place(&l->resident, a, x, p->type, p->width, rows,
+    l->resident.rows.type = p->type;
+    hd_resident_place(&l->resident, a, x, p->page_bytes / (size_t)p->per_page, rows,
                       (int64_t)n_pages * p->per_page);
 }
 
@@ -283,6 +294,22 @@ static hd_status open_host(hd_kv *kv, hd_err *err) {
     return HD_OK;
 }
 
+/* A CPU decodes entries into rooms of this size. */
+static hd_status check_widths(const hd_kv *kv, hd_err *err) {
+    for (int32_t l = 0; l < kv->n_layers && hd_device_is_host(kv->device); l++) {
+        for (int i = 0; i < N_CONTENTS; i++) {
+            const layer_pool *p = &kv->layers[l].pools[i];
+            if (contents[i].scaled == 0 || p->type == HD_F32) continue;
+            if (p->width <= HD_MAX_ENTRY_COLS) continue;
+            return HD_FAIL(
+                err, HD_EUNSUPPORTED,
+                "kv pools: entries of %d columns must be float32; others have at most %d",
+                p->width, HD_MAX_ENTRY_COLS);
+        }
+    }
+    return HD_OK;
+}
+
 static hd_status open_pools(hd_kv *kv, hd_err *err) {
     hd_arena a = hd_arena_measure(), mirror = hd_arena_measure();
     place(kv, &a, &mirror);
@@ -327,7 +354,8 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
         if (options->replay[k])
             kv->host_bytes[HD_KV_FULL] += hd_replay_page_bytes(&kv->replay[k]);
     }
-    const hd_status st = open_pools(kv, err);
+    hd_status st = check_widths(kv, err);
+    if (st == HD_OK) st = open_pools(kv, err);
     if (st != HD_OK) {
         hd_kv_close(kv);
         return st;
@@ -362,14 +390,20 @@ hd_status hd_kv_restore(hd_kv *kv, hd_err *err) {
     return hd_device_restore(kv->device, kv->block, err);
 }
 
-/* Types without scales get values between 1/2 and 1, with either sign. */
+/* Values between 1/2 and 1, with either sign. Of E4M3 bytes around 1, which are small powers of two as
+ * scales. */
+static hd_random_fill fill_of(hd_dtype type) {
+    static const hd_random_fill e4m3 = {.keep = 0x87878787, .set = 0x30303030};
+    return type == HD_E4M3 ? e4m3 : hd_dtype_random(type, 0.5f);
+}
+
 void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
     for (int32_t l = 0; l < kv->n_layers; l++) {
         for (int i = 0; i < N_CONTENTS; i++) {
             const layer_pool *p = &kv->layers[l].pools[i];
             if (!p->data || !hd_dtypes[p->type].decode) continue;
             const int32_t n_pages = kv->options.n_pages[contents[i].group];
-            hd_random_fill random_fill = hd_dtype_random(p->type, 0.5f);
+            hd_random_fill random_fill = fill_of(p->type);
             random_fill.seed = (uint64_t)l * N_CONTENTS + (uint64_t)i;
             hd_stream_random_fill(s, p->data, (size_t)n_pages * p->page_bytes, &random_fill);
         }
@@ -439,20 +473,23 @@ hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
         .table = tables[contents[pool].group],
         .table_stride = table_stride,
         .page_entries = p->per_page,
-        .width = p->width
+        .width = p->width,
+        .scales = p->scales
     };
 }
 
 hd_kv_buffer hd_kv_resident(const hd_kv *kv, int32_t layer) {
     const layer_kv *l = &kv->layers[layer];
     const hd_resident *r = &l->resident;
+    const layer_pool *p = &l->pools[l->selected];
     if (r->n == 0) return (hd_kv_buffer){.resident = *r};
     return (hd_kv_buffer){
         .resident = *r,
         .entries = {.rows = r->rows,
                     .table = kv->scratch.zero,
                     .page_entries = r->n,
-                    .width = l->pools[l->selected].width},
+                    .width = p->width,
+                    .scales = p->scales},
         .selected = kv->scratch.selected
     };
 }

@@ -57,10 +57,9 @@ void hd_resident_scratch_place(hd_resident_scratch *x, hd_arena *a, int32_t n_ro
     x->zero = take(a, 1, sizeof *x->zero);
 }
 
-void hd_resident_place(hd_resident *r, hd_arena *a, const hd_resident_scratch *x, hd_dtype type,
-                       int32_t width, int32_t n_rows, int64_t n_entries) {
-    r->rows.type = type;
-    r->rows.data = take(a, n_rows, hd_dtype_bytes(type, width));
+void hd_resident_place(hd_resident *r, hd_arena *a, const hd_resident_scratch *x,
+                       size_t entry_bytes, int32_t n_rows, int64_t n_entries) {
+    r->rows.data = take(a, n_rows, entry_bytes);
     r->n = n_rows;
     r->row_of = take(a, n_entries, sizeof *r->row_of);
     r->owner = take(a, n_rows, sizeof *r->owner);

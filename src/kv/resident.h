@@ -22,8 +22,8 @@ typedef struct hd_resident_scratch {
 
 void hd_resident_scratch_place(hd_resident_scratch *x, hd_arena *a, int32_t n_rows);
 
-/* Places a buffer of n_rows for a pool of n_entries. */
-void hd_resident_place(hd_resident *r, hd_arena *a, const hd_resident_scratch *x, hd_dtype type,
-                       int32_t width, int32_t n_rows, int64_t n_entries);
+/* Places a buffer of n_rows for a pool of n_entries; the type of rows is the caller's. */
+void hd_resident_place(hd_resident *r, hd_arena *a, const hd_resident_scratch *x,
+                       size_t entry_bytes, int32_t n_rows, int64_t n_entries);
 
 #endif

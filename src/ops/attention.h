@@ -22,7 +22,7 @@ typedef struct hd_indexer_topk_args {
     float scale;
 } hd_indexer_topk_args;
 
-#define HD_ROWS_indexer_topk(T) T(q, PLAIN) T(keys.rows, STATE)
+#define HD_ROWS_indexer_topk(T) T(q, PLAIN) T(keys.rows, KEYS)
 
 /* Paged attention: softmax attention of each row over two lists of keys, in this order:
  *     window:  positions max(0, pos - window + 1) .. pos of `recent`   (window 0: none)

@@ -18,7 +18,7 @@ static void find_fault(char *out, size_t size, uint32_t types, hd_rows_kind kind
             if (!(types >> type & 1)) continue;
             n += (size_t)snprintf(out + n, size - n, " %s", hd_dtype_name((hd_dtype)type));
         }
-    } else if (!x->scale != !has_scales(x->type)) {
+    } else if (!x->scale != !(has_scales(x->type) && kind <= HD_ROWS_STRIDED)) {
         snprintf(out, size, "has type %s %s scales", hd_dtype_name(x->type),
                  x->scale ? "with" : "without");
     } else if (x->stride != 0 && kind != HD_ROWS_STRIDED) {
@@ -33,6 +33,7 @@ bool ops_takes(hd_stream *s, const ops_types *types, const char *op, const char 
     const uint32_t only_f32 = 1u << HD_F32;
     const uint32_t taken = kind == HD_ROWS_STATE  ? only_f32
                            : kind == HD_ROWS_POOL ? types->pool
+                           : kind == HD_ROWS_KEYS ? types->keys
                                                   : types->act;
     char fault[160], text[256];
     find_fault(fault, sizeof fault, taken, kind, x);

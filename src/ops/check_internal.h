@@ -8,8 +8,11 @@ HD_BEGIN_C
 
 /* The element types that a table takes, as bits 1 << type. */
 typedef struct ops_types {
-    uint32_t act, pool;
+    uint32_t act, pool, keys;
 } ops_types;
+
+/* Of cached entries in the memory of a CPU. */
+enum { OPS_ENTRY_TYPES = 1 << HD_F32 | 1 << HD_BF16 | 1 << HD_E4M3 };
 
 /* Returns whether a table takes an operator's rows; if not, fails the stream and names them. */
 bool ops_takes(hd_stream *s, const ops_types *types, const char *op, const char *field,

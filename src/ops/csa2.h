@@ -58,7 +58,7 @@ typedef struct hd_pool_topk_args {
     bool makes_pool;
 } hd_pool_topk_args;
 
-#define HD_ROWS_pool_topk(T) T(q, PLAIN) T(keys.rows, STATE)
+#define HD_ROWS_pool_topk(T) T(q, PLAIN) T(keys.rows, KEYS)
 
 /* Hyper-connections in one pass; models.md 2.17. The streams are mixed into out by `pre`, which
  * the block before left, or out is the first stream if `first`; then post, comb and pre are

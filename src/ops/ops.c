@@ -10,7 +10,7 @@
 #include "ops/cpu/cpu_internal.h"
 #include "ops/ref/ref_internal.h"
 
-static const ops_types ref_types = {1u << HD_F32, 1u << HD_F32};
+static const ops_types ref_types = {1u << HD_F32, OPS_ENTRY_TYPES, OPS_ENTRY_TYPES};
 
 #define X(op)                                                      \
     static void op##_ref(hd_stream *s, const hd_##op##_args *a) {  \
@@ -40,6 +40,34 @@ hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "precision '%s' is none of exact, fast, official", name);
 }
 
+static const struct {
+    const char *name;
+    hd_dtype type;
+} kv_types[] = {
+    {"auto",     HD_NONE},
+    {"float32",  HD_F32 },
+    {"bfloat16", HD_BF16},
+    {"fp8",      HD_E4M3}
+};
+
+hd_status hd_kv_type_of(hd_dtype *out, const char *name, hd_err *err) {
+    *out = HD_NONE;
+    if (!name) return HD_OK;
+    for (size_t i = 0; i < HD_LEN(kv_types); i++) {
+        *out = kv_types[i].type;
+        if (strcmp(name, kv_types[i].name) == 0) return HD_OK;
+    }
+    return HD_FAIL(err, HD_EINVAL,
+                   "kv_cache_dtype '%s' is none of auto, float32, bfloat16, fp8", name);
+}
+
+const char *hd_kv_type_name(hd_dtype type) {
+    for (size_t i = 1; i < HD_LEN(kv_types); i++) {
+        if (kv_types[i].type == type) return kv_types[i].name;
+    }
+    return "float32";
+}
+
 hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err) {
     *out = name && strcmp(name, "naive") == 0 ? HD_MLA_NAIVE : HD_MLA_ABSORBED;
     if (*out == HD_MLA_NAIVE || !name || strcmp(name, "absorbed") == 0) return HD_OK;
@@ -54,6 +82,13 @@ static hd_status check_options(const char *backend, const hd_ops_options *o, hd_
     if (o->precision == HD_OFFICIAL && strcmp(backend, "cuda") != 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "precision official is for cuda, not for %s",
                        backend);
+    }
+    if (o->kv_type && strcmp(backend, "cuda") == 0 &&
+        o->kv_type != hd_cuda_kv_type(o->precision)) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "kv_cache_dtype %s is not for cuda: with this precision it caches %s",
+                       hd_kv_type_name(o->kv_type),
+                       hd_kv_type_name(hd_cuda_kv_type(o->precision)));
     }
     if (o->gpu != 0 && strcmp(backend, "cuda") != 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "gpu %d is for backend cuda, not for %s", o->gpu,
@@ -90,10 +125,14 @@ static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     const char *const gpus_alone = o->no_batch_invariance        ? "no-batch-invariance"
                                    : o->precision == HD_OFFICIAL ? "precision official"
                                                                  : NULL;
+    const bool kv_is_other = o->kv_type && o->kv_type != hd_cuda_kv_type(o->precision);
     hd_err why = {0};
     if (gpus_alone) HD_TRY(check_options("cuda", o, err));
     if (o->needs_cpu) {
         HD_FAIL(&why, HD_EUNSUPPORTED, "%s is for a CPU", o->needs_cpu);
+    } else if (kv_is_other) {
+        HD_FAIL(&why, HD_EUNSUPPORTED, "kv_cache_dtype %s is for a CPU",
+                hd_kv_type_name(o->kv_type));
     } else if (open_cuda(t, d, o, &why) == HD_OK) {
         return HD_OK;
     }
@@ -120,10 +159,12 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
     if (strcmp(backend, "cuda") == 0) return open_cuda(t, d, o, err);
     if (strcmp(backend, "ref") == 0) {
         hd_ops_init_ref(t);
+        t->kv_type = o->kv_type;
         return hd_device_open_cpu(d, &one, err);
     }
     if (strcmp(backend, "cpu") == 0) {
         hd_ops_init_cpu(t, hd_cpu_features() & ~o->cpu.without, o->precision);
+        t->kv_type = o->kv_type;
         if (t->precision != o->precision) warn_exact();
         return hd_device_open_cpu(d, &o->cpu, err);
     }

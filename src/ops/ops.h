@@ -71,7 +71,8 @@ typedef enum hd_precision { HD_EXACT, HD_FAST, HD_OFFICIAL } hd_precision;
 typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
     hd_dtype act_type; /* of activations */
-    hd_dtype kv_type;  /* of the cached entries that attention reads; HD_NONE: float32 */
+    /* of the cached entries that attention reads; HD_NONE: float32. E4M3: keys of the indexer, too */
+    hd_dtype kv_type;
     hd_precision precision;
     const char *activations; /* their number format in products, for people: "bfloat16" */
     const hd_exchange_ops *exchange; /* between GPUs; NULL: ranks have their memory in common */
@@ -97,6 +98,8 @@ typedef struct hd_ops_options {
      * the first is "cuda" */
     int32_t gpu;
     hd_precision precision; /* "ref" has HD_EXACT only; "cpu" has no HD_OFFICIAL */
+    /* of cached entries; HD_NONE: float32, on a GPU hd_cuda_kv_type(), which takes no other */
+    hd_dtype kv_type;
     /* "cuda" with HD_FAST: large-M GEMMs may use an order of summation that depends on the
      * number of rows, and narrower numbers (docs/numerics.md) */
     bool no_batch_invariance;
@@ -111,6 +114,10 @@ hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
 /* Returns the format that a precision gives to activations in products on this machine's
  * "cpu", or on a GPU for "cuda": "14-bit integers (AVX2)". NULL: backend and build refuse it. */
 const char *hd_ops_activations(const char *backend, hd_precision precision);
+
+/* Parses "auto" (HD_NONE), "float32", "bfloat16" or "fp8" (E4M3); NULL is "auto". */
+hd_status hd_kv_type_of(hd_dtype *out, const char *name, hd_err *err);
+const char *hd_kv_type_name(hd_dtype type); /* HD_NONE: "float32" */
 
 /* How MLA's attention is computed over long prompts (docs/numerics.md): absorbed, over the
  * latents themselves; or naive, over keys and values computed from them. */

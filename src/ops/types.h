@@ -34,7 +34,8 @@ typedef struct hd_rows {
 typedef enum hd_rows_kind {
     HD_ROWS_PLAIN,   /* activations, contiguous */
     HD_ROWS_STRIDED, /* activations with a stride */
-    HD_ROWS_POOL,    /* cached entries */
+    HD_ROWS_POOL,    /* cached entries that attention reads */
+    HD_ROWS_KEYS,    /* cached keys of the indexer */
     HD_ROWS_STATE    /* cached, float32 in every backend */
 } hd_rows_kind;
 
@@ -56,6 +57,23 @@ static inline hd_rows hd_rows_strided(hd_rows x, int64_t stride) {
     return x;
 }
 
+/* How entries of type E4M3 are stored; models.md 4.3. The last `plain` columns are bfloat16, the others
+ * E4M3 times a power of two, one for each `group` of them. An entry is [width - plain] codes, [plain]
+ * bfloat16, the scales as E8M0, and zeros up to a multiple of 4 bytes. A scale is the smallest that lets
+ * the group's largest magnitude, at least 1e-4, be at most 448. */
+typedef struct hd_entry_scales {
+    int32_t group, plain; /* 0 for other types */
+} hd_entry_scales;
+
+enum { HD_MAX_ENTRY_COLS = 1024 }; /* of types that are not float32 */
+
+static inline size_t hd_entry_bytes(hd_dtype type, int32_t width, hd_entry_scales x) {
+    if (type != HD_E4M3) return hd_dtype_bytes(type, width);
+    const int32_t codes = width - x.plain;
+    const int32_t bytes = codes + 2 * x.plain + (codes + x.group - 1) / x.group;
+    return ((size_t)bytes + 3) / 4 * 4;
+}
+
 /* Paged entries of many sequences in one KV pool. Entry e of sequence s is row table[s *
  * table_stride + e / page_entries] * page_entries + e % page_entries. */
 typedef struct hd_paged {
@@ -64,7 +82,12 @@ typedef struct hd_paged {
     int32_t table_stride;
     int32_t page_entries;
     int32_t width;
+    hd_entry_scales scales;
 } hd_paged;
+
+static inline size_t hd_paged_entry_bytes(const hd_paged *p) {
+    return hd_entry_bytes(p->rows.type, p->width, p->scales);
+}
 
 /* A ring buffer per page: the last `ring` positions of every page of page_tokens positions.
  * Position p of sequence s is row table[s * table_stride + p / page_tokens] * ring + p %

@@ -12,7 +12,7 @@
 #include "kv/handover.h"
 #include "kv/lease.h"
 
-enum { PD_TRACE_ID = 136, PD_NAME = 272, PD_WORD = 48, PD_MAX_TEXT = 200 };
+enum { PD_TRACE_ID = 136, PD_NAME = 272, PD_WORD = 64, PD_MAX_TEXT = 200 };
 
 typedef enum pd_frame_kind {
     PD_FRAME_CHALLENGE = HD_FRAME_CHALLENGE, /* nonce of the listening side */

@@ -178,14 +178,16 @@ static void on_server_info(http_call *c, void *user) {
     json_t *info = NULL;
     hd_json_parse(&info, settings, strlen(settings), "the settings", &(hd_err){0});
     json_t *more = json_pack(
-        "{s:s, s:s, s:s, s:s, s:b, s:s, s:I, s:i, s:i, s:f, s:f, s:s, s:b, s:b, s:[{s:f, s:f, "
+        "{s:s, s:s, s:s, s:s, s:b, s:s, s:s, s:I, s:i, s:i, s:f, s:f, s:s, s:b, s:b, s:[{s:f, "
+        "s:f, "
         "s:{s:f, "
         "s:f, s:f}}]}",
         "version", HD_VERSION, "model_path", s->options.engine.model_dir, "served_model_name",
         s->options.model_name, "precision",
         s->options.engine.precision ? s->options.engine.precision : "exact",
         "no_batch_invariance", s->options.engine.no_batch_invariance, "mla",
-        s->options.engine.mla ? s->options.engine.mla : "absorbed", "max_total_num_tokens",
+        s->options.engine.mla ? s->options.engine.mla : "absorbed", "kv_cache_dtype",
+        hd_engine_kv_cache_dtype(s->engine), "max_total_num_tokens",
         (json_int_t)server_total_tokens(&e), "max_req_input_len", e.max_context,
         "max_running_requests", e.max_running, "startup_time", s->load_seconds, "uptime",
         (double)(hd_now_ns() - s->start_ns) * 1e-9, "sandbox", s->sandbox, "paused", e.paused,

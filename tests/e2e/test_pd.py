@@ -366,6 +366,7 @@ REFUSED = {
     "family": ({"model": TINY.parent / "tiny-v3"}, "this server has another model family"),
     "page size": ({"flags": ("--drafter", "none")}, "this server has another page size"),
     "number format": ({"flags": ("--backend", "ref")}, "this server has another number format"),
+    "cache format": ({"flags": ("--kv-cache-dtype", "bfloat16")}, "this server has another number format"),
     "key": ({"env": {"HADAL_PEER_KEY": "another key of 16"}}, "was not made with the key"),
 }
 

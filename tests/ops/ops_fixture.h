@@ -49,6 +49,18 @@ void resident_refuses_too_much(void **state); /* test_ops_resident.c */
 REAL_OPS_LIST(X)
 #undef X
 
+/* Those of test_ops_entries.c. */
+#define ENTRY_TESTS_LIST(X)    \
+    X(entries_are_the_nearest) \
+    X(entry_sizes)             \
+    X(entries_keep_nan)        \
+    X(packed_entries_are_read) \
+    X(made_entries_are_packed) \
+    X(packed_entries_are_fetched)
+#define X(test) void test(void **state);
+ENTRY_TESTS_LIST(X)
+#undef X
+
 /* Those of test_ops_check.c. */
 #define CHECK_TESTS_LIST(X)     \
     X(tables_refuse_other_rows) \

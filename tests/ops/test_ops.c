@@ -418,8 +418,9 @@ int test_ops(void) {
 #undef X
 #define X(test) cmocka_unit_test_teardown(test, forget_all),
                 CUBLASLT_TESTS_LIST(X) OFFICIAL_TESTS_LIST(X) CHECK_TESTS_LIST(X)
+                    ENTRY_TESTS_LIST(X)
 #undef X
-                    cmocka_unit_test_teardown(fast_products, forget_all),
+                        cmocka_unit_test_teardown(fast_products, forget_all),
         cmocka_unit_test_teardown(naive_on_gpu, forget_all),
         cmocka_unit_test_teardown(pools_are_those_of_whole_numbers, forget_all),
         cmocka_unit_test_teardown(resident_refuses_too_much, forget_all),

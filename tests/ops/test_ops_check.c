@@ -31,10 +31,14 @@ static void check_refused(const hd_ops *ops, const rows_field *f, hd_rows rows,
     if (!strstr(err.msg, want)) fail_msg("'%s' and not '%s'", err.msg, want);
 }
 
-/* A GPU's tables take cached entries in bfloat16 too. */
+/* A CPU's tables take cached entries and keys of three types, a GPU's entries in bfloat16 too. */
 static bool takes(const hd_ops *ops, hd_rows_kind kind, hd_dtype type) {
-    return type == HD_F32 || (type == HD_BF16 && kind == HD_ROWS_POOL &&
-                              stream_for(ops, fix.stream[0]) == fix.gpu_stream);
+    const bool cached = kind == HD_ROWS_POOL || kind == HD_ROWS_KEYS;
+    if (type == HD_F32) return true;
+    if (stream_for(ops, fix.stream[0]) == fix.gpu_stream) {
+        return type == HD_BF16 && kind == HD_ROWS_POOL;
+    }
+    return cached && (type == HD_BF16 || type == HD_E4M3);
 }
 
 static void check_field(const hd_ops *ops, const rows_field *f) {
@@ -88,7 +92,8 @@ void tables_refuse_other_rows(void **state) {
 /* A table that takes more than one type. */
 void rows_are_taken_by_kind(void **state) {
     (void)state;
-    static const ops_types types = {1u << HD_F32 | 1u << HD_E4M3, 1u << HD_F32 | 1u << HD_BF16};
+    static const ops_types types = {1u << HD_F32 | 1u << HD_E4M3, 1u << HD_F32 | 1u << HD_BF16,
+                                    1u << HD_E4M3};
     static const struct {
         hd_rows_kind kind;
         hd_dtype type;
@@ -101,12 +106,16 @@ void rows_are_taken_by_kind(void **state) {
         {HD_ROWS_STRIDED, HD_E4M3, true,  9, NULL                                             },
         {HD_ROWS_POOL,    HD_BF16, false, 0, NULL                                             },
         {HD_ROWS_STATE,   HD_F32,  false, 0, NULL                                             },
+        {HD_ROWS_KEYS,    HD_E4M3, false, 0, NULL                                             },
         {HD_ROWS_PLAIN,   HD_BF16, false, 0,
          "op: x has type BF16, and this backend takes "
          "only F32 F8_E4M3"                                                                   },
         {HD_ROWS_PLAIN,   HD_E4M3, false, 0, "op: x has type F8_E4M3 without scales"          },
         {HD_ROWS_PLAIN,   HD_F32,  true,  0, "op: x has type F32 with scales"                 },
         {HD_ROWS_POOL,    HD_BF16, false, 7, "op: x has a stride of 7, and must be contiguous"},
+        {HD_ROWS_KEYS,    HD_E4M3, true,  0, "op: x has type F8_E4M3 with scales"             },
+        {HD_ROWS_KEYS,    HD_BF16, false, 0,
+         "op: x has type BF16, and this backend takes only F8_E4M3"                           },
         {HD_ROWS_STATE,   HD_BF16, false, 0,
          "op: x has type BF16, and this backend takes only F32"                               },
     };

@@ -365,7 +365,9 @@ static void place_resident(op_bench *b, const op_case *c, hd_arena *a) {
     const int32_t n = c->rows * c->top_k;
     hd_resident_scratch x = {0};
     hd_resident_scratch_place(&x, a, n);
-    hd_resident_place(&b->resident, a, &x, entry_type(b), c->cols, n, n + missing_entries(c));
+    b->resident.rows.type = entry_type(b);
+    hd_resident_place(&b->resident, a, &x, hd_dtype_bytes(entry_type(b), c->cols), n,
+                      n + missing_entries(c));
 }
 
 static hd_status open_resident(op_bench *b, const op_case *c, hd_err *err) {

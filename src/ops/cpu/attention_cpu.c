@@ -53,6 +53,7 @@ typedef struct attention_state {
     float down[HEADS]; /* factor by which earlier sums shrink */
     float sum[HEADS * STRETCH];
     const float *key[BLOCK_KEYS + 2 * OPS_TILE_ROWS]; /* with the next ones, for prefetching */
+    float decoded[BLOCK_KEYS * HD_MAX_ENTRY_COLS];    /* keys that are not stored as float32 */
     _Alignas(HD_CACHE_LINE) narrow_state narrow;
 } attention_state;
 _Static_assert(sizeof(attention_state) % HD_CACHE_LINE == 0, "parts begin on a cache line");
@@ -80,17 +81,22 @@ static int32_t count_entries(const hd_attention_args *a, int32_t row) {
     return n;
 }
 
-/* Collects pointers to keys [first, first + n) of the row's list, padded to complete tiles. */
-static void find_keys(const hd_attention_args *a, const attention_row *t, int32_t first,
-                      int32_t n, const float **key) {
+/* Collects pointers to keys [first, first + n) of the row's list, padded to complete tiles. The first
+ * n_used are read, and decoded if they are not float32. */
+static void find_keys(const hd_attention_args *a, const ops_kernels *k, const attention_row *t,
+                      int32_t first, int32_t n, int32_t n_used, attention_state *s) {
     const int32_t *selected_keys =
         a->selected ? a->selected + (int64_t)t->row * a->n_selected : NULL;
+    if (a->entries.rows.type != HD_F32 || a->recent.rows.type != HD_F32) n = n_used;
     for (int32_t i = 0; i < n; i++) {
         const int32_t e = first + i - t->n_recent;
-        key[i] = e < 0 ? paged_entry(&a->recent, t->seq, t->first_recent + first + i)
-                       : paged_entry(&a->entries, t->seq, selected_keys ? selected_keys[e] : e);
+        float *room = s->decoded + i % BLOCK_KEYS * HD_MAX_ENTRY_COLS;
+        s->key[i] =
+            e < 0 ? ops_entry_cpu(k, &a->recent, t->seq, t->first_recent + first + i, room)
+                  : ops_entry_cpu(k, &a->entries, t->seq, selected_keys ? selected_keys[e] : e,
+                                  room);
     }
-    for (int32_t i = n; i < n + OPS_TILE_ROWS; i++) key[i] = key[n - 1];
+    for (int32_t i = n; i < n_used + 2 * OPS_TILE_ROWS; i++) s->key[i] = s->key[n - 1];
 }
 
 /* Stride of rounded rows in elements: one cache line more than the row, so that rows use
@@ -193,7 +199,7 @@ static void attention_keys(const hd_attention_args *a, const ops_kernels *k,
     }
     for (int32_t first = from; first < to; first += BLOCK_KEYS) {
         const int32_t n = hd_min_i32(BLOCK_KEYS, to - first);
-        find_keys(a, t, first, hd_min_i32(BLOCK_KEYS + OPS_TILE_ROWS, to - first), s->key);
+        find_keys(a, k, t, first, hd_min_i32(BLOCK_KEYS + OPS_TILE_ROWS, to - first), n, s);
         score_block(a, k, t, s, n);
         soften(a, k, t, s, p, n);
         add_values(a, k, t, s, p, n);

@@ -40,6 +40,7 @@ typedef struct naive_state {
     float sum[GROUP * MAX_V_DIM];
     float top[MAX_TASK_ROWS], total[MAX_TASK_ROWS]; /* for exp(score - top) */
     const float *key[MAX_K_DIM], *value[KEYS];      /* rows of transposed and of made */
+    float decoded[KEYS * HD_MAX_ENTRY_COLS];        /* latents that are not stored as float32 */
 } naive_state;
 _Static_assert(sizeof(naive_state) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
@@ -67,7 +68,10 @@ static void make_keys(const naive_task *t, int32_t from, int32_t n) {
                      .first_row = t->head * t->made,
                      .n_rows = t->made,
                      .w = a->w};
-    for (int32_t i = 0; i < n; i++) p.x[i] = paged_entry(&a->latents, t->seq, from + i);
+    for (int32_t i = 0; i < n; i++) {
+        p.x[i] = ops_entry_cpu(t->k, &a->latents, t->seq, from + i,
+                               s->decoded + i * HD_MAX_ENTRY_COLS);
+    }
     ops_multiply(t->k, &p, &s->tile);
     for (int32_t first = 0; first < n; first += OPS_TRANSPOSE_KEYS) {
         const float *nope[OPS_TRANSPOSE_KEYS], *roped[OPS_TRANSPOSE_KEYS];

@@ -105,11 +105,13 @@ static void form_entries(const hd_compress_args *a, const ops_kernels *k, int32_
         const int32_t pos = a->seqs.pos[r];
         if ((pos + 1) % a->ratio != 0) continue;
         const place block = {seq, pos + 1 - a->ratio};
-        float *entry = paged_entry(&a->entries, seq, pos / a->ratio);
+        float room[HD_MAX_ENTRY_COLS];
+        float *entry = ops_entry_room(&a->entries, seq, pos / a->ratio, room);
         for (int32_t c = 0; c < width; c += CHANNELS) {
             mix_channels(a, k, block, c, hd_min_i32(CHANNELS, width - c), entry);
         }
         finish_entry(a, k, block.pos, entry);
+        ops_write_entry(&a->entries, seq, pos / a->ratio, entry);
     }
 }
 

@@ -56,9 +56,15 @@ static inline float ops_soften(const ops_kernels *k, float *score, int32_t n, fl
 }
 
 enum {
-    OPS_STATE_BYTES = 1024 * 1024, /* scratch of an operator, independent of its input */
+    OPS_STATE_BYTES = 1280 * 1024, /* scratch of an operator, independent of its input */
     OPS_MAX_PARTS = 256            /* parts of one row's keys, at most */
 };
+
+/* ---- cached entries ---- */
+
+/* As ops_read_entry(), with the same bits. */
+const float *ops_entry_cpu(const ops_kernels *k, const hd_paged *p, int32_t seq, int32_t entry,
+                           float *room);
 
 /* ---- stored matrices ---- */
 

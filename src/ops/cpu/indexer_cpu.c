@@ -43,8 +43,8 @@ typedef struct index_job {
     const ops_kernels *k;
     const hd_indexer_topk_args *a;
     int32_t block_rows, parts, most; /* most: candidates of a pick, at most */
-    size_t transposed, pick_bytes;   /* scratch bytes: first the transposed keys, then picks */
-    int32_t picks_each;              /* picks in a worker's scratch */
+    size_t transposed, pick_bytes; /* scratch bytes: keys, transposed and decoded, then picks */
+    int32_t picks_each;            /* picks in a worker's scratch */
 } index_job;
 
 /* Maps scores to unsigned integers above 0 in the same order; NaN is chosen last. */
@@ -143,11 +143,13 @@ static void score_part(const index_job *job, int32_t first, int32_t end, int32_t
     const hd_indexer_topk_args *a = job->a;
     float *keys = hd_stream_scratch(job->stream, worker, job->transposed),
           score[OPS_TRANSPOSE_KEYS];
+    float *decoded = keys + a->keys.width * OPS_TRANSPOSE_KEYS;
     const int64_t q_row = (int64_t)a->heads * a->keys.width;
     for (int32_t key = from; key < to; key += OPS_TRANSPOSE_KEYS) {
         const float *row[OPS_TRANSPOSE_KEYS];
         for (int32_t u = 0; u < OPS_TRANSPOSE_KEYS; u++) {
-            row[u] = paged_entry(&a->keys, a->seq[first], hd_min_i32(key + u, to - 1));
+            row[u] = ops_entry_cpu(job->k, &a->keys, a->seq[first], hd_min_i32(key + u, to - 1),
+                                   decoded + u * a->keys.width);
         }
         job->k->transpose(keys, row, a->keys.width);
         for (int32_t r = first; r < end; r++) {
@@ -226,7 +228,7 @@ void ops_indexer_topk_cpu(hd_stream *s, const hd_indexer_topk_args *a, const ops
     }
     index_job job = {.stream = s, .k = k, .a = a};
     job.most = a->top_k + hd_max_i32(ROOM, hd_min_i32(a->top_k, MOST_ROOM));
-    job.transposed = (size_t)a->keys.width * OPS_TRANSPOSE_KEYS * sizeof(float);
+    job.transposed = 2 * (size_t)a->keys.width * OPS_TRANSPOSE_KEYS * sizeof(float);
     job.pick_bytes = sizeof(pick) + (size_t)job.most * sizeof(candidate);
     job.pick_bytes += (0 - job.pick_bytes) % HD_CACHE_LINE;
     job.transposed += (0 - job.transposed) % HD_CACHE_LINE;

@@ -15,7 +15,7 @@ OPS_FUSED_LIST(X)
 #undef X
 #undef RUN
 
-static const ops_types cpu_types = {1u << HD_F32, 1u << HD_F32};
+static const ops_types cpu_types = {1u << HD_F32, OPS_ENTRY_TYPES, OPS_ENTRY_TYPES};
 
 /* One operator table per set of kernels, since operators have no context: first a function
  * for each operator, then the table. ENTRY_##set and FIELD_##set name their set, because the

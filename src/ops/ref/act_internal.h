@@ -6,7 +6,7 @@
 
 #include "ops/ops.h"
 
-/* On the CPU an activation element is a float, and so is a cached one. */
+/* On the CPU an activation element is a float. */
 static inline float *act(hd_rows t) {
     return (float *)t.data;
 }
@@ -20,9 +20,20 @@ static inline int64_t stride_of(hd_rows t, int64_t width) {
     return t.stride ? t.stride : width;
 }
 
+static inline int64_t paged_row(const hd_paged *p, int32_t seq, int32_t entry) {
+    const int64_t page = p->table[(int64_t)seq * p->table_stride + entry / p->page_entries];
+    return page * p->page_entries + entry % p->page_entries;
+}
+
+/* Of float32. */
 static inline float *paged_entry(const hd_paged *p, int32_t seq, int32_t entry) {
-    int64_t page = p->table[(int64_t)seq * p->table_stride + entry / p->page_entries];
-    return act(p->rows) + (page * p->page_entries + entry % p->page_entries) * p->width;
+    return act(p->rows) + paged_row(p, seq, entry) * p->width;
+}
+
+/* Of any type. */
+static inline uint8_t *paged_bytes(const hd_paged *p, int32_t seq, int32_t entry) {
+    const size_t row = (size_t)paged_row(p, seq, entry);
+    return (uint8_t *)p->rows.data + row * hd_paged_entry_bytes(p);
 }
 
 static inline float *ring_row(const hd_ring *r, int32_t seq, int32_t pos) {

@@ -32,42 +32,45 @@ static key_list list_keys(const hd_attention_args *a, int32_t row) {
     return k;
 }
 
-static const float *key_at(const key_list *k, int32_t i) {
+static const float *key_at(const key_list *k, int32_t i, float *room) {
     const hd_attention_args *a = k->a;
-    if (i < k->n_recent) return paged_entry(&a->recent, k->seq, k->first_recent + i);
+    if (i < k->n_recent) return ops_read_entry(&a->recent, k->seq, k->first_recent + i, room);
     int32_t e = i - k->n_recent;
     if (a->selected) e = a->selected[(int64_t)k->row * a->n_selected + e];
-    return paged_entry(&a->entries, k->seq, e);
+    return ops_read_entry(&a->entries, k->seq, e, room);
 }
 
-static void attention_head(const key_list *k, int32_t head, float *score) {
+/* score and sum: scratch for all keys, and for a value. */
+static void attention_head(const key_list *k, int32_t head, float *score, double *sum) {
     const hd_attention_args *a = k->a;
     const float *q = act_in(a->q) + ((int64_t)k->row * a->heads + head) * a->k_dim;
     float *out = act(a->out) + ((int64_t)k->row * a->heads + head) * a->v_dim;
+    float room[HD_MAX_ENTRY_COLS];
     const int32_t n = k->n_recent + k->n_entries;
     float top = a->sink ? a->sink[head] : -INFINITY;
     for (int32_t i = 0; i < n; i++) {
-        score[i] = (float)(dot(q, key_at(k, i), a->k_dim) * (double)a->scale);
+        score[i] = (float)(dot(q, key_at(k, i, room), a->k_dim) * (double)a->scale);
         top = fmaxf(top, score[i]);
     }
     double total = a->sink ? exp((double)(a->sink[head] - top)) : 0.0;
+    for (int32_t c = 0; c < a->v_dim; c++) sum[c] = 0.0;
     for (int32_t i = 0; i < n; i++) {
-        score[i] = expf(score[i] - top);
-        total += (double)score[i];
+        const float weight = expf(score[i] - top), *key = key_at(k, i, room);
+        total += (double)weight;
+        for (int32_t c = 0; c < a->v_dim; c++) sum[c] += (double)weight * (double)key[c];
     }
     for (int32_t c = 0; c < a->v_dim; c++) {
-        double sum = 0.0;
-        for (int32_t i = 0; i < n; i++) sum += (double)score[i] * (double)key_at(k, i)[c];
-        out[c] = n ? (float)(sum / total) : 0.0f; /* no visible key: zeros */
+        out[c] = n ? (float)(sum[c] / total) : 0.0f; /* no visible key: zeros */
     }
 }
 
 void hd_attention_ref(hd_stream *s, const hd_attention_args *a) {
     for (int32_t r = 0; r < a->rows; r++) {
-        key_list k = list_keys(a, r);
-        float *score =
-            hd_stream_scratch(s, 0, (size_t)(k.n_recent + k.n_entries) * sizeof *score);
-        for (int32_t h = 0; h < a->heads; h++) attention_head(&k, h, score);
+        const key_list k = list_keys(a, r);
+        const size_t n = (size_t)(k.n_recent + k.n_entries), v = (size_t)a->v_dim;
+        double *sum = hd_stream_scratch(s, 0, v * sizeof *sum + n * sizeof(float));
+        float *score = (float *)(void *)(sum + v);
+        for (int32_t h = 0; h < a->heads; h++) attention_head(&k, h, score, sum);
     }
 }
 
@@ -92,9 +95,9 @@ static void attention_naive_head(const hd_attention_naive_args *a, int32_t seq, 
     const int64_t at = (int64_t)row * a->heads + head;
     const float *q = act_in(a->q) + at * (a->nope_dim + a->rope_dim);
     float *out = act(a->out) + at * a->v_dim, *score = scratch, *made = scratch + n;
-    float top = -INFINITY;
+    float top = -INFINITY, room[HD_MAX_ENTRY_COLS];
     for (int32_t e = 0; e < n; e++) {
-        const float *latent = paged_entry(&a->latents, seq, e);
+        const float *latent = ops_read_entry(&a->latents, seq, e, room);
         expand(a, latent, head, 0, a->nope_dim, made);
         const double hit =
             dot(q, made, a->nope_dim) + dot(q + a->nope_dim, latent + a->w->cols, a->rope_dim);
@@ -105,7 +108,7 @@ static void attention_naive_head(const hd_attention_naive_args *a, int32_t seq, 
     for (int32_t c = 0; c < a->v_dim; c++) sum[c] = 0.0;
     for (int32_t e = 0; e < n; e++) {
         const float weight = expf(score[e] - top);
-        expand(a, paged_entry(&a->latents, seq, e), head, a->nope_dim, a->v_dim, out);
+        expand(a, ops_read_entry(&a->latents, seq, e, room), head, a->nope_dim, a->v_dim, out);
         for (int32_t c = 0; c < a->v_dim; c++) sum[c] += (double)weight * (double)out[c];
         total += (double)weight;
     }
@@ -128,7 +131,8 @@ void hd_attention_naive_ref(hd_stream *s, const hd_attention_naive_args *a) {
 static void score_keys(const hd_indexer_topk_args *a, int32_t row, int32_t n, float *score) {
     const int32_t width = a->keys.width;
     for (int32_t u = 0; u < n; u++) {
-        const float *key = paged_entry(&a->keys, a->seq[row], u);
+        float room[HD_MAX_ENTRY_COLS];
+        const float *key = ops_read_entry(&a->keys, a->seq[row], u, room);
         double sum = 0.0;
         for (int32_t h = 0; h < a->heads; h++) {
             const float *q = act_in(a->q) + ((int64_t)row * a->heads + h) * width;

@@ -80,9 +80,10 @@ void hd_compress_ref(hd_stream *s, const hd_compress_args *a) {
         for (int32_t r = a->seqs.first_row[q]; r < a->seqs.first_row[q + 1]; r++) {
             const int32_t b = a->seqs.pos[r] / a->ratio;
             if ((a->seqs.pos[r] + 1) % a->ratio != 0) continue;
-            float *entry = paged_entry(&a->entries, q, b);
+            float room[HD_MAX_ENTRY_COLS], *entry = ops_entry_room(&a->entries, q, b, room);
             for (int32_t c = 0; c < a->entries.width; c++) entry[c] = mix_channel(a, q, b, c);
             finish_entry(a, b * a->ratio, entry);
+            ops_write_entry(&a->entries, q, b, entry);
         }
         save_state(a, q);
     }

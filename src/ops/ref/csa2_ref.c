@@ -79,13 +79,15 @@ void hd_store_groups_ref(hd_stream *s, const hd_store_groups_args *a) {
     for (int64_t r = 0; r < a->rows; r++) {
         const int32_t pos = a->pos[r], first = pos + 1 - a->ratio;
         if ((pos + 1) % a->ratio != 0) continue;
-        float *entry = paged_entry(&a->entries, a->seq[r], pos / a->ratio);
+        float room[HD_MAX_ENTRY_COLS];
+        float *entry = ops_entry_room(&a->entries, a->seq[r], pos / a->ratio, room);
         float *tail = entry + width - 2 * a->pairs;
         memcpy(entry, a->x + r * width, (size_t)width * sizeof *entry);
         for (int32_t i = 0; i < a->pairs; i++) {
             const float angle = rope_angle(first, a->freq[i]);
             rotate_pair(tail, tail, 2 * i, 2 * i + 1, cosf(angle), sinf(angle));
         }
+        ops_write_entry(&a->entries, a->seq[r], pos / a->ratio, entry);
     }
 }
 
@@ -93,7 +95,8 @@ void hd_store_groups_ref(hd_stream *s, const hd_store_groups_args *a) {
 
 static float score_key(const hd_pool_topk_args *a, int32_t row, int32_t u) {
     const int32_t width = a->keys.width;
-    const float *key = paged_entry(&a->keys, a->seq[row], u);
+    float room[HD_MAX_ENTRY_COLS];
+    const float *key = ops_read_entry(&a->keys, a->seq[row], u, room);
     double sum = 0.0;
     for (int32_t h = 0; h < a->heads; h++) {
         const float *q = act_in(a->q) + ((int64_t)row * a->heads + h) * width;

@@ -8,6 +8,14 @@
 HD_OP_LIST(X)
 #undef X
 
+/* Returns an entry: where it lies if it is float32, else decoded to room [width]. */
+const float *ops_read_entry(const hd_paged *p, int32_t seq, int32_t entry, float *room);
+
+/* Where a float32 entry is made: at its place if the pool is float32, else in room [width], of which
+ * ops_write_entry() takes it to its place. */
+float *ops_entry_room(const hd_paged *p, int32_t seq, int32_t entry, float *room);
+void ops_write_entry(const hd_paged *p, int32_t seq, int32_t entry, const float *from);
+
 /* Keeps the n choices of a row. */
 void ops_replay_row(const hd_replay_log *log, int32_t row, const int32_t *choice, int32_t n);
 

@@ -90,9 +90,9 @@ int32_t ops_resident_plan(hd_stream *s, const hd_resident_args *a) {
 
 void ops_resident_fetch(const hd_resident_args *a, int32_t i) {
     const hd_resident *b = &a->buffer;
-    const hd_rows from = hd_rows_at(a->entries.rows, (int64_t)b->missed[i] * a->entries.width);
-    const hd_rows to = hd_rows_at(b->rows, (int64_t)b->victim[i] * a->entries.width);
-    memcpy(to.data, from.data, hd_dtype_bytes(from.type, a->entries.width));
+    const size_t n = hd_paged_entry_bytes(&a->entries);
+    memcpy((uint8_t *)b->rows.data + (size_t)b->victim[i] * n,
+           (const uint8_t *)a->entries.rows.data + (size_t)b->missed[i] * n, n);
 }
 
 void hd_resident_ref(hd_stream *s, const hd_resident_args *a) {

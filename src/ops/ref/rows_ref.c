@@ -101,9 +101,8 @@ void hd_rope_ref(hd_stream *s, const hd_rope_args *a) {
 void hd_kv_store_ref(hd_stream *s, const hd_kv_store_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
-        memcpy(paged_entry(&a->pool, a->seq[r], a->pos[r]),
-               act_in(a->x) + r * stride_of(a->x, a->pool.width),
-               (size_t)a->pool.width * sizeof(float));
+        ops_write_entry(&a->pool, a->seq[r], a->pos[r],
+                        act_in(a->x) + r * stride_of(a->x, a->pool.width));
     }
 }
 

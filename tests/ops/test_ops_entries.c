@@ -1,0 +1,479 @@
+/* test_ops_entries.c - cached entries that are not float32: what is stored, and that operators read it as
+ * they read a float32 pool of the same numbers, bit for bit. */
+#include "ops/ops_fixture.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { SEQS = 3, PAGE = 5, HEADS = 5 };
+static const int32_t seq_entries[SEQS] = {70, 1, 131};
+
+typedef struct entry_format {
+    hd_dtype type;
+    int32_t width;
+    hd_entry_scales scales;
+} entry_format;
+
+static const entry_format formats[] = {
+    {HD_BF16, 24,  {0}      },
+    {HD_BF16, 33,  {0}      },
+    {HD_E4M3, 33,  {16, 8}  }, /* groups of 16 and 9 */
+    {HD_E4M3, 40,  {64, 16} }, /* a group of 24 */
+    {HD_E4M3, 80,  {64, 0}  },
+    {HD_E4M3, 128, {128, 0} }, /* keys of the indexer */
+    {HD_E4M3, 512, {64, 64} }, /* V4 */
+    {HD_E4M3, 576, {128, 64}}, /* MLA */
+};
+
+static bool is_cpu(const hd_ops *ops) {
+    return stream_for(ops, NULL) == NULL;
+}
+
+/* Runs test on every CPU table of every precision. */
+static void on_tables(void (*test)(const hd_ops *ops, const entry_format *f)) {
+    for (size_t i = 0; i < HD_LEN(formats); i++) {
+        for (int32_t t = 0; t < fix.n_tables; t++) {
+            if (is_cpu(&fix.table[t])) test(&fix.table[t], &formats[i]);
+        }
+        for (int k = 0; k < FAST_FORMS; k++) {
+            for (int32_t t = 1; t < fix.n_fast[k]; t++) test(&fix.fast[k][t], &formats[i]);
+        }
+    }
+}
+
+/* ---- pools ---- */
+
+/* Of a pool of take_pages(). */
+static int32_t n_rows(void) {
+    int32_t pages = 1;
+    for (int32_t s = 0; s < SEQS; s++) pages += (seq_entries[s] + PAGE - 1) / PAGE;
+    return pages * PAGE;
+}
+
+static hd_paged empty_pool(const hd_paged *like, const entry_format *f) {
+    hd_paged p = *like;
+    p.width = f->width;
+    p.scales = f->scales;
+    p.rows = (hd_rows){.type = f->type};
+    const size_t bytes = (size_t)n_rows() * hd_paged_entry_bytes(&p);
+    p.rows.data = memset(take(bytes), 0xff, bytes);
+    return p;
+}
+
+static const uint8_t *bytes_of(const hd_paged *p, int32_t seq, int32_t e) {
+    const int32_t page = p->table[seq * p->table_stride + e / p->page_entries];
+    const size_t row = (size_t)page * (size_t)p->page_entries + (size_t)(e % p->page_entries);
+    return (const uint8_t *)p->rows.data + row * hd_paged_entry_bytes(p);
+}
+
+/* Column c of an entry, as ops/types.h describes it. */
+static float column(const hd_paged *p, const uint8_t *entry, int32_t c) {
+    const int32_t codes = p->width - p->scales.plain;
+    if (p->rows.type == HD_BF16) return hd_dtype_at(HD_BF16, entry, c);
+    if (c >= codes) return hd_dtype_at(HD_BF16, entry + codes, c - codes);
+    const uint8_t scale = entry[codes + 2 * p->scales.plain + c / p->scales.group];
+    return scale == 255
+               ? NAN
+               : (float)ldexp((double)hd_dtypes[HD_E4M3].decode(entry[c]), scale - 127);
+}
+
+typedef struct pools {
+    hd_paged wide, packed, decoded; /* decoded: packed as float32 */
+} pools;
+
+/* Groups have magnitudes of their own. */
+static void fill_wide(const hd_paged *p) {
+    for (int32_t s = 0; s < SEQS; s++) {
+        for (int32_t e = 0; e < seq_entries[s]; e++) {
+            float *x = page_entry(p, s, e);
+            for (int32_t c = 0; c < p->width; c++) {
+                x[c] = ldexpf(x[c], c / 16 * 7 % 5 - 2 - (e % 7 == 3 ? 30 : 0));
+            }
+            if (e % 11 == 5) memset(x, 0, (size_t)p->width * sizeof *x);
+        }
+    }
+}
+
+static void store(const hd_ops *ops, const hd_paged *wide, const hd_paged *to, int32_t stride) {
+    for (int32_t s = 0; s < SEQS; s++) {
+        const int32_t n = seq_entries[s];
+        int32_t *seq = take_ints(n), *pos = take_ints(n);
+        float *x = take_nan((int64_t)n * stride);
+        for (int32_t e = 0; e < n; e++) {
+            seq[e] = s;
+            pos[e] = e;
+            memcpy(x + (int64_t)e * stride, page_entry(wide, s, e),
+                   (size_t)wide->width * sizeof *x);
+        }
+        ops->kv_store(fix.stream[1],
+                      &(hd_kv_store_args){.pool = *to,
+                                          .x = hd_rows_strided(hd_f32(x), stride),
+                                          .seq = seq,
+                                          .pos = pos,
+                                          .rows = n});
+        finish("kv_store", fix.stream[1]);
+    }
+}
+
+static pools take_pools(const hd_ops *ops, const entry_format *f) {
+    pools p = {.wide = take_pages(SEQS, seq_entries, PAGE, f->width, 1.0f)};
+    fill_wide(&p.wide);
+    p.packed = empty_pool(&p.wide, f);
+    store(ops, &p.wide, &p.packed, f->width + 3);
+    p.decoded = p.wide;
+    p.decoded.rows.data = take_nan((int64_t)n_rows() * f->width);
+    for (int32_t s = 0; s < SEQS; s++) {
+        for (int32_t e = 0; e < seq_entries[s]; e++) {
+            float *x = page_entry(&p.decoded, s, e);
+            const uint8_t *entry = bytes_of(&p.packed, s, e);
+            for (int32_t c = 0; c < f->width; c++) x[c] = column(&p.packed, entry, c);
+        }
+    }
+    return p;
+}
+
+/* ---- what is stored ---- */
+
+static void check_group(const float *x, const uint8_t *code, uint8_t scale, int32_t n) {
+    double most = (double)1e-4f;
+    for (int32_t c = 0; c < n; c++) most = fmax(most, fabs((double)x[c]));
+    const double s = ldexp(1.0, scale - 127);
+    assert_true(most <= 448.0 * s && most > 448.0 * s / 2);
+    for (int32_t c = 0; c < n; c++) {
+        const double off = fabs((double)x[c] - s * (double)hd_dtypes[HD_E4M3].decode(code[c]));
+        for (uint32_t other = 0; other < 256; other++) {
+            const double y = s * (double)hd_dtypes[HD_E4M3].decode(other);
+            if (fabs((double)x[c] - y) < off)
+                fail_msg("code %u is nearer than %u", other, code[c]);
+        }
+    }
+}
+
+static void check_stored(const hd_ops *ops, const entry_format *f) {
+    const pools p = take_pools(ops, f);
+    const int32_t codes = f->type == HD_E4M3 ? f->width - f->scales.plain : 0;
+    for (int32_t s = 0; s < SEQS; s++) {
+        for (int32_t e = 0; e < seq_entries[s]; e += 3) {
+            const float *x = page_entry(&p.wide, s, e);
+            const uint8_t *entry = bytes_of(&p.packed, s, e);
+            const uint8_t *scale = entry + codes + 2 * f->scales.plain;
+            for (int32_t c = 0; c < codes; c += f->scales.group) {
+                const int32_t left = codes - c;
+                check_group(x + c, entry + c, *scale++,
+                            left < f->scales.group ? left : f->scales.group);
+            }
+            for (int32_t c = codes; c < f->width; c++) {
+                const uint16_t want = hd_f32_to_bf16(x[c]);
+                assert_int_equal(hd_f32_to_bf16(column(&p.packed, entry, c)), want);
+            }
+            if (f->type != HD_E4M3) continue;
+            while (scale < entry + hd_paged_entry_bytes(&p.packed))
+                assert_int_equal(*scale++, 0);
+        }
+    }
+}
+
+void entries_are_the_nearest(void **state) {
+    (void)state;
+    on_tables(check_stored);
+}
+
+void entry_sizes(void **state) {
+    (void)state;
+    assert_int_equal(hd_entry_bytes(HD_E4M3, 512, (hd_entry_scales){64, 64}), 584);
+    assert_int_equal(hd_entry_bytes(HD_E4M3, 576, (hd_entry_scales){128, 64}), 644);
+    assert_int_equal(hd_entry_bytes(HD_E4M3, 128, (hd_entry_scales){128, 0}), 132);
+    assert_int_equal(hd_entry_bytes(HD_BF16, 576, (hd_entry_scales){0}), 1152);
+    assert_int_equal(hd_entry_bytes(HD_F32, 576, (hd_entry_scales){0}), 2304);
+}
+
+/* A group with NaN or infinity is NaN: nothing that overflowed looks like a number. */
+void entries_keep_nan(void **state) {
+    (void)state;
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    const entry_format f = {
+        HD_E4M3, 40, {16, 8}
+    };
+    const hd_paged wide = take_pages(SEQS, seq_entries, PAGE, f.width, 1.0f);
+    for (int32_t i = 0; i < 3; i++) page_entry(&wide, 2, i)[20] = bad[i];
+    const hd_paged packed = empty_pool(&wide, &f);
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        if (!is_cpu(&fix.table[t])) continue;
+        store(&fix.table[t], &wide, &packed, f.width);
+        for (int32_t i = 0; i < 3; i++) {
+            const uint8_t *entry = bytes_of(&packed, 2, i);
+            for (int32_t c = 0; c < f.width; c++) {
+                assert_int_equal(isnan(column(&packed, entry, c)), c >= 16 && c < 32);
+            }
+        }
+    }
+}
+
+/* ---- what is read ---- */
+
+typedef struct query {
+    const float *q, *weight;
+    int32_t *seq, *pos;
+    const int32_t *selected;
+    int32_t rows;
+} query;
+
+static query take_query(const entry_format *f) {
+    enum { ROWS = 9, CHOSEN = 6 };
+    query x = {.q = take_random((int64_t)ROWS * HEADS * f->width, 1.0f),
+               .weight = take_random((int64_t)ROWS * HEADS, 1.0f),
+               .seq = take_ints(ROWS),
+               .pos = take_ints(ROWS),
+               .rows = ROWS};
+    int32_t *selected = take_ints(ROWS * CHOSEN);
+    for (int32_t r = 0; r < ROWS; r++) {
+        x.seq[r] = r % 3 == 1 ? 1 : r % 3;
+        x.pos[r] = random_below(seq_entries[x.seq[r]]);
+        for (int32_t i = 0; i < CHOSEN; i++) {
+            selected[r * CHOSEN + i] = i * 7 <= x.pos[r] ? i * 7 : -1;
+        }
+    }
+    x.selected = selected;
+    return x;
+}
+
+static void attend(const hd_ops *ops, hd_stream *s, const hd_paged *pool, const query *x,
+                   bool selected, float *out) {
+    const hd_attention_args a = {.out = hd_f32(out),
+                                 .q = hd_f32(x->q),
+                                 .recent = *pool,
+                                 .entries = *pool,
+                                 .selected = selected ? x->selected : NULL,
+                                 .seq = x->seq,
+                                 .pos = x->pos,
+                                 .rows = x->rows,
+                                 .heads = HEADS,
+                                 .k_dim = pool->width,
+                                 .v_dim = pool->width - 3,
+                                 .window = 67,
+                                 .ratio = 1,
+                                 .n_selected = 6,
+                                 .scale = 0.3f};
+    ops->attention(s, &a);
+    finish("attention", s);
+}
+
+static void check_attention(const hd_ops *ops, const entry_format *f) {
+    const pools p = take_pools(ops, f);
+    const query x = take_query(f);
+    const int64_t n = (int64_t)x.rows * HEADS * (f->width - 3);
+    float *want = take_nan(n), *got = take_nan(n);
+    for (int selected = 0; selected < 2; selected++) {
+        attend(ops, fix.stream[0], &p.decoded, &x, selected, want);
+        for (int i = 0; i < N_THREADS; i++) {
+            attend(ops, fix.stream[i], &p.packed, &x, selected, got);
+            check_bits(ops->name, got, want, n);
+        }
+    }
+}
+
+static void attend_naive(const hd_ops *ops, const hd_paged *pool, const query *x,
+                         const hd_weight *w, float *out) {
+    enum { ROPE = 8, NOPE = 12, VALUES = 20 };
+    const int32_t first_row[] = {0, 0, 0, 6}, pos[] = {3, 4, 66, 67, 80, 130};
+    const hd_attention_naive_args a = {
+        .out = hd_f32(out),
+        .q = hd_f32(x->q),
+        .latents = *pool,
+        .w = w,
+        .seqs = {.n = SEQS, .first_row = first_row, .pos = pos},
+        .most_rows = 6,
+        .most_keys = 131,
+        .heads = 1,
+        .nope_dim = NOPE,
+        .rope_dim = ROPE,
+        .v_dim = VALUES,
+        .scale = 0.3f
+    };
+    ops->attention_naive(fix.stream[1], &a);
+    finish("attention_naive", fix.stream[1]);
+}
+
+static void check_naive(const hd_ops *ops, const entry_format *f) {
+    if (f->width < 24) return;
+    const pools p = take_pools(ops, f);
+    const query x = take_query(f);
+    const hd_weight *w = take_weight(weight_format_of(F32_PLAIN), 32, f->width - 8, false);
+    float *want = take_nan(6 * 20), *got = take_nan(6 * 20);
+    attend_naive(ops, &p.decoded, &x, w, want);
+    attend_naive(ops, &p.packed, &x, w, got);
+    check_bits(ops->name, got, want, 6 * 20);
+}
+
+static void choose(const hd_ops *ops, hd_stream *s, const hd_paged *keys, const query *x,
+                   int32_t *out) {
+    const hd_indexer_topk_args a = {.out = out,
+                                    .q = hd_f32(x->q),
+                                    .weight = x->weight,
+                                    .keys = *keys,
+                                    .seq = x->seq,
+                                    .pos = x->pos,
+                                    .rows = x->rows,
+                                    .heads = HEADS,
+                                    .ratio = 1,
+                                    .top_k = 7,
+                                    .scale = 0.25f};
+    ops->indexer_topk(s, &a);
+    finish("indexer_topk", s);
+}
+
+static void choose_pool(const hd_ops *ops, const hd_paged *keys, const query *x, int32_t *out) {
+    const hd_pool_topk_args a = {.out = out,
+                                 .blocks = take_ints(9 * 4),
+                                 .q = hd_f32(x->q),
+                                 .weight = x->weight,
+                                 .keys = *keys,
+                                 .seq = x->seq,
+                                 .pos = x->pos,
+                                 .rows = x->rows,
+                                 .heads = HEADS,
+                                 .ratio = 1,
+                                 .top_k = 7,
+                                 .n_blocks = 4,
+                                 .block = 8,
+                                 .scale = 0.25f,
+                                 .makes_pool = true};
+    ops->pool_topk(fix.stream[1], &a);
+    finish("pool_topk", fix.stream[1]);
+}
+
+static void check_choices(const hd_ops *ops, const entry_format *f) {
+    const pools p = take_pools(ops, f);
+    const query x = take_query(f);
+    int32_t *want = take_ints(9 * 7), *got = take_ints(9 * 7);
+    choose(ops, fix.stream[0], &p.decoded, &x, want);
+    for (int i = 0; i < N_THREADS; i++) {
+        choose(ops, fix.stream[i], &p.packed, &x, got);
+        assert_memory_equal(got, want, 9 * 7 * sizeof *got);
+    }
+    choose_pool(ops, &p.decoded, &x, want);
+    choose_pool(ops, &p.packed, &x, got);
+    assert_memory_equal(got, want, 9 * 7 * sizeof *got);
+}
+
+void packed_entries_are_read(void **state) {
+    (void)state;
+    on_tables(check_attention);
+    on_tables(check_naive);
+    on_tables(check_choices);
+}
+
+/* ---- operators that make entries: what they store is what kv_store stores of their float32 ---- */
+
+static void compress(const hd_ops *ops, const hd_paged *entries, int32_t tokens) {
+    const int32_t width = entries->width;
+    int32_t *pos = take_ints(tokens);
+    for (int32_t i = 0; i < tokens; i++) pos[i] = i;
+    const int32_t first_row[] = {0, tokens};
+    float *kv = take_nan((int64_t)tokens * width), *gate = take_nan((int64_t)tokens * width);
+    float *ape = take_nan(4 * (int64_t)width), *norm = take_nan(width);
+    for (int64_t i = 0; i < (int64_t)tokens * width; i++) {
+        kv[i] = sinf((float)i);
+        gate[i] = cosf((float)i);
+    }
+    for (int32_t i = 0; i < 4 * width; i++) ape[i] = 0.25f * (float)(i % 3);
+    for (int32_t i = 0; i < width; i++) norm[i] = 1.0f + (float)(i % 5);
+    const float freq[] = {1.0f, 0.1f};
+    const hd_ring state = {.rows = hd_f32(take_nan((int64_t)tokens * 2 * width)),
+                           .table = take_ints(1),
+                           .table_stride = 1,
+                           .page_tokens = tokens,
+                           .ring = tokens,
+                           .width = 2 * width};
+    const hd_compress_args a = {
+        .entries = *entries,
+        .state = state,
+        .kv = kv,
+        .gate = gate,
+        .ape = ape,
+        .norm = norm,
+        .freq = freq,
+        .seqs = {.n = 1, .first_row = first_row, .pos = pos},
+        .ratio = 4,
+        .pairs = 2,
+        .eps = 1e-6f
+    };
+    ops->compress(fix.stream[1], &a);
+    finish("compress", fix.stream[1]);
+}
+
+static void store_groups(const hd_ops *ops, const hd_paged *entries, int32_t tokens) {
+    int32_t *seq = take_ints(tokens), *pos = take_ints(tokens);
+    float *x = take_nan((int64_t)tokens * entries->width);
+    for (int32_t i = 0; i < tokens; i++) pos[i] = i;
+    for (int64_t i = 0; i < (int64_t)tokens * entries->width; i++) x[i] = sinf((float)i);
+    const float freq[] = {1.0f, 0.1f};
+    ops->store_groups(fix.stream[1], &(hd_store_groups_args){.entries = *entries,
+                                                             .x = x,
+                                                             .freq = freq,
+                                                             .seq = seq,
+                                                             .pos = pos,
+                                                             .rows = tokens,
+                                                             .ratio = 4,
+                                                             .pairs = 2});
+    finish("store_groups", fix.stream[1]);
+}
+
+static void check_made(const hd_ops *ops, const entry_format *f) {
+    static void (*const makers[])(const hd_ops *, const hd_paged *, int32_t) = {compress,
+                                                                                store_groups};
+    for (size_t i = 0; i < HD_LEN(makers); i++) {
+        const hd_paged wide = take_pages(SEQS, seq_entries, PAGE, f->width, 1.0f);
+        const hd_paged got = empty_pool(&wide, f), want = empty_pool(&wide, f);
+        makers[i](ops, &wide, 4 * 30);
+        makers[i](ops, &got, 4 * 30);
+        store(ops, &wide, &want, f->width);
+        for (int32_t e = 0; e < 30; e++) {
+            assert_memory_equal(bytes_of(&got, 0, e), bytes_of(&want, 0, e),
+                                hd_paged_entry_bytes(&got));
+        }
+    }
+}
+
+void made_entries_are_packed(void **state) {
+    (void)state;
+    on_tables(check_made);
+}
+
+/* HiSparse copies entries as they are. */
+static void check_buffer(const hd_ops *ops, const entry_format *f) {
+    const pools p = take_pools(ops, f);
+    const size_t bytes = hd_paged_entry_bytes(&p.packed);
+    const query x = take_query(f);
+    enum { ROOM = 54 };
+    int32_t *out = take_ints(ROOM);
+    hd_resident b = {
+        .rows = {.data = take(ROOM * bytes), .type = f->type},
+        .n = ROOM,
+        .row_of = take_ints(n_rows()),
+        .owner = take_ints(ROOM),
+        .used = memset(take(ROOM * sizeof(int64_t)), 0, ROOM * sizeof(int64_t)),
+        .state = memset(take(sizeof(hd_resident_state)), 0, sizeof(hd_resident_state)),
+        .counts = take(sizeof(hd_resident_counts)),
+        .missed = take_ints(ROOM),
+        .victim = take_ints(ROOM)
+    };
+    ops->resident(fix.stream[1], &(hd_resident_args){.out = out,
+                                                     .selected = x.selected,
+                                                     .entries = p.packed,
+                                                     .buffer = b,
+                                                     .seq = x.seq,
+                                                     .rows = x.rows,
+                                                     .top_k = 6});
+    finish("resident", fix.stream[1]);
+    for (int32_t i = 0; i < x.rows * 6; i++) {
+        if (x.selected[i] < 0) continue;
+        assert_memory_equal((const uint8_t *)b.rows.data + (size_t)out[i] * bytes,
+                            bytes_of(&p.packed, x.seq[i / 6], x.selected[i]), bytes);
+    }
+}
+
+void packed_entries_are_fetched(void **state) {
+    (void)state;
+    on_tables(check_buffer);
+}
