@@ -219,26 +219,26 @@ typedef struct query {
 } query;
 
 static query take_query(const entry_format *f) {
-    enum { ROWS = 9, CHOSEN = 6 };
+    enum { ROWS = 9, SELECTED = 6 };
     query x = {.q = take_random((int64_t)ROWS * HEADS * f->width, 1.0f),
                .weight = take_random((int64_t)ROWS * HEADS, 1.0f),
                .seq = take_ints(ROWS),
                .pos = take_ints(ROWS),
                .rows = ROWS};
-    int32_t *selected = take_ints(ROWS * CHOSEN);
+    int32_t *selected = take_ints(ROWS * SELECTED);
     for (int32_t r = 0; r < ROWS; r++) {
         x.seq[r] = r % 3 == 1 ? 1 : r % 3;
         x.pos[r] = random_below(seq_entries[x.seq[r]]);
-        for (int32_t i = 0; i < CHOSEN; i++) {
-            selected[r * CHOSEN + i] = i * 7 <= x.pos[r] ? i * 7 : -1;
+        for (int32_t i = 0; i < SELECTED; i++) {
+            selected[r * SELECTED + i] = i * 7 <= x.pos[r] ? i * 7 : -1;
         }
     }
     x.selected = selected;
     return x;
 }
 
-static void attend(const hd_ops *ops, hd_stream *s, const hd_paged *pool, const query *x,
-                   bool selected, float *out) {
+static void run_attention(const hd_ops *ops, hd_stream *s, const hd_paged *pool, const query *x,
+                          bool selected, float *out) {
     const hd_attention_args a = {.out = hd_f32(out),
                                  .q = hd_f32(x->q),
                                  .recent = *pool,
@@ -264,16 +264,16 @@ static void check_attention(const hd_ops *ops, const entry_format *f) {
     const int64_t n = (int64_t)x.rows * HEADS * (f->width - 3);
     float *want = take_nan(n), *got = take_nan(n);
     for (int selected = 0; selected < 2; selected++) {
-        attend(ops, fix.stream[0], &p.decoded, &x, selected, want);
+        run_attention(ops, fix.stream[0], &p.decoded, &x, selected, want);
         for (int i = 0; i < N_THREADS; i++) {
-            attend(ops, fix.stream[i], &p.packed, &x, selected, got);
+            run_attention(ops, fix.stream[i], &p.packed, &x, selected, got);
             check_bits(ops->name, got, want, n);
         }
     }
 }
 
-static void attend_naive(const hd_ops *ops, const hd_paged *pool, const query *x,
-                         const hd_weight *w, float *out) {
+static void run_naive(const hd_ops *ops, const hd_paged *pool, const query *x,
+                      const hd_weight *w, float *out) {
     enum { ROPE = 8, NOPE = 12, VALUES = 20 };
     const int32_t first_row[] = {0, 0, 0, 6}, pos[] = {3, 4, 66, 67, 80, 130};
     const hd_attention_naive_args a = {
@@ -300,8 +300,8 @@ static void check_naive(const hd_ops *ops, const entry_format *f) {
     const query x = take_query(f);
     const hd_weight *w = take_weight(weight_format_of(F32_PLAIN), 32, f->width - 8, false);
     float *want = take_nan(6 * 20), *got = take_nan(6 * 20);
-    attend_naive(ops, &p.decoded, &x, w, want);
-    attend_naive(ops, &p.packed, &x, w, got);
+    run_naive(ops, &p.decoded, &x, w, want);
+    run_naive(ops, &p.packed, &x, w, got);
     check_bits(ops->name, got, want, 6 * 20);
 }
 

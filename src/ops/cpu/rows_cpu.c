@@ -167,6 +167,33 @@ void ops_rope_cpu(hd_stream *s, const hd_rope_args *a, const ops_kernels *k) {
                             .per_task = ops_rows_per_task(8 * (int64_t)a->heads * a->pairs)});
 }
 
+/* ---- cached entries; those that are not float32 are decoded by the kernels of stored matrices ---- */
+
+enum { MOST_GROUPS = HD_MAX_ENTRY_COLS / OPS_LANES };
+
+static void decode_fp8(const ops_kernels *k, const hd_paged *p, const uint8_t *from, float *out,
+                       const float *one) {
+    const int32_t plain = p->scales.plain, codes = p->width - plain, group = p->scales.group;
+    const uint8_t *scale = from + codes + 2 * plain;
+    float scales[MOST_GROUPS];
+    for (int32_t i = 0; i * group < codes; i++) scales[i] = hd_e8m0_to_f32(scale[i]);
+    ops_dequantizer(k, HD_E4M3)(out, from, codes, scales, group);
+    ops_dequantizer(k, HD_BF16)(out + codes, from + codes, plain, one, HD_MAX_ENTRY_COLS);
+}
+
+const float *ops_entry_cpu(const ops_kernels *k, const hd_paged *p, int32_t seq, int32_t entry,
+                           float *room) {
+    static const float one = 1.0f;
+    if (p->rows.type == HD_F32) return paged_entry(p, seq, entry);
+    const uint8_t *from = paged_bytes(p, seq, entry);
+    if (p->rows.type == HD_E4M3) {
+        decode_fp8(k, p, from, room, &one);
+    } else {
+        ops_dequantizer(k, p->rows.type)(room, from, p->width, &one, HD_MAX_ENTRY_COLS);
+    }
+    return room;
+}
+
 static void store_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     hd_kv_store_args part = *(const hd_kv_store_args *)job->args;
