@@ -353,13 +353,22 @@ static void keep_choices(const hd_model *m, model_step *steps, int32_t n, int32_
     }
 }
 
-/* Then rows that are for later layers only go on. */
-static void store_keys(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
-                       const char *part) {
-    const model_stage *stages = model_key_stages(&m->env.spec->layers[layer]);
-    if (!stages) return;
-    model_run_stages(steps, n, stages, part, layer, true);
-    for (int32_t i = 0; i < n; i++) model_drop_rows(&steps[i], layer);
+/* Runs the attention: in one part, or first what every position leaves. Then rows that are for later
+ * layers only go on. */
+static void run_attention(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
+                          const char *part) {
+    const hd_layer_spec *kind = &m->env.spec->layers[layer];
+    const model_stage *keys = model_key_stages(kind), *rest = model_attention_stages(kind);
+    for (int32_t i = 0; i < n; i++) {
+        if (!steps[i].rest->rebuilds || layer >= m->env.spec->n_layers) continue;
+        keys = model_rebuild_keys;
+        rest = model_rebuild_queries;
+    }
+    if (keys) {
+        model_run_stages(steps, n, keys, part, layer, true);
+        for (int32_t i = 0; i < n; i++) model_drop_rows(&steps[i], layer);
+    }
+    model_run_stages(steps, n, rest, part, layer, true);
 }
 
 void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
@@ -368,8 +377,7 @@ void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t la
     const char *attention = hd_attention_name(kind->attention);
     read_engram(m, steps, n, layer, attention);
     tap(m, steps, n, layer, HD_TAP_INPUT, attention);
-    store_keys(m, steps, n, layer, attention);
-    model_run_stages(steps, n, model_attention_stages(kind), attention, layer, true);
+    run_attention(m, steps, n, layer, attention);
     model_run_stages(steps, n, model_ffn_stages(kind), ffn, layer, false);
     if (is_moe(m, layer)) keep_choices(m, steps, n, layer);
     tap(m, steps, n, layer, HD_TAP_OUTPUT, ffn);
@@ -408,6 +416,8 @@ void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int3
     for (int32_t i = 0; i < n_micro; i++) {
         steps[i].t->expert = steps[i].t->choices;
         steps[i].rest->on = false;
+        steps[i].rest->rebuilds = hd_batch_rebuilds(batches[i]);
+        assert(!steps[i].rest->rebuilds || (m->pages.tail.rebuilds && !batches[i]->group_rows));
         model_start(&steps[i]);
         model_classify_tokens(&steps[i]);
     }
@@ -427,7 +437,10 @@ void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int
     model_probe(m, "draft", "start");
     for (int32_t i = 0; i < n_micro; i++) {
         model_activations *t = steps[i].t;
-        if (!again) t->expert = t->drafted;
+        if (!again) {
+            t->expert = t->drafted;
+            model_draft_rest(&steps[i]);
+        }
         model_mtp_start(&steps[i], layer, again);
     }
     model_run_layer(m, steps, n_micro, layer);
