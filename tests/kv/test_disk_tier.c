@@ -150,8 +150,7 @@ static void admit(disk_world *d, int32_t l) {
     int32_t hit;
     if (hd_cache_acquire(w->cache, l, w->salt[l], w->tokens[l], w->n_tokens[l], &hit) ==
         HD_OK) {
-        w->open[l] = true;
-        w->done[l] = hit;
+        cache_world_begin(w, l, hit);
     }
 }
 
@@ -285,12 +284,15 @@ static void every_page_is_of_its_own_prefix(void **state) {
         const hd_kv_shape shape = {
             .page_tokens = PAGE,
             .lookback = reaches[seed % 6],
-            .tail = {.n = seed % 6 ? (int32_t)(seed / 6 % 5) : 0, .step = reaches[seed % 6]}
+            .tail = {.n = seed % 6 ? (int32_t)(seed / 6 % 5) : 0,
+                     .step = reaches[seed % 6],
+                     .rebuilds = seed / 30 % 2}
         };
         const hd_cache_options o = {
             .page_tokens = PAGE,
             .lookback = shape.lookback,
             .tail = hd_kv_longest_tail(&shape),
+            .rebuild = hd_kv_rebuild_length(&shape),
             .n_pages = {40 + (int32_t)(seed % 60) * 4, seed % 6 ? 20 + (int32_t)seed * 2 : 0},
             .n_host = {host[seed % 5],                seed % 6 ? host[seed / 5 % 5] : 0    },
             .max_seqs = N_SEQS,
