@@ -22,9 +22,9 @@
  * begin after it. Where a sequence leaves the tree, below the pages that it matches, it
  * makes the pages whole, so that the next one continues there.
  *
- * If windows can be rebuilt, a match may also end where WINDOW pages are in no tier: the sequence then
- * begins so many positions before its end, with WINDOW pages of its own, which enter the tree when
- * the end is reached. Such a match saves so many tokens less.
+ * If windows can be rebuilt, a match may also end where WINDOW pages are in no tier. The sequence then
+ * begins options.rebuild positions before its end, with WINDOW pages of its own, which enter the tree
+ * when the end is reached. Such a match saves as many tokens less.
  *
  * This is bookkeeping on the host: no device memory is touched. Page copies are left in a
  * list that the owner runs, in order, before the next step. Owned by the step thread; all

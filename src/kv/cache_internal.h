@@ -119,9 +119,9 @@ static inline bool cache_is_complete(const cache_node *k, hd_kv_group group) {
     return cache_is_cached(k, group) && (group != HD_KV_WINDOW || k->whole);
 }
 
-/* What the first d pages save, in the unit of costs, before they are read; without costs as if a token
- * took 1. Where their window is rebuilt, that takes as long as its positions in all layers: at most,
- * though attention takes longest at the end of a prefix. */
+/* What the first d pages save, in the unit of costs, without the reads; a token counts 1 if costs are not
+ * known. A rebuild counts as if every layer computed all of its positions: half as many rows are
+ * computed, but at the end of a prefix, where attention takes longest. */
 static inline double cache_saving(const hd_cache *c, int32_t d, bool rebuilds) {
     const int32_t tokens = d * c->o.page_tokens - (rebuilds ? c->o.rebuild : 0);
     return tokens * (c->costs.token > 0 ? c->costs.token : 1);

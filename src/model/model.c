@@ -358,17 +358,14 @@ static void keep_choices(const hd_model *m, model_step *steps, int32_t n, int32_
 static void run_attention(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
                           const char *part) {
     const hd_layer_spec *kind = &m->env.spec->layers[layer];
-    const model_stage *keys = model_key_stages(kind), *rest = model_attention_stages(kind);
-    for (int32_t i = 0; i < n; i++) {
-        if (!steps[i].rest->rebuilds || layer >= m->env.spec->n_layers) continue;
-        keys = model_rebuild_keys;
-        rest = model_rebuild_queries;
-    }
+    const bool rebuilds = steps[0].rest->rebuilds && layer < m->env.spec->n_layers;
+    const model_stage *keys = rebuilds ? model_rebuild_keys : model_key_stages(kind);
     if (keys) {
         model_run_stages(steps, n, keys, part, layer, true);
         for (int32_t i = 0; i < n; i++) model_drop_rows(&steps[i], layer);
     }
-    model_run_stages(steps, n, rest, part, layer, true);
+    model_run_stages(steps, n, rebuilds ? model_rebuild_queries : model_attention_stages(kind),
+                     part, layer, true);
 }
 
 void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
@@ -412,12 +409,14 @@ void model_run_head(model_step *steps, int32_t n, const char *part, int32_t laye
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
     model_step steps[HD_MAX_MICRO];
     model_make_steps(m, kv, batches, n_micro, steps);
+    bool rebuilds = false; /* then all micro-batches run the same stages */
+    for (int32_t i = 0; i < n_micro; i++) rebuilds |= hd_batch_rebuilds(batches[i]);
+    assert(!rebuilds || (m->pages.tail.rebuilds && !batches[0]->group_rows));
     model_probe(m, "step", "start");
     for (int32_t i = 0; i < n_micro; i++) {
         steps[i].t->expert = steps[i].t->choices;
         steps[i].rest->on = false;
-        steps[i].rest->rebuilds = hd_batch_rebuilds(batches[i]);
-        assert(!steps[i].rest->rebuilds || (m->pages.tail.rebuilds && !batches[i]->group_rows));
+        steps[i].rest->rebuilds = rebuilds;
         model_start(&steps[i]);
         model_classify_tokens(&steps[i]);
     }

@@ -10,7 +10,7 @@
 typedef struct model_rest {
     hd_batch batch;
     bool on;       /* rows were dropped: the step runs `batch` */
-    bool rebuilds; /* rows of the step rebuild windows */
+    bool rebuilds; /* rows of the step, in any micro-batch, rebuild windows */
     int32_t *rows; /* [rows] host: of each row that is left its number in the step's batch */
     /* [tail.n + 1] numbers of the rows that are left, of layers with tails and then of drafts */
     int32_t *host, *device;
