@@ -498,6 +498,8 @@ typedef struct hd_engine_stats {
     int32_t host_pages[HD_N_KV_GROUPS], host_free[HD_N_KV_GROUPS];
     int64_t host_saved[HD_N_KV_GROUPS], host_loaded[HD_N_KV_GROUPS];
     int64_t host_cached_tokens; /* of cached_tokens: entries came from host memory */
+    /* windows that were in no tier and were computed again, and positions for them */
+    int64_t rebuilt_windows, rebuilt_rows;
     hd_kv_disk_figures kv_disk; /* its tokens are among those of the host */
     size_t
         page_bytes[HD_N_KV_GROUPS]; /* of one page in all layers of a rank, without choices */

@@ -93,6 +93,7 @@
     X(model_runner) \
     X(draft_dspark) \
     X(tails) \
+    X(rebuild) \
     X(prompt_decoder) \
     X(decode_graph) \
     X(stream) \

@@ -105,6 +105,8 @@ static void add_stats(hd_engine_stats *to, const hd_engine_stats *x) {
     to->prompt_tokens += x->prompt_tokens;
     to->cached_tokens += x->cached_tokens;
     to->host_cached_tokens += x->host_cached_tokens;
+    to->rebuilt_windows += x->rebuilt_windows;
+    to->rebuilt_rows += x->rebuilt_rows;
     to->output_tokens += x->output_tokens;
     add_pages(to, x);
     add_experts(&to->experts, &x->experts);

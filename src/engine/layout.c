@@ -243,7 +243,8 @@ static hd_status check_cp(const hd_engine *e, const hd_engine_options *o, hd_err
                        "mla naive with cp: it computes whole sequences, of which a rank has a "
                        "part of the rows");
     }
-    if (hd_kv_shape_of(e->spec).tail.n == 0) return HD_OK;
+    const hd_kv_shape shape = hd_kv_shape_of(e->spec);
+    if (hd_kv_longest_tail(&shape) == 0) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "cp is not for %s, whose layers drop rows of prompts",
                    hd_family_name(e->spec->family));
 }

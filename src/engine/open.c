@@ -256,7 +256,7 @@ static hd_status check_prompt_decoder(hd_engine *e, const hd_engine_options *o, 
     if (!e->whole_prompts && strcmp(asked, "tail") != 0) {
         return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s' is not tail or whole", asked);
     }
-    if (!e->whole_prompts || shape.tail.n) return HD_OK;
+    if (!e->whole_prompts || hd_kv_longest_tail(&shape)) return HD_OK;
     return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s': only V4.1 computes less of a prompt",
                    asked);
 }

@@ -160,11 +160,19 @@ static void count_memory(engine_rank *rank, const hd_engine_sizes *z) {
         hd_engine_mirror_bytes(z, spec, n_layers, rank->ops.kv_type);
 }
 
+/* Not where choices of every position are kept, nor by several attention groups, which would have to
+ * agree on the rows that are left. */
+static bool may_rebuild(const hd_engine *e) {
+    if (e->replay[HD_REPLAY_EXPERTS] || e->replay[HD_REPLAY_KEYS]) return false;
+    return e->parallel.dp == 1 || e->independent;
+}
+
 static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err *err) {
     const hd_sched_options s = {
         .cache = {.page_tokens = z->shape.page_tokens,
                   .lookback = z->shape.lookback,
                   .tail = rank->engine->whole_prompts ? 0 : hd_kv_longest_tail(&z->shape),
+                  .rebuild = may_rebuild(rank->engine) ? hd_kv_rebuild_length(&z->shape) : 0,
                   .n_pages = {z->n_pages[0], z->n_pages[1]},
                   .n_host = {z->n_host[0], z->n_host[1]},
                   .max_seqs = z->running,

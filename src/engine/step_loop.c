@@ -359,6 +359,8 @@ static void read_totals(engine_rank *rank) {
     t->prompt_tokens = c.asked_tokens;
     t->cached_tokens = c.matched_tokens;
     t->host_cached_tokens = c.host_tokens;
+    t->rebuilt_windows = c.rebuilt;
+    t->rebuilt_rows = c.rebuilt_tokens;
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         t->pages[l] = c.pages[l];
         t->pages_free[l] = c.free[l];

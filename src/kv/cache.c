@@ -402,79 +402,6 @@ static int32_t take_page(hd_cache *c, hd_kv_group group) {
     return NONE;
 }
 
-/* ---- matching ---- */
-
-static bool is_away(const cache_node *k, hd_kv_group group) {
-    return k->page[HD_TIER_DEVICE][group] == NONE;
-}
-
-/* What a match of the first d nodes of c->path saves: its tokens, less the reading of its pages.
- * n_host: how many of its FULL pages are to be read. */
-static double gain_of(const hd_cache *c, int32_t d, int32_t n_host) {
-    double gain =
-        (double)d * c->o.page_tokens * c->costs.token - n_host * c->costs.page[HD_KV_FULL];
-    for (int32_t p = hd_max_i32(0, d - c->lookback_pages); p < d; p++) {
-        if (is_away(&c->nodes[c->path[p]], HD_KV_WINDOW)) gain -= c->costs.page[HD_KV_WINDOW];
-    }
-    return gain;
-}
-
-/* Writes the nodes along tokens to c->path. Returns how many there are. */
-static int32_t follow(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
-    const int32_t page = c->o.page_tokens;
-    int32_t at = ROOT, d = 0;
-    while (d < c->o.seq_pages && (int64_t)(d + 1) * page < n) {
-        at = cache_find_child(c, at, salt, c->epoch, tokens + (int64_t)d * page);
-        if (at == NONE) break;
-        c->path[d++] = at;
-    }
-    return d;
-}
-
-/* Whether the WINDOW pages that a match of the first d nodes of c->path reads are whole. */
-static bool ends_whole(const hd_cache *c, int32_t d) {
-    for (int32_t p = hd_max_i32(0, d - c->lookback_pages); p < d; p++) {
-        if (!c->nodes[c->path[p]].whole) return false;
-    }
-    return true;
-}
-
-typedef struct cache_match {
-    int32_t best, longest; /* nodes of the match that is ready first, and of the longest */
-    int32_t known;         /* nodes along the tokens, matched or not */
-} cache_match;
-
-/* Finds the valid matches. One whose pages are not whole ends before the tails of the sequence's end
- * begin, and before those of the branch: then the sequence makes that whole. */
-static cache_match walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
-    cache_match m = {.known = follow(c, salt, tokens, n)};
-    const int32_t page = c->o.page_tokens;
-    const int32_t partial = hd_min_i32((n - 1) / page, m.known) * page - c->o.tail;
-    int32_t live = 0, n_host = 0;
-    double most = 0;
-    for (int32_t d = 0; d < m.known; d++) {
-        const cache_node *k = &c->nodes[c->path[d]];
-        live = cache_is_cached(k, HD_KV_WINDOW) ? live + 1 : 0;
-        n_host += is_away(k, HD_KV_FULL);
-        if (live < hd_min_i32(c->lookback_pages, d + 1)) continue;
-        if (c->o.tail && (d + 1) * page > partial && !ends_whole(c, d + 1)) continue;
-        m.longest = d + 1;
-        const double gain = gain_of(c, d + 1, n_host);
-        if (gain < most) continue;
-        most = gain;
-        m.best = d + 1;
-    }
-    return m;
-}
-
-void hd_cache_set_costs(hd_cache *c, const hd_cache_costs *costs) {
-    c->costs = *costs;
-}
-
-int32_t hd_cache_match(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
-    return walk(c, salt, tokens, n).best * c->o.page_tokens;
-}
-
 /* ---- pinning ---- */
 
 void cache_pin(hd_cache *c, int32_t n) {
@@ -529,7 +456,7 @@ static bool load_path(hd_cache *c, int32_t id) {
         const int32_t *page = c->nodes[n].page[HD_TIER_DEVICE];
         if (!load_page(c, n, HD_KV_FULL)) return false;
         cache_table(c, id, HD_KV_FULL)[p] = page[HD_KV_FULL];
-        if (p < l->window_from || !c->lookback_pages) continue;
+        if (p < l->window_from || p < l->rebuilt || !c->lookback_pages) continue;
         if (!load_page(c, n, HD_KV_WINDOW)) return false;
         cache_table(c, id, HD_KV_WINDOW)[p] = page[HD_KV_WINDOW];
     }
@@ -539,7 +466,9 @@ static bool load_path(hd_cache *c, int32_t id) {
 /* A sequence no longer reads the WINDOW page at `at` of its path, node n. */
 static void leave_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
     int32_t *page = &cache_table(c, id, HD_KV_WINDOW)[at];
-    if (cache_keeps_window(c, id, at, n)) {
+    if (at < c->seqs[id].rebuilt) {
+        if (*page != NONE) push_device(c, HD_KV_WINDOW, *page);
+    } else if (cache_keeps_window(c, id, at, n)) {
         push_device(c, HD_KV_WINDOW, *page);
     } else {
         drop_window(c, n);
@@ -571,6 +500,7 @@ static void clear_table(hd_cache *c, int32_t id) {
 }
 
 static hd_kv_ends ends_of(const hd_cache *c, const cache_match *m, int32_t n) {
+    if (m->rebuilds) return (hd_kv_ends){.rebuilt = m->best * c->o.page_tokens};
     if (!c->o.tail) return (hd_kv_ends){0};
     return (hd_kv_ends){.outputs = n - 1,
                         .branch = m->known > m->best ? m->known * c->o.page_tokens : 0};
@@ -578,6 +508,10 @@ static hd_kv_ends ends_of(const hd_cache *c, const cache_match *m, int32_t n) {
 
 hd_kv_ends hd_cache_ends(const hd_cache *c, int32_t id) {
     return c->seqs[id].ends;
+}
+
+int32_t hd_cache_first(const hd_cache *c, int32_t id) {
+    return c->seqs[id].first;
 }
 
 /* Whether a sequence computes all layers of a page. */
@@ -592,8 +526,9 @@ hd_status hd_cache_acquire(hd_cache *c, int32_t id, uint64_t salt, const int32_t
     cache_seq *l = &c->seqs[id];
     assert(!l->open);
     c->tick++;
-    const cache_match m = walk(c, salt, tokens, n);
-    const int32_t d = m.best;
+    const cache_match m = cache_walk(c, salt, tokens, n);
+    const int32_t d = m.best, first = d * c->o.page_tokens - (m.rebuilds ? c->o.rebuild : 0);
+    const int32_t window = m.rebuilds ? first / c->o.page_tokens : d - c->lookback_pages;
     *hit = 0;
     clear_table(c, id);
     *l = (cache_seq){.open = true,
@@ -602,11 +537,15 @@ hd_status hd_cache_acquire(hd_cache *c, int32_t id, uint64_t salt, const int32_t
                      .node = d ? c->path[d - 1] : ROOT,
                      .n_nodes = d,
                      .n_pages = d,
-                     .window_from = hd_max_i32(0, d - c->lookback_pages),
+                     .window_from = hd_max_i32(0, window),
+                     .window_to = hd_max_i32(0, window),
+                     .rebuilt = m.rebuilds ? d : 0,
+                     .first = first,
                      .ends = ends_of(c, &m, n)};
     for (int32_t p = 0; p < d; p++) {
         cache_pin(c, c->path[p]);
-        if (p >= l->window_from && c->lookback_pages) hold_window(c, c->path[p]);
+        if (p < l->window_from || p < l->rebuilt || !c->lookback_pages) continue;
+        hold_window(c, c->path[p]);
     }
     const int64_t loaded = c->loaded[HD_KV_FULL];
     if (!load_path(c, id)) {
@@ -644,10 +583,28 @@ static void drop_private_page(hd_cache *c, int32_t id, int32_t at) {
     }
 }
 
+/* Takes the WINDOW pages before `want` that are rebuilt; all or none. */
+static bool extend_rebuilt(hd_cache *c, int32_t id, int32_t want) {
+    cache_seq *l = &c->seqs[id];
+    const int32_t had = l->window_to, end = hd_min_i32(want, l->rebuilt);
+    int32_t *table = cache_table(c, id, HD_KV_WINDOW);
+    for (; l->window_to < end; l->window_to++) {
+        table[l->window_to] = take_page(c, HD_KV_WINDOW);
+        if (table[l->window_to] != NONE) continue;
+        while (l->window_to > had) {
+            push_device(c, HD_KV_WINDOW, table[--l->window_to]);
+            table[l->window_to] = NONE;
+        }
+        return false;
+    }
+    return true;
+}
+
 hd_status hd_cache_extend(hd_cache *c, int32_t id, int32_t n_tokens) {
     cache_seq *l = &c->seqs[id];
     const int32_t want = (int32_t)hd_ceil_div(n_tokens, c->o.page_tokens), had = l->n_pages;
     assert(l->open && want <= c->o.seq_pages);
+    if (!extend_rebuilt(c, id, want)) return HD_EAGAIN;
     while (l->n_pages < want) {
         if (!add_private_page(c, id, l->n_pages)) {
             while (l->n_pages > had) drop_private_page(c, id, --l->n_pages);
@@ -684,11 +641,11 @@ static void share_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
     const bool whole = makes_whole(c, &c->seqs[id], at);
     if (whole && !k->whole) {
         replace_window(c, n, *own);
-    } else if (!cache_is_cached(k, HD_KV_WINDOW) || (whole && is_away(k, HD_KV_WINDOW))) {
+    } else if (!cache_is_cached(k, HD_KV_WINDOW) || (whole && cache_is_away(k, HD_KV_WINDOW))) {
         cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_WINDOW, *own);
         c->nodes[n].whole = whole;
         cache_finish(c, n);
-    } else if (k->whole && !is_away(k, HD_KV_WINDOW)) {
+    } else if (k->whole && !cache_is_away(k, HD_KV_WINDOW)) {
         push_device(c, HD_KV_WINDOW, *own);
         *own = k->page[HD_TIER_DEVICE][HD_KV_WINDOW];
     }
@@ -698,7 +655,7 @@ static void share_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
  * Equal prefixes have equal bits (design D8), so the exchange is invisible. */
 static void share_page(hd_cache *c, int32_t id, int32_t at, int32_t n) {
     int32_t *own = &cache_table(c, id, HD_KV_FULL)[at];
-    if (is_away(&c->nodes[n], HD_KV_FULL)) {
+    if (cache_is_away(&c->nodes[n], HD_KV_FULL)) {
         cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_FULL, *own);
     } else {
         push_device(c, HD_KV_FULL, *own);
@@ -738,9 +695,30 @@ static void release_passed_windows(hd_cache *c, int32_t id, int32_t n_done) {
     l->window_from = first;
 }
 
+/* The window is whole: its pages enter the tree. Those before it are passed. */
+static void end_rebuild(hd_cache *c, int32_t id) {
+    cache_seq *l = &c->seqs[id];
+    const int32_t from = l->rebuilt - c->lookback_pages;
+    for (int32_t p = l->n_nodes - 1, n = l->node; p >= l->window_from; p--) {
+        if (p < from) {
+            leave_window(c, id, p, n);
+        } else {
+            share_window(c, id, p, n);
+            if (!cache_keeps_window(c, id, p, n)) hold_window(c, n);
+        }
+        n = c->nodes[n].parent;
+    }
+    l->window_from = hd_max_i32(l->window_from, from);
+    l->rebuilt = 0;
+    l->ends = (hd_kv_ends){0};
+    c->rebuilt++;
+    c->rebuilt_tokens += c->o.rebuild;
+}
+
 void hd_cache_commit(hd_cache *c, int32_t id, const int32_t *tokens, int32_t n_done) {
     cache_seq *l = &c->seqs[id];
     assert(l->open && hd_ceil_div(n_done, c->o.page_tokens) <= l->n_pages);
+    if (l->rebuilt && n_done >= l->ends.rebuilt) end_rebuild(c, id);
     while ((int64_t)(l->n_nodes + 1) * c->o.page_tokens <= n_done) {
         commit_page(c, id, tokens + (int64_t)l->n_nodes * c->o.page_tokens);
     }
@@ -802,6 +780,8 @@ hd_cache_stats hd_cache_read_stats(const hd_cache *c) {
                         .asked_tokens = c->asked_tokens,
                         .host_tokens = c->host_tokens,
                         .disk_tokens = c->disk_tokens,
+                        .rebuilt = c->rebuilt,
+                        .rebuilt_tokens = c->rebuilt_tokens,
                         .declined = c->declined};
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         s.pages[l] = c->o.n_pages[l];

@@ -22,6 +22,10 @@
  * begin after it. Where a sequence leaves the tree, below the pages that it matches, it
  * makes the pages whole, so that the next one continues there.
  *
+ * If windows can be rebuilt, a match may also end where WINDOW pages are in no tier. The sequence then
+ * begins options.rebuild positions before its end, with WINDOW pages of its own, which enter the tree
+ * when the end is reached. Such a match saves as many tokens less.
+ *
  * This is bookkeeping on the host: no device memory is touched. Page copies are left in a
  * list that the owner runs, in order, before the next step. Owned by the step thread; all
  * memory is allocated at open. Deterministic: recency is a counter, not a clock. */
@@ -48,6 +52,7 @@ typedef struct hd_cache_options {
     /* hd_kv_longest_tail(): sequences leave whole WINDOW pages only before their ends, and later
      * ones continue there, or where their own tails begin. 0: every page is whole. */
     int32_t tail;
+    int32_t rebuild; /* hd_kv_rebuild_length(); 0: windows are not rebuilt */
     int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_host[HD_N_KV_GROUPS]; /* pages that host memory may hold */
     int32_t max_seqs;               /* running sequences at a time */
@@ -79,8 +84,13 @@ int32_t hd_cache_match(const hd_cache *c, uint64_t salt, const int32_t *tokens, 
 hd_status hd_cache_acquire(hd_cache *c, int32_t seq, uint64_t salt, const int32_t *tokens,
                            int32_t n, int32_t *hit);
 
+/* Returns the position from which on an open sequence is computed: *hit of hd_cache_acquire(), or where
+ * the rebuild of its window begins. */
+int32_t hd_cache_first(const hd_cache *c, int32_t seq);
+
 /* Returns for what layers with tails must compute an open sequence: for its position n - 1 of
- * hd_cache_acquire() and all later ones, and for the branch. All 0 without tails. */
+ * hd_cache_acquire() and all later ones, and for the branch; or for the window before *hit, until
+ * that is committed. All 0 without tails. */
 hd_kv_ends hd_cache_ends(const hd_cache *c, int32_t seq);
 
 /* Reserves pages for positions below n_tokens; evicts cached pages that are not pinned.
@@ -153,6 +163,7 @@ typedef struct hd_cache_stats {
     int64_t declined;    /* matches that were shorter because computing was sooner */
     int64_t host_tokens; /* of matched_tokens: their FULL pages were in host memory only */
     int64_t disk_tokens; /* of host_tokens: they were read from the disk for this */
+    int64_t rebuilt, rebuilt_tokens; /* windows, and positions computed again for them */
     int64_t evicted[HD_N_KV_GROUPS], saved[HD_N_KV_GROUPS], loaded[HD_N_KV_GROUPS];
 } hd_cache_stats;
 

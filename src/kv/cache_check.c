@@ -21,9 +21,11 @@ static void count_seq(const census *s, int32_t id) {
     int32_t n = l->node;
     for (int32_t d = l->n_nodes - 1; d >= 0; d--, n = c->nodes[n].parent) {
         s->refs[n]++;
+        const int32_t window = cache_table(c, id, HD_KV_WINDOW)[d];
         if (d < l->window_from || !c->lookback_pages) continue;
+        if (d < l->rebuilt && window == NONE) continue; /* not taken yet */
         if (cache_keeps_window(c, id, d, n)) {
-            s->seen[HD_TIER_DEVICE][HD_KV_WINDOW][cache_table(c, id, HD_KV_WINDOW)[d]]++;
+            s->seen[HD_TIER_DEVICE][HD_KV_WINDOW][window]++;
         } else {
             s->window_refs[n]++;
         }

@@ -99,58 +99,73 @@ static double cost_of(const hd_cache *c, uint8_t tier, hd_kv_group group) {
     return up + (tier == AT_DISK ? c->costs.disk[group] : 0);
 }
 
+/* The first pages of a prefix, in whatever tiers. */
+typedef struct candidate {
+    int32_t pages;
+    bool rebuilds; /* their window is rebuilt */
+    double gain;
+} candidate;
+
 typedef struct best_match {
-    int32_t with, without, longest; /* pages, and with those of the disk */
+    candidate with, without; /* pages of the disk */
+    int32_t longest;         /* with WINDOW pages */
 } best_match;
 
+/* Of two that are ready at the same time the longer one, but for one whose window is rebuilt. */
+static void take_better(candidate *best, const candidate *k) {
+    if (k->rebuilds ? k->gain > best->gain : k->gain >= best->gain) *best = *k;
+}
+
 /* Of the first d pages, `full` is the cost of bringing up the FULL ones. */
-static void consider(const hd_cache *c, int32_t d, double full, bool reads, double most[2],
+static void consider(const hd_cache *c, int32_t d, double full, bool reads, bool rebuilds,
                      best_match *m) {
-    double gain = (double)d * c->o.page_tokens * c->costs.token - full;
-    for (int32_t p = hd_max_i32(0, d - c->lookback_pages); p < d; p++) {
+    candidate k = {d, rebuilds, cache_saving(c, d, rebuilds) - full};
+    for (int32_t p = hd_max_i32(0, d - c->lookback_pages); p < d && !rebuilds; p++) {
         const uint8_t tier = tiers_of(c, p)[HD_KV_WINDOW];
-        gain -= cost_of(c, tier, HD_KV_WINDOW);
+        k.gain -= cost_of(c, tier, HD_KV_WINDOW);
         reads = reads || tier == AT_DISK;
     }
-    m->longest = d;
-    if (gain >= most[0]) {
-        most[0] = gain;
-        m->with = d;
-    }
-    if (!reads && gain >= most[1]) {
-        most[1] = gain;
-        m->without = d;
-    }
+    if (!rebuilds) m->longest = d;
+    take_better(&m->with, &k);
+    if (!reads) take_better(&m->without, &k);
 }
 
 static best_match find_best(const hd_cache *c, int32_t n_pages) {
     best_match m = {0};
-    double full = 0, most[2] = {0};
+    double full = 0;
     bool reads = false;
     for (int32_t p = 0, live = 0; p < n_pages; p++) {
         const uint8_t *tiers = tiers_of(c, p);
         full += cost_of(c, tiers[HD_KV_FULL], HD_KV_FULL);
         reads = reads || tiers[HD_KV_FULL] == AT_DISK;
         live = tiers[HD_KV_WINDOW] == NOWHERE ? 0 : live + 1;
-        if (live < hd_min_i32(c->lookback_pages, p + 1)) continue;
-        consider(c, p + 1, full, reads, most, &m);
+        if (live >= hd_min_i32(c->lookback_pages, p + 1)) {
+            consider(c, p + 1, full, reads, false, &m);
+        }
+        if (c->o.rebuild) consider(c, p + 1, full, reads, true, &m);
     }
     return m;
+}
+
+static int32_t saved_by(const hd_cache *c, const candidate *k) {
+    return k->pages * c->o.page_tokens - (k->rebuilds ? c->o.rebuild : 0);
 }
 
 bool hd_cache_plan_reads(const hd_cache *c, const hd_cache_lookup *disk, uint64_t salt,
                          const int32_t *tokens, int32_t n, hd_page_name *names,
                          hd_cache_reads *out) {
     const best_match m = find_best(c, locate(c, disk, salt, tokens, n, names));
-    out->from = out->to = m.with;
-    out->without = m.without * c->o.page_tokens;
+    out->from = out->to = m.with.pages;
+    out->saved = saved_by(c, &m.with);
+    out->without = saved_by(c, &m.without);
     out->n_windows = 0;
-    out->declined = m.with < m.longest;
+    out->declined = m.with.pages < m.longest;
     while (out->from > 0 && tiers_of(c, out->from - 1)[HD_KV_FULL] == AT_DISK) out->from--;
-    for (int32_t p = hd_max_i32(0, m.with - c->lookback_pages); p < m.with; p++) {
+    const int32_t window = hd_max_i32(0, out->to - c->lookback_pages);
+    for (int32_t p = window; p < out->to && !m.with.rebuilds; p++) {
         if (tiers_of(c, p)[HD_KV_WINDOW] == AT_DISK) out->windows[out->n_windows++] = p;
     }
-    return m.with > m.without && (out->from < out->to || out->n_windows);
+    return out->from < out->to || out->n_windows;
 }
 
 /* ---- pages that are read ---- */

@@ -47,8 +47,9 @@ typedef struct hd_cache_reads {
     int32_t from, to; /* FULL pages from .. to - 1 */
     int32_t n_windows;
     int32_t *windows; /* [pages in the lookback] WINDOW pages, memory of the caller */
-    int32_t without;  /* tokens that the cache saves without reading */
-    bool declined;    /* the disk has more, but computing that is sooner */
+    int32_t saved,
+        without;   /* tokens that the cache saves with what is read, and without reading */
+    bool declined; /* the disk has more, but computing that is sooner */
 } hd_cache_reads;
 
 /* Finds the match of tokens[n] that is ready first, with pages of the disk. names: [seq_pages]

@@ -1,4 +1,4 @@
-/* cache_internal.h - the state of the prefix cache, for cache.c, cache_disk.c and cache_check.c. */
+/* cache_internal.h - the state of the prefix cache, for cache*.c. */
 #ifndef HD_KV_CACHE_INTERNAL_H
 #define HD_KV_CACHE_INTERNAL_H
 
@@ -35,6 +35,10 @@ typedef struct cache_seq {
     int32_t n_nodes;     /* pages that are nodes */
     int32_t n_pages;     /* all pages; those after n_nodes are private */
     int32_t window_from; /* first page that keeps its WINDOW page */
+    /* While its window is rebuilt: WINDOW pages before `rebuilt` are its own, those before `window_to`
+     * are taken. 0: none is */
+    int32_t rebuilt, window_to;
+    int32_t first; /* position that it computes first */
     hd_kv_ends ends;
 } cache_seq;
 
@@ -69,8 +73,8 @@ struct hd_cache {
     int32_t n_resident;     /* nodes whose FULL page is on the device */
     int32_t lookback_pages; /* WINDOW pages that a sequence needs before its next position */
     hd_kv_group lacking;    /* of which there were too few pages last */
-    int64_t matched_tokens, asked_tokens, host_tokens, disk_tokens,
-        declined; /* see hd_cache_stats */
+    int64_t matched_tokens, asked_tokens, host_tokens, disk_tokens, declined, rebuilt,
+        rebuilt_tokens; /* see hd_cache_stats */
     hd_cache_costs costs;
     int64_t evicted[HD_N_KV_GROUPS], saved[HD_N_KV_GROUPS], loaded[HD_N_KV_GROUPS];
 };
@@ -106,9 +110,21 @@ static inline bool cache_is_cached(const cache_node *k, hd_kv_group group) {
     return k->page[HD_TIER_DEVICE][group] != NONE || k->page[HD_TIER_HOST][group] != NONE;
 }
 
+static inline bool cache_is_away(const cache_node *k, hd_kv_group group) {
+    return k->page[HD_TIER_DEVICE][group] == NONE;
+}
+
 /* Whether all layers find there what they read. */
 static inline bool cache_is_complete(const cache_node *k, hd_kv_group group) {
     return cache_is_cached(k, group) && (group != HD_KV_WINDOW || k->whole);
+}
+
+/* What the first d pages save, in the unit of costs, without the reads; a token counts 1 if costs are not
+ * known. A rebuild counts as if every layer computed all of its positions: half as many rows are
+ * computed, but at the end of a prefix, where attention takes longest. */
+static inline double cache_saving(const hd_cache *c, int32_t d, bool rebuilds) {
+    const int32_t tokens = d * c->o.page_tokens - (rebuilds ? c->o.rebuild : 0);
+    return tokens * (c->costs.token > 0 ? c->costs.token : 1);
 }
 
 /* Conversations will probably come back to ends of turns and branch points. */
@@ -146,6 +162,15 @@ void cache_pin(hd_cache *c, int32_t n);
 void cache_unpin(hd_cache *c, int32_t n);
 /* Adds a page copy; callers ensure that the list has room. */
 void cache_add_copy(hd_cache *c, hd_kv_group group, bool save, int32_t page, int32_t host);
+
+/* cache_match.c: finds the valid matches of tokens[n]; their nodes are in c->path. */
+typedef struct cache_match {
+    int32_t best, longest; /* nodes of the match that is ready first, and of the longest */
+    bool rebuilds;         /* the window of the best one is rebuilt */
+    int32_t known;         /* nodes along the tokens, matched or not */
+} cache_match;
+
+cache_match cache_walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n);
 
 /* cache_exchange.c */
 /* Returns the node of the last of n pages, if all are cached; else NONE. */

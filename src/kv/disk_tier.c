@@ -476,8 +476,8 @@ bool hd_disk_tier_has_room(const hd_disk_tier *t) {
 }
 
 /* Reading may take as long as computing what is read; a second if that is not known. */
-static int64_t patience(const hd_disk_tier *t, const hd_cache_reads *r, double ns_of_token) {
-    const double tokens = (double)r->to * t->o.page_tokens - r->without;
+static int64_t patience(const hd_cache_reads *r, double ns_of_token) {
+    const double tokens = r->saved - r->without;
     const double ns = ns_of_token > 0 ? tokens * ns_of_token : SECOND_NS;
     return (int64_t)fmin(fmax(ns, MIN_WAIT_NS), 3600.0 * SECOND_NS);
 }
@@ -504,7 +504,7 @@ bool hd_disk_tier_ask(hd_disk_tier *t, uint64_t id, uint64_t salt, const int32_t
                  .n = reads.to - reads.from + reads.n_windows,
                  .node = -1,
                  .begun_ns = now_ns,
-                 .deadline_ns = now_ns + patience(t, &reads, ns_of_token)};
+                 .deadline_ns = now_ns + patience(&reads, ns_of_token)};
     return true;
 }
 

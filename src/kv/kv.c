@@ -102,11 +102,16 @@ int32_t hd_kv_tail_length(const hd_kv_shape *shape, int32_t i) {
 }
 
 int32_t hd_kv_longest_tail(const hd_kv_shape *shape) {
-    return shape->tail.n ? hd_kv_tail_length(shape, 0) : 0;
+    return shape->tail.n && !shape->tail.rebuilds ? hd_kv_tail_length(shape, 0) : 0;
+}
+
+int32_t hd_kv_rebuild_length(const hd_kv_shape *shape) {
+    return shape->tail.n && shape->tail.rebuilds ? hd_kv_tail_length(shape, 0) : 0;
 }
 
 bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends, int32_t pos) {
     const int32_t length = hd_kv_tail_length(shape, i);
+    if (shape->tail.rebuilds) return pos >= ends->rebuilt - length;
     const int32_t border = ends->outputs - ends->outputs % shape->page_tokens;
     return pos >= border - length || (pos < ends->branch && pos >= ends->branch - length);
 }
@@ -125,7 +130,13 @@ hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec) {
     const int32_t window = spec->window + (spec->drafter == HD_DRAFTER_DSPARK);
     int32_t lookback = hd_max_i32(window, hd_max_i32(csa, hca)) - 1;
     lookback = hd_max_i32(lookback, 1); /* 0 would mean that there are no such pages */
-    return (hd_kv_shape){.page_tokens = page, .lookback = lookback};
+    /* the drafter, which needs whole outputs of the last layer, is as one layer more */
+    const int32_t n = spec->n_layers + (spec->n_mtp > 0);
+    return (hd_kv_shape){
+        .page_tokens = page,
+        .lookback = lookback,
+        .tail = {.n = n, .step = hd_max_i32(spec->window - 1, 0), .rebuilds = true}
+    };
 }
 
 /* Returns the smallest ring that divides the page and keeps `rows` before the newest

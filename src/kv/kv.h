@@ -42,12 +42,17 @@ typedef struct hd_kv_options {
     int32_t resident;
 } hd_kv_options;
 
-/* Layers at the end of V4.1 that write nothing but WINDOW pages. Later positions read these through
- * the window only, so of a prompt the layers need only the last positions: their tails. Every layer
- * reads a window of the layer before, so that a tail is longer the earlier its layer is. */
+/* Layers that may compute only the last positions before an end: their tails. Every layer reads a
+ * window of the layer before, so that a tail is longer the earlier its layer is.
+ *
+ * V4.1: layers at its end that write nothing but WINDOW pages. Later positions read these through the
+ * window only, so of a prompt the layers need only their tails.
+ * V4 (rebuilds): all layers, and the drafter after them. They write entries too. Where the entries
+ * before a page border exist and the windows do not, tails make these again. */
 typedef struct hd_kv_tail {
     int32_t first, n; /* these layers; n 0: every layer computes every position */
     int32_t step;     /* by how many positions a tail is longer than that of the next layer */
+    bool rebuilds;
 } hd_kv_tail;
 
 /* Page size and lookback that the family's layers need. */
@@ -64,13 +69,18 @@ hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec);
 typedef struct hd_kv_ends {
     int32_t outputs; /* the first position whose output is needed */
     int32_t branch;  /* a page border where another sequence may continue; 0: none */
+    /* V4: a page border. Of the positions before it windows are rebuilt, and no entry is written. 0:
+     * every position writes entries */
+    int32_t rebuilt;
 } hd_kv_ends;
 
-/* Returns how many positions before the page of the first output, and before the branch, layer
- * tail.first + i computes. The last layer's tail is the lookback in whole pages: so these pages are
- * whole, and a sequence may continue after them. */
+/* Returns how many positions before the page of the first output, before the branch or before the
+ * border of a rebuild layer tail.first + i computes. The last layer's tail is the lookback in whole
+ * pages: so these pages are whole, and a sequence may continue after them. */
 int32_t hd_kv_tail_length(const hd_kv_shape *shape, int32_t i);
-int32_t hd_kv_longest_tail(const hd_kv_shape *shape); /* 0: there are none */
+int32_t hd_kv_longest_tail(const hd_kv_shape *shape); /* of prompts; 0: there are none */
+/* Positions from which on the windows before a border are rebuilt; 0: they cannot be. */
+int32_t hd_kv_rebuild_length(const hd_kv_shape *shape);
 
 /* Returns whether layer tail.first + i computes a position. */
 bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends, int32_t pos);

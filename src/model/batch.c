@@ -21,6 +21,7 @@ static void place(hd_batch_view *v, hd_arena *a, const hd_batch_limits *limits) 
     v->logit_rows = take(a, limits->rows);
     v->first_row = take(a, limits->seqs + 1);
     v->ends = hd_arena_take(a, (size_t)limits->seqs * sizeof *v->ends, 64);
+    v->rebuilt = take(a, limits->seqs);
     for (int i = 0; i < HD_N_KV_GROUPS; i++) {
         v->tables[i] = take(a, (int64_t)limits->seqs * limits->table_stride);
     }
@@ -71,6 +72,7 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
         if (i >= q->n - q->n_logits) v->logit_rows[b->n_logits++] = r;
     }
     v->ends[seq] = q->ends;
+    v->rebuilt[seq] = q->ends.rebuilt;
     b->n_rows += q->n;
     if (q->n > b->most_rows) b->most_rows = q->n;
     v->first_row[seq + 1] = b->n_rows;
@@ -89,6 +91,14 @@ void hd_batch_make_block(hd_batch *b, int32_t block) {
         b->host.last[r] = b->host.pos[r] + block - 1 - place;
         b->host.logit_rows[place * b->n_seqs + r / block] = r;
     }
+}
+
+bool hd_batch_rebuilds(const hd_batch *b) {
+    const hd_batch_view *v = &b->host;
+    for (int32_t i = 0; v->ends && i < b->n_seqs; i++) {
+        if (v->pos[v->first_row[i]] < v->ends[i].rebuilt) return true;
+    }
+    return false;
 }
 
 void hd_batch_upload(hd_batch *b, hd_stream *s) {

@@ -162,6 +162,7 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
             .norm = hd_weights_vector(w, layer, k->norm),
             .freq = s->m->freq_compress,
             .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, s->b->most_rows},
+            .entries_from = s->rest->rebuilds ? s->b->device.rebuilt : NULL,
             .ratio = kind->compress_ratio,
             .pairs = c->rope_dim / 2,
             .overlap = kind->attention == HD_ATTN_CSA,
@@ -175,11 +176,10 @@ static void compress(const model_step *s, int32_t layer) {
     model_forget_entries(&beside, layer, HD_POOL_COMPRESSED);
 }
 
-static void index_entries(const model_step *s, int32_t layer) {
+/* The indexer's entries may still be made beside. */
+static void choose_entries(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    const model_step beside = model_beside(s);
     model_part own;
-    run_compressor(&beside, layer, &of_index);
     const bool any = model_own_part(s, &own);
     if (any) {
         model_rope(&own.step, own.step.t->cos_sin_compress, own.step.t->index_q,
@@ -189,6 +189,25 @@ static void index_entries(const model_step *s, int32_t layer) {
     if (!any) return;
     model_indexer_topk(&own.step, layer, model_pool(s, layer, HD_POOL_INDEX),
                        c->layers[layer].compress_ratio);
+}
+
+static void index_entries(const model_step *s, int32_t layer) {
+    const model_step beside = model_beside(s);
+    run_compressor(&beside, layer, &of_index);
+    choose_entries(s, layer);
+}
+
+/* ---- where windows are rebuilt: all kinds of layers of V4 ---- */
+
+static void rebuild_states(const model_step *s, int32_t layer) {
+    const parts p = parts_of(&s->m->env.spec->layers[layer]);
+    const model_step beside = model_beside(s);
+    if (p.own_index) run_compressor(&beside, layer, &of_index);
+    if (p.entries) compress(s, layer);
+}
+
+static void rebuild_choices(const model_step *s, int32_t layer) {
+    if (parts_of(&s->m->env.spec->layers[layer]).selects) choose_entries(s, layer);
 }
 
 static void run_attention(const model_step *s, int32_t layer) {
@@ -254,6 +273,24 @@ void model_hybrid_values(const model_step *s, int32_t layer) {
     model_part own;
     if (model_own_part(s, &own)) make_values(&own.step, layer);
 }
+
+const model_stage model_rebuild_keys[] = {
+    {"attn_in",  model_attn_in,     HD_LANE_COMPUTE, NULL, false},
+    {"keys",     model_hybrid_keys, HD_LANE_COMPUTE, NULL, false},
+    {"compress", rebuild_states,    HD_LANE_COMPUTE, NULL, false},
+    {NULL,       NULL,              HD_LANE_COMPUTE, NULL, false},
+};
+
+const model_stage model_rebuild_queries[] = {
+    {"queries",      model_hybrid_queries,   HD_LANE_COMPUTE, NULL,                false},
+    {"index",        rebuild_choices,        HD_LANE_COMPUTE, NULL,                false},
+    {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
+    {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                false},
+    {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads, true },
+    {"output",       model_attn_output,      HD_LANE_COMPUTE, NULL,                false},
+    {"join heads",   model_join_heads,       HD_LANE_COMM,    model_shares_heads,  true },
+    {NULL,           NULL,                   HD_LANE_COMPUTE, NULL,                false},
+};
 
 const model_stage model_window_stages[] = {
     {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                  false},

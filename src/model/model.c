@@ -353,13 +353,19 @@ static void keep_choices(const hd_model *m, model_step *steps, int32_t n, int32_
     }
 }
 
-/* Then rows that are for later layers only go on. */
-static void store_keys(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
-                       const char *part) {
-    const model_stage *stages = model_key_stages(&m->env.spec->layers[layer]);
-    if (!stages) return;
-    model_run_stages(steps, n, stages, part, layer, true);
-    for (int32_t i = 0; i < n; i++) model_drop_rows(&steps[i], layer);
+/* Runs the attention: in one part, or first what every position leaves. Then rows that are for later
+ * layers only go on. */
+static void run_attention(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
+                          const char *part) {
+    const hd_layer_spec *kind = &m->env.spec->layers[layer];
+    const bool rebuilds = steps[0].rest->rebuilds && layer < m->env.spec->n_layers;
+    const model_stage *keys = rebuilds ? model_rebuild_keys : model_key_stages(kind);
+    if (keys) {
+        model_run_stages(steps, n, keys, part, layer, true);
+        for (int32_t i = 0; i < n; i++) model_drop_rows(&steps[i], layer);
+    }
+    model_run_stages(steps, n, rebuilds ? model_rebuild_queries : model_attention_stages(kind),
+                     part, layer, true);
 }
 
 void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
@@ -368,8 +374,7 @@ void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t la
     const char *attention = hd_attention_name(kind->attention);
     read_engram(m, steps, n, layer, attention);
     tap(m, steps, n, layer, HD_TAP_INPUT, attention);
-    store_keys(m, steps, n, layer, attention);
-    model_run_stages(steps, n, model_attention_stages(kind), attention, layer, true);
+    run_attention(m, steps, n, layer, attention);
     model_run_stages(steps, n, model_ffn_stages(kind), ffn, layer, false);
     if (is_moe(m, layer)) keep_choices(m, steps, n, layer);
     tap(m, steps, n, layer, HD_TAP_OUTPUT, ffn);
@@ -404,10 +409,14 @@ void model_run_head(model_step *steps, int32_t n, const char *part, int32_t laye
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
     model_step steps[HD_MAX_MICRO];
     model_make_steps(m, kv, batches, n_micro, steps);
+    bool rebuilds = false; /* then all micro-batches run the same stages */
+    for (int32_t i = 0; i < n_micro; i++) rebuilds |= hd_batch_rebuilds(batches[i]);
+    assert(!rebuilds || (m->pages.tail.rebuilds && !batches[0]->group_rows));
     model_probe(m, "step", "start");
     for (int32_t i = 0; i < n_micro; i++) {
         steps[i].t->expert = steps[i].t->choices;
         steps[i].rest->on = false;
+        steps[i].rest->rebuilds = rebuilds;
         model_start(&steps[i]);
         model_classify_tokens(&steps[i]);
     }
@@ -427,7 +436,10 @@ void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int
     model_probe(m, "draft", "start");
     for (int32_t i = 0; i < n_micro; i++) {
         model_activations *t = steps[i].t;
-        if (!again) t->expert = t->drafted;
+        if (!again) {
+            t->expert = t->drafted;
+            model_draft_rest(&steps[i]);
+        }
         model_mtp_start(&steps[i], layer, again);
     }
     model_run_layer(m, steps, n_micro, layer);

@@ -8,12 +8,12 @@
 
 /* The rows that a step still computes, after layers with tails dropped some (tail.c). */
 typedef struct model_rest {
-    hd_batch batch; /* without first_row */
-    bool on;        /* rows were dropped: the step runs `batch` */
-    int32_t *rows;  /* [rows] host: of each row that is left its number in the step's batch */
-    /* [tail.n, rows], [tail.n, logits]: of every layer with a tail the rows before it that it
-     * keeps, and its rows that need logits; host memory and device memory */
-    int32_t *kept, *kept_device, *logit_rows, *logit_rows_device;
+    hd_batch batch;
+    bool on;       /* rows were dropped: the step runs `batch` */
+    bool rebuilds; /* rows of the step, in any micro-batch, rebuild windows */
+    int32_t *rows; /* [rows] host: of each row that is left its number in the step's batch */
+    /* [tail.n + 1] numbers of the rows that are left, of layers with tails and then of drafts */
+    int32_t *host, *device;
 } model_rest;
 
 struct hd_model {
@@ -91,6 +91,8 @@ void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, c
 const model_stage *model_attention_stages(const hd_layer_spec *layer);
 /* csa2.c: those before them that run for rows which the next layer does not need; NULL: none */
 const model_stage *model_key_stages(const hd_layer_spec *layer);
+/* hybrid.c: the same of V4, and those after them, where windows are rebuilt */
+extern const model_stage model_rebuild_keys[], model_rebuild_queries[];
 const model_stage *model_ffn_stages(const hd_layer_spec *layer);
 #define X(kind, name, description) extern const model_stage model_##name##_stages[];
 HD_ATTENTION_KINDS(X)
@@ -110,11 +112,12 @@ void model_make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], i
 void model_run_head(model_step *steps, int32_t n, const char *part, int32_t layer);
 void model_probe(const hd_model *m, const char *part, const char *stage);
 
-/* tail.c: memory for rows that are left; whether the layer after this one has a tail, and drops
- * the rows that it does not need, once the layer has stored what every position leaves. */
+/* tail.c: memory for rows that are left; drops the rows that the layer after this one does not need,
+ * once the layer has stored what every position leaves. Then the step's drafts go on with the rows
+ * that are left. */
 void model_place_rest(hd_model *m, hd_arena *device, hd_arena *host);
-bool model_drops_rows(const hd_model *m, int32_t layer);
 void model_drop_rows(model_step *s, int32_t layer);
+void model_draft_rest(model_step *s);
 
 /* engram.c: the hashes' constants and the tokens' classes onto the device; the classes of the step's
  * last tokens, once; what a layer's table adds to x */

@@ -85,7 +85,8 @@ hd_rows model_rows_in(const model_rows *r, hd_rows batch, hd_rows gathered, int3
 
 /* ---- context parallelism ---- */
 
-/* Rows of a rank below which they are not divided; nor are steps without a prompt. */
+/* Rows of a rank below which they are not divided; nor are steps without a prompt, or that rebuild
+ * windows, in which most rows are dropped. */
 enum { LEAST_PART = 4, MOST_DECODED = HD_MAX_DRAFTS + 1 };
 
 bool model_may_divide_rows(const hd_model *m) {
@@ -93,8 +94,8 @@ bool model_may_divide_rows(const hd_model *m) {
 }
 
 bool model_divides_rows(const model_step *s) {
-    return model_may_divide_rows(s->m) && s->b->most_rows > MOST_DECODED &&
-           s->b->n_rows >= layout(s->m)->cp * LEAST_PART;
+    return model_may_divide_rows(s->m) && !s->rest->rebuilds &&
+           s->b->most_rows > MOST_DECODED && s->b->n_rows >= layout(s->m)->cp * LEAST_PART;
 }
 
 static hd_extent own_part(const model_step *s) {

@@ -22,7 +22,8 @@ typedef struct hd_kv_store_args {
  * block's first half of channels and this block's second half. The entry is stored at
  * position / ratio. Positions that are not in the step come from `state`, as it is before the
  * step; then `state` receives the step's own positions. State rows are [kv | gate + ape], each coff * width
- * wide, coff = overlap ? 2 : 1. */
+ * wide, coff = overlap ? 2 : 1. Entries that end before a sequence's entries_from are left as they are, and
+ * nothing is read for them. */
 typedef struct hd_compress_args {
     hd_paged entries;  /* width = the entry's width */
     hd_ring state;     /* width = 2 * coff * entries.width; ring >= coff * ratio */
@@ -32,7 +33,8 @@ typedef struct hd_compress_args {
     const float *norm; /* [width] */
     const float *freq; /* [pairs] */
     hd_seqs seqs;
-    int32_t ratio, pairs; /* the last 2 * pairs elements are rotated, interleaved */
+    const int32_t *entries_from; /* [seqs.n] positions; NULL: all entries are made */
+    int32_t ratio, pairs;        /* the last 2 * pairs elements are rotated, interleaved */
     bool overlap;
     float eps;
 } hd_compress_args;

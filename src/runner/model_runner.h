@@ -204,7 +204,7 @@ hd_status hd_model_runner_drop_staged(hd_model_runner *x, int32_t layer, hd_err 
 bool hd_model_runner_routes_all(const hd_model_runner *x);
 
 /* Adds the rows of all later steps to a recorder, PER_PASS or PER_TOKEN, which must outlive them;
- * NULL: no more. On the step thread. */
+ * NULL: no more. On the step thread. Steps that rebuild windows (hd_kv_ends) are not recorded. */
 void hd_model_runner_record(hd_model_runner *x, hd_recorder *r);
 
 #endif

@@ -68,8 +68,13 @@ static hd_status record_rows(hd_model_runner *x, const hd_batch *b, int64_t n, b
     return HD_OK;
 }
 
+/* A step that rebuilds windows computes other rows in every layer, which were recorded before. */
+static bool is_recorded(const hd_model_runner *x) {
+    return x->recorder && x->choices && !hd_batch_rebuilds(&x->batch);
+}
+
 hd_status runner_record_step(hd_model_runner *x, hd_err *err) {
-    if (!x->recorder || !x->choices) return HD_OK;
+    if (!is_recorded(x)) return HD_OK;
     x->choices_at = 0;
     return record_rows(x, &x->batch, hd_model_n_choices(x->model, x->batch.n_rows), false, err);
 }
@@ -79,7 +84,7 @@ hd_status runner_record_drafts(hd_model_runner *x, int32_t place, int32_t n, hd_
     const bool blocks = records_blocks(x), further = blocks || place > 0;
     const int32_t layers = draft_layers(x);
     const hd_batch *b = further ? &x->chain : &x->batch;
-    if (!x->recorder || !x->choices || !layers) return HD_OK;
+    if (!is_recorded(x) || !layers) return HD_OK;
     if (blocks ? place > 0 || n == 0 : further && n == 0) return HD_OK;
     return record_rows(x, b, (int64_t)layers * b->n_rows * x->env.spec->route.top_k, true, err);
 }

@@ -19,13 +19,16 @@ static void want_logits(hd_batch *b, int32_t end, int32_t n) {
     for (int32_t row = end - n; row < end; row++) b->host.logit_rows[b->n_logits++] = row;
 }
 
-/* Where choices of every position are kept, every layer computes every position. */
-static bool keeps_choices(const hd_model_runner *x) {
-    return x->o.replay[HD_REPLAY_EXPERTS] || x->o.replay[HD_REPLAY_KEYS] || x->recorder;
+/* Where choices of every position are kept, every layer computes every position; but for windows that
+ * are rebuilt, whose positions were computed before. */
+static hd_kv_ends ends_of(const hd_model_runner *x, const hd_seq_input *w) {
+    if (x->o.replay[HD_REPLAY_EXPERTS] || x->o.replay[HD_REPLAY_KEYS] || x->recorder) {
+        return (hd_kv_ends){.rebuilt = w->ends.rebuilt};
+    }
+    return w->ends;
 }
 
 void runner_build_batch(hd_model_runner *x, const hd_seq_input *inputs, int32_t n) {
-    const hd_kv_ends every_position = {0};
     hd_batch *b = &x->batch;
     hd_batch_reset(b);
     for (int32_t i = 0; i < n; i++) {
@@ -37,7 +40,7 @@ void runner_build_batch(hd_model_runner *x, const hd_seq_input *inputs, int32_t 
                             .start = w->start,
                             .after = w->after,
                             .phase = runner_phase(w),
-                            .ends = keeps_choices(x) ? every_position : w->ends,
+                            .ends = ends_of(x, w),
                             .pages = {w->pages[0], w->pages[1]},
                             .n_pages = w->n_pages
         });

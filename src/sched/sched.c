@@ -40,6 +40,7 @@ struct hd_sched {
     sched_load_costs costs;
     bool copied;   /* copies were queued since the disk tier looked last */
     bool measured; /* the time since last_ns is that of a step, with so many copies before it */
+    bool rebuilds; /* the step has rows that rebuild windows */
     int32_t n_copied[HD_N_KV_GROUPS];
     hd_sched_stats stats;
 };
@@ -309,24 +310,14 @@ static int32_t room(const hd_sched *s, hd_kv_group group) {
     return c.free[group] + c.evictable[group];
 }
 
-/* Prompt tokens whose log-probability is still to be reported. It comes from the row before
- * each token. */
-static int32_t unreported(const sched_seq *q) {
-    return q->r.prompt_logprobs_from ? q->r.n_prompt - q->r.prompt_logprobs_from - q->n_reported
-                                     : 0;
-}
-
-static int32_t next_reported(const sched_seq *q) {
-    return q->r.prompt_logprobs_from + q->n_reported;
-}
-
 /* Counts the pages that are missing to admit q: all its known tokens, one page for growth,
  * and one page for growth of every running request. An admission must not cause a retraction
- * at once. */
-static void count_missing(const hd_sched *s, const sched_seq *q, int32_t hit,
+ * at once. first: position from which on it is computed, before `hit` where a window is rebuilt. */
+static void count_missing(const hd_sched *s, const sched_seq *q, int32_t hit, int32_t first,
                           int32_t missing[HD_N_KV_GROUPS]) {
-    const int32_t known = pages_for(s, q->n_tokens) - hit / s->o.cache.page_tokens;
-    const int32_t chunk = hd_min_i32(known, pages_for(s, s->o.chunk_rows) + 1);
+    const int32_t all = pages_for(s, q->n_tokens), size = s->o.cache.page_tokens;
+    const int32_t known = all - hit / size;
+    const int32_t chunk = hd_min_i32(all - first / size, pages_for(s, s->o.chunk_rows) + 1);
     missing[HD_KV_FULL] = known + 1 + s->n_running - room(s, HD_KV_FULL);
     missing[HD_KV_WINDOW] =
         s->o.cache.lookback ? chunk + 1 + s->n_running - room(s, HD_KV_WINDOW) : 0;
@@ -352,7 +343,7 @@ static bool still_blocked(const hd_sched *s) {
 
 /* Tokens whose cached entries a request can use: prompt log-probabilities need computed rows. */
 static int32_t usable_tokens(const sched_seq *q) {
-    return unreported(q) > 0 ? next_reported(q) : q->n_tokens;
+    return sched_unreported(q) > 0 ? sched_next_reported(q) : q->n_tokens;
 }
 
 static void admit_one(hd_sched *s, sched_seq *q) {
@@ -366,7 +357,7 @@ static void admit_one(hd_sched *s, sched_seq *q) {
         return;
     }
     if (hd_cache_read_stats(s->cache).declined > declined) sched_load_costs_declined(&s->costs);
-    count_missing(s, q, hit, missing);
+    count_missing(s, q, hit, hd_cache_first(s->cache, slot), missing);
     if (!fits(s, missing)) {
         hd_cache_release(s->cache, slot, false);
         block(s, missing);
@@ -375,7 +366,7 @@ static void admit_one(hd_sched *s, sched_seq *q) {
     s->n_free_slots--;
     sched_queue_take(&s->waiting, q);
     q->slot = slot;
-    q->n_done = hit;
+    q->n_done = hd_cache_first(s->cache, slot);
     if (q->n_tokens == q->r.n_prompt) q->n_cached = hit;
     int32_t at = s->n_running++;
     for (; at > 0 && sched_before(q, s->running[at - 1]); at--) {
@@ -454,6 +445,8 @@ static bool make_room(hd_sched *s, sched_seq *q, int32_t n_tokens) {
 static void add_input(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_sample,
                       int32_t n_prompt_logprobs) {
     const int32_t slot = q->slot, want_drafts = n_sample ? q->want_drafts : 0;
+    const hd_kv_ends ends = hd_cache_ends(s->cache, slot);
+    s->rebuilds |= q->n_done < ends.rebuilt;
     s->input_seqs[s->n_inputs] = q;
     s->inputs[s->n_inputs++] = (hd_seq_input){
         .slot = slot,
@@ -465,7 +458,7 @@ static void add_input(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_sample,
         .after = n_sample ? -1 : q->tokens[q->n_done + rows],
         .want_drafts = want_drafts,
         .left = q->r.n_prompt + q->r.max_new - q->n_tokens,
-        .ends = hd_cache_ends(s->cache, slot),
+        .ends = ends,
         .pages = {hd_cache_block_table(s->cache, slot, HD_KV_FULL),
                   hd_cache_block_table(s->cache, slot, HD_KV_WINDOW)},
         .n_pages = pages_for(s, q->n_done + rows + draft_positions(s, want_drafts))
@@ -495,9 +488,9 @@ static void add_decode(hd_sched *s, sched_seq *q) {
 
 /* Returns how many of the next `rows` prefill rows report a prompt log-probability. */
 static int32_t reported_by(const sched_seq *q, int32_t rows) {
-    const int32_t left = unreported(q);
+    const int32_t left = sched_unreported(q);
     /* rows before the first reported token */
-    const int32_t before = next_reported(q) - 1 - q->n_done;
+    const int32_t before = sched_next_reported(q) - 1 - q->n_done;
     return left > 0 ? hd_max_i32(0, hd_min_i32(left, rows - before)) : 0;
 }
 
@@ -552,6 +545,7 @@ static void extend_ahead(hd_sched *s, hd_seq_input *w) {
  * index stays valid: requests behind the index may vanish, those before it stay. */
 static void build(hd_sched *s) {
     s->n_inputs = s->n_rows = s->n_logits = 0;
+    s->rebuilds = false;
     int32_t prompts = plan_drafts(s);
     for (int32_t i = 0; i < s->n_running; i++) {
         if (decodes(s->running[i])) add_decode(s, s->running[i]);
@@ -612,13 +606,14 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
         return;
     }
     step->n_cached = q->n_cached;
-    e.prompt.from = next_reported(q);
+    e.prompt.from = sched_next_reported(q);
     e.prompt.tokens = q->tokens + e.prompt.from;
     q->n_reported += w->n_prompt_logprobs;
     if (w->n_sample == 0) {
         const bool first = q->n_tokens == q->r.n_prompt; /* not computed again */
         q->n_done += w->n;
-        step->n_prefilled = hd_min_i32(q->n_done, q->r.n_prompt);
+        /* what is cached stays so while its window is rebuilt */
+        step->n_prefilled = hd_min_i32(hd_max_i32(q->n_done, q->n_cached), q->r.n_prompt);
         commit(s, q);
         if (w->n_prompt_logprobs || (q->r.progress && first)) s->hooks.event(s->hooks.ctx, &e);
         return;
@@ -721,7 +716,8 @@ hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
         process_one(s, s->input_seqs[i], &s->inputs[i], &s->outputs[i]);
     }
     if (s->n_inputs == 0) return HD_EAGAIN;
-    s->measured = !hd_sched_idle(s); /* the caller may sleep before the next step */
+    /* the caller may sleep before the next step; rows that rebuild windows take less than others */
+    s->measured = !hd_sched_idle(s) && !s->rebuilds;
     s->timed &= s->measured;
     return HD_OK;
 }

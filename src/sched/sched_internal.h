@@ -26,6 +26,17 @@ typedef struct sched_seq {
     struct sched_seq *prev, *next; /* neighbours in the queue */
 } sched_seq;
 
+/* Prompt tokens whose log-probability is still to be reported. It comes from the row before
+ * each token. */
+static inline int32_t sched_unreported(const sched_seq *q) {
+    return q->r.prompt_logprobs_from ? q->r.n_prompt - q->r.prompt_logprobs_from - q->n_reported
+                                     : 0;
+}
+
+static inline int32_t sched_next_reported(const sched_seq *q) {
+    return q->r.prompt_logprobs_from + q->n_reported;
+}
+
 typedef struct sched_queue {
     sched_seq *first, *last; /* most important first */
     int32_t n;

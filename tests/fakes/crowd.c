@@ -180,7 +180,9 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
     m->seq_pages = (int32_t)hd_ceil_div(POSITIONS + HD_MAX_DRAFTS, page);
     assert_true(m->seq_pages <= MAX_PAGES);
     for (int32_t s = 0; s < SLOTS; s++) {
-        for (int32_t i = 0; i < m->seq_pages; i++) m->pages[s][i] = s * m->seq_pages + i;
+        for (int32_t i = 0; i < m->seq_pages; i++) {
+            for (int g = 0; g < HD_N_KV_GROUPS; g++) m->pages[g][s][i] = s * m->seq_pages + i;
+        }
     }
     const hd_model_runner_options options = {
         .n_slots = SLOTS,
@@ -277,7 +279,7 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
                          .n = n,
                          .after = -1,
                          .n_logits = n,
-                         .pages = {m->pages[0], m->pages[0]},
+                         .pages = {m->pages[0][0], m->pages[1][0]},
                          .n_pages = m->seq_pages
     });
     hd_batch_upload(&b, m->stream);
@@ -348,7 +350,7 @@ static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
         .after = known < left ? r->text[r->done + known] : -1,
         .want_drafts = r->oracle ? 0 : r->n_drafts,
         .ends = r->ends,
-        .pages = {m->pages[r->slot], m->pages[r->slot]},
+        .pages = {m->pages[0][r->slot], m->pages[1][r->slot]},
         .n_pages = m->seq_pages
     };
     memcpy(tokens, r->text + r->done, (size_t)known * sizeof *tokens);

@@ -34,7 +34,7 @@ typedef struct machine {
     const hd_comm *comm;             /* NULL: alone */
     hd_grammar_vocab *vocab;
     hd_model_runner *model_runner;
-    int32_t pages[SLOTS][MAX_PAGES];
+    int32_t pages[HD_N_KV_GROUPS][SLOTS][MAX_PAGES];
     int32_t seq_pages, n_ids;
     int64_t rows; /* rows computed so far */
 } machine;

@@ -110,7 +110,8 @@ static void mark_writes(world *w, const hd_seq_input *k, int32_t number) {
     const int32_t end = k->start + k->n + draft_positions(w, k);
     const int64_t mark = w->steps << STEP_BITS | number;
     for (int group = 0; group < n_groups(w); group++) {
-        for (int32_t p = k->start / tokens; p * tokens < end; p++) {
+        const int32_t kept = group == HD_KV_FULL ? k->ends.rebuilt : 0;
+        for (int32_t p = hd_max_i32(k->start, kept) / tokens; p * tokens < end; p++) {
             const int32_t page =
                 (int32_t)(cells(w, k, group, p * tokens) - w->memory[group]) / tokens;
             int64_t *seen = &w->written[group][page];
@@ -126,6 +127,9 @@ static void read_prefix(world *w, const hd_seq_input *k, const client *c, int32_
     const int32_t tokens = w->o.cache.page_tokens, lookback = w->o.cache.lookback;
     for (int group = 0; group < n_groups(w); group++) {
         int32_t from = group == HD_KV_WINDOW ? hd_max_i32(0, k->start - lookback) : 0;
+        if (group == HD_KV_WINDOW && k->ends.rebuilt) {
+            from = hd_max_i32(from, k->ends.rebuilt - w->o.cache.rebuild);
+        }
         while (from < k->start) {
             const int32_t end = hd_min_i32(k->start, (from / tokens + 1) * tokens);
             const uint64_t *cell = cells(w, k, group, from);
@@ -153,7 +157,8 @@ static void compute_tails(world *w, const hd_seq_input *k, int32_t pos) {
         const bool last = i + 1 == w->tail.n;
         if (!hd_kv_is_needed(&shape, i, &k->ends, pos)) continue;
         *layers |= (uint8_t)(1 << i);
-        if (last ? pos < k->ends.outputs : !hd_kv_is_needed(&shape, i + 1, &k->ends, pos)) {
+        if (last ? pos < hd_max_i32(k->ends.outputs, k->ends.rebuilt)
+                 : !hd_kv_is_needed(&shape, i + 1, &k->ends, pos)) {
             continue;
         }
         for (int32_t q = hd_max_i32(0, pos - w->tail.step); q < pos; q++) {
@@ -169,7 +174,10 @@ static void write_rows(world *w, const hd_seq_input *k, const client *c, uint64_
     for (int32_t i = 0; i < k->n + draft_positions(w, k); i++) {
         if (i < k->n) last[i] = hash = chain(hash, k->tokens[i]);
         for (int group = 0; group < n_groups(w); group++) {
-            *cells(w, k, group, k->start + i) = i < k->n ? hash : 0xBAD;
+            const bool kept = group == HD_KV_FULL && k->start + i < k->ends.rebuilt;
+            uint64_t *cell = cells(w, k, group, k->start + i);
+            if (kept) assert_true(*cell == hash);
+            if (!kept) *cell = i < k->n ? hash : 0xBAD;
         }
         if (i < k->n && w->tail.n) compute_tails(w, k, k->start + i);
     }
@@ -224,10 +232,14 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
     assert_false(c->cancelled); /* not one step after a cancel */
     assert_true(c->rows == 0 && k->n > 0);
     if (c->n_done < 0) {
-        assert_true(k->start % w->o.cache.page_tokens == 0 && k->start < c->n_tokens);
+        const bool rebuilds = k->start < k->ends.rebuilt;
+        const int32_t cached = rebuilds ? k->ends.rebuilt : k->start;
+        assert_true(cached % w->o.cache.page_tokens == 0 && cached < c->n_tokens);
+        if (rebuilds) assert_int_equal(k->start, cached - w->o.cache.rebuild);
         c->n_done = k->start;
         w->hits += k->start > 0;
-        if (c->n_tokens == c->n_prompt) c->n_cached = k->start;
+        w->rebuilds += rebuilds;
+        if (c->n_tokens == c->n_prompt) c->n_cached = cached;
     }
     assert_int_equal(k->start, c->n_done);
     check_prompt_logprobs(k, c);
@@ -336,7 +348,7 @@ static hd_status fail_to_read(world *w, const hd_seq_input *inputs, int32_t n, h
         const hd_seq_input *k = &inputs[i];
         w->seated[k->slot]->unread = true;
         for (int32_t pos = k->start; pos < k->start + k->n; pos++) {
-            for (int group = 0; group < n_groups(w); group++) {
+            for (int group = pos < k->ends.rebuilt; group < n_groups(w); group++) {
                 const int32_t page = k->pages[group][pos / tokens];
                 w->memory[group][page * tokens + pos % tokens] = 0xBAD;
             }
@@ -580,12 +592,14 @@ static void draw_options(world *w) {
     const int32_t spare = hd_min_i32(most, (int32_t)draw(w, (uint32_t)(3 * seq_pages)));
     const int32_t snapshots = draw(w, 2) ? (int32_t)draw(w, (uint32_t)(2 * seq_pages)) : 0;
     const int32_t host = draw(w, 2) ? (int32_t)draw(w, (uint32_t)(3 * seq_pages)) : 0;
-    w->tail = (hd_kv_tail){.n = lookback ? (int32_t)draw(w, 4) : 0, .step = lookback};
+    w->tail = (hd_kv_tail){
+        .n = lookback ? (int32_t)draw(w, 4) : 0, .step = lookback, .rebuilds = draw(w, 2)};
     const hd_kv_shape shape = {page, lookback, w->tail};
     w->o = (hd_sched_options){
         .cache = {.page_tokens = page,
                   .lookback = lookback,
                   .tail = hd_kv_longest_tail(&shape),
+                  .rebuild = hd_kv_rebuild_length(&shape),
                   .n_pages = {seq_pages + spare,
                               near + (int32_t)draw(w, (uint32_t)(seqs * near))},
                   .n_host = {host, snapshots},
@@ -596,7 +610,7 @@ static void draw_options(world *w) {
         .queue_limit = 1 + (int32_t)draw(w, 24),
         .ahead = draw(w, 2) ? (int32_t)draw(w, 3 * HD_MAX_STEP_TOKENS) : 0,
         .draft_block = draw(w, 3) ? 0 : 1 + (int32_t)draw(w, HD_MAX_DRAFTS),
-        .page_bytes = {draw(w,    2), draw(w,           4)                              },
+        .page_bytes = {draw(w, 2),     draw(w,             4)               },
         .max_positions = MAX_LEN - HD_MAX_DRAFTS - (int32_t)draw(w, 50)
     };
 }

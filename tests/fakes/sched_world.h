@@ -74,7 +74,8 @@ typedef struct world {
     float prompt_logprobs[MAX_CLIENTS * MAX_LEN]; /* log-probabilities of this step */
     uint64_t seed, draws, arrivals, digest;
     int64_t now, took, steps, rows, events, copies;
-    int64_t skipped; /* rows that the last layer did not compute */
+    int64_t skipped;  /* rows that the last layer did not compute */
+    int64_t rebuilds; /* requests that began to rebuild a window */
     int64_t finished[HD_FINISH_ERROR + 1], retracted, drafted, accepted, hits, scored, followed,
         unread; /* rows of steps that could not read what they needed */
     bool stepped, failed, read_failed, gave_up, fail_next, fail_read, fail_one, give_up_next;

@@ -30,11 +30,13 @@ void cache_world_run_copies(world *w) {
 void cache_world_assert_readable(const world *w, int32_t l) {
     uint64_t hash = w->salt[l] + (w->weights << 32);
     const int32_t n = w->done[l], size = w->o.page_tokens;
+    const int32_t rebuilt = hd_cache_ends(w->cache, l).rebuilt;
+    const int32_t first = rebuilt ? hd_cache_first(w->cache, l) : 0;
     for (int32_t p = 0; p < n; p++) {
         hash = chain(hash, w->tokens[l][p]);
         int32_t page = hd_cache_block_table(w->cache, l, HD_KV_FULL)[p / size];
         if (w->pages[HD_KV_FULL][page].token[p % size] != hash) fail();
-        if (p < n - w->o.lookback || !w->o.lookback) continue;
+        if (p < n - w->o.lookback || p < first || !w->o.lookback) continue;
         page = hd_cache_block_table(w->cache, l, HD_KV_WINDOW)[p / size];
         if (page < 0 || w->pages[HD_KV_WINDOW][page].token[p % size] != hash) fail();
     }
@@ -58,7 +60,8 @@ static void compute_tails(world *w, int32_t l, int32_t pos) {
         const bool last = i + 1 == tail->n;
         if (!hd_kv_is_needed(&w->shape, i, &ends, pos)) continue;
         *layers |= (uint8_t)(1 << i);
-        if (last ? pos < ends.outputs : !hd_kv_is_needed(&w->shape, i + 1, &ends, pos))
+        if (last ? pos < hd_max_i32(ends.outputs, ends.rebuilt)
+                 : !hd_kv_is_needed(&w->shape, i + 1, &ends, pos))
             continue;
         for (int32_t q = hd_max_i32(0, pos - tail->step); q < pos; q++) {
             if (!(window_at(w, l, q)->layers[q % size] >> i & 1)) fail();
@@ -68,7 +71,7 @@ static void compute_tails(world *w, int32_t l, int32_t pos) {
 }
 
 void cache_world_compute(world *w, int32_t l, int32_t end) {
-    const int32_t size = w->o.page_tokens;
+    const int32_t size = w->o.page_tokens, rebuilt = hd_cache_ends(w->cache, l).rebuilt;
     uint64_t hash = w->salt[l] + (w->weights << 32);
     cache_world_run_copies(w);
     cache_world_assert_readable(w, l);
@@ -77,7 +80,9 @@ void cache_world_compute(world *w, int32_t l, int32_t end) {
         if (p < w->done[l]) continue;
         for (int group = 0; group < (w->o.lookback ? 2 : 1); group++) {
             int32_t page = hd_cache_block_table(w->cache, l, (hd_kv_group)group)[p / size];
-            w->pages[group][page].token[p % size] = hash;
+            uint64_t *token = &w->pages[group][page].token[p % size];
+            if (group == HD_KV_FULL && p < rebuilt) assert_true(*token == hash);
+            *token = hash;
         }
         if (w->shape.tail.n) compute_tails(w, l, p);
     }
@@ -103,6 +108,15 @@ void cache_world_close(world *w) {
     assert_int_equal(s.nodes, 0);
     assert_int_equal(s.host[HD_KV_FULL] + s.host[HD_KV_WINDOW], 0);
     hd_cache_close(w->cache);
+}
+
+void cache_world_begin(world *w, int32_t l, int32_t hit) {
+    assert_true(hit < w->n_tokens[l] && hit % w->o.page_tokens == 0);
+    w->open[l] = true;
+    w->done[l] = hd_cache_first(w->cache, l);
+    w->rebuilds += w->done[l] < hit;
+    assert_int_equal(hd_cache_ends(w->cache, l).rebuilt, w->done[l] < hit ? hit : 0);
+    assert_int_equal(w->done[l], hit - (w->done[l] < hit ? w->o.rebuild : 0));
 }
 
 void cache_world_choose_text(world *w, int32_t l) {

@@ -29,6 +29,7 @@ typedef struct world {
     uint64_t seed, draws;
     uint64_t weights;  /* with which pages are computed */
     int64_t tail_rows; /* computed by layers with tails */
+    int64_t rebuilds;  /* sequences that began before their prefix ended */
 } world;
 
 void cache_world_open(world *w, const hd_cache_options *o, uint64_t seed);
@@ -40,6 +41,9 @@ void cache_world_run_copies(world *w);
 /* Everything that the next step of a sequence would read is present and is its own prefix. */
 void cache_world_assert_readable(const world *w, int32_t l);
 void cache_world_compute(world *w, int32_t l, int32_t end);
+
+/* A sequence has been opened. */
+void cache_world_begin(world *w, int32_t l, int32_t hit);
 
 /* Writes the tokens of sequence l, closed until now, and its salt. */
 void cache_world_choose_text(world *w, int32_t l);

@@ -16,9 +16,7 @@ static void start(world *w, int32_t l) {
         HD_OK) {
         return;
     }
-    assert_true(hit < w->n_tokens[l] && hit % PAGE == 0);
-    w->open[l] = true;
-    w->done[l] = hit;
+    cache_world_begin(w, l, hit);
 }
 
 static void step_once(world *w) {
@@ -96,18 +94,22 @@ static void nothing_old_is_matched_after_a_renewal(void **state) {
 static void every_page_holds_its_own_prefix(void **state) {
     (void)state;
     world *w = malloc(sizeof *w);
+    int64_t rebuilds = 0, rebuilt = 0; /* begun; and not given up */
     for (uint64_t seed = 0; seed < 120; seed++) {
         const int32_t reaches[] = {0, 1, 7, 8, 9, 20};
         const int32_t tiers[] = {0, 1, 2, 10, 40, 100, 400}; /* FULL pages of host memory */
         const hd_kv_shape shape = {
             .page_tokens = PAGE,
             .lookback = reaches[seed % 6],
-            .tail = {.n = seed % 6 ? (int32_t)(seed % 5) : 0, .step = reaches[seed % 6]}
+            .tail = {.n = seed % 6 ? (int32_t)(seed % 5) : 0,
+                     .step = reaches[seed % 6],
+                     .rebuilds = seed / 6 % 2}
         };
         const hd_cache_options o = {
             .page_tokens = PAGE,
             .lookback = shape.lookback,
             .tail = hd_kv_longest_tail(&shape),
+            .rebuild = hd_kv_rebuild_length(&shape),
             .n_pages = {40 + (int32_t)(seed % 60) * 4,
                         seed % 6 ? 20 + (int32_t)(seed % 60) * 2 : 0           },
             .n_host = {tiers[seed % 7],               (int32_t)(seed % 5) * 10},
@@ -124,8 +126,11 @@ static void every_page_holds_its_own_prefix(void **state) {
                 fail_msg("seed %d: %s", (int)seed, err.msg);
         }
         assert_true(w->tail_rows > 0 || shape.tail.n == 0);
+        rebuilds += w->rebuilds;
+        rebuilt += hd_cache_read_stats(w->cache).rebuilt;
         cache_world_close(w);
     }
+    assert_true(rebuilds > 200 && rebuilt > 200 && rebuilt < rebuilds);
     free(w);
 }
 
@@ -136,13 +141,14 @@ static void run_alone(world *w, int32_t l, const int32_t *tokens, int32_t n, int
     w->n_tokens[l] = n;
     w->salt[l] = 7;
     assert_int_equal(hd_cache_acquire(w->cache, l, 7, tokens, n, &hit), HD_OK);
-    w->done[l] = hit;
+    cache_world_begin(w, l, hit);
     while (w->done[l] < n) {
         const int32_t end = hd_min_i32(w->done[l] + chunk, n);
         assert_int_equal(hd_cache_extend(w->cache, l, end), HD_OK);
         cache_world_compute(w, l, end);
     }
     hd_cache_release(w->cache, l, true);
+    w->open[l] = false;
 }
 
 /* Returns the cached prefix of a request of these tokens, after reading all of it. */
@@ -416,6 +422,120 @@ static void tails_end_in_whole_pages(void **state) {
     free(w);
 }
 
+/* Where no tier has the window any more, it is rebuilt if the prefix saves more than that takes, and
+ * more than an earlier match; then it is cached again. */
+static void a_window_is_rebuilt_where_that_is_sooner(void **state) {
+    (void)state;
+    enum { N = 14 * PAGE, REBUILD = 3 * PAGE, FIRST = 8 * PAGE };
+    const hd_kv_shape shape = {
+        .page_tokens = PAGE,
+        .lookback = PAGE,
+        .tail = {.n = 3, .step = PAGE, .rebuilds = true}
+    };
+    const hd_cache_options o = {
+        .page_tokens = PAGE,
+        .lookback = PAGE,
+        .rebuild = hd_kv_rebuild_length(&shape),
+        .n_pages = {MAX_PAGES, 8},
+        .max_seqs = N_SEQS,
+        .seq_pages = LONG / PAGE
+    };
+    world *w = malloc(sizeof *w);
+    int32_t tokens[N + 1], other[N + 1];
+    assert_true(o.rebuild == REBUILD && hd_kv_longest_tail(&shape) == 0);
+    cache_world_open(w, &o, 1);
+    w->shape = shape;
+    fill(tokens, 0, N + 1, 1);
+    fill(other, 0, N + 1, 2);
+    run_alone(w, 0, tokens, N, 5);
+    run_alone(w, 0, other, N, 5); /* it takes the windows of the first text, but for its end */
+    for (int32_t n = 1; n <= N; n++) {
+        const int32_t pages = (n - 1) / PAGE * PAGE;
+        assert_int_equal(hd_cache_match(w->cache, 7, tokens, n), pages > REBUILD ? pages : 0);
+        assert_int_equal(hd_cache_usable(w->cache, 7, tokens, pages / PAGE), 0);
+    }
+    assert_int_equal(hd_cache_match(w->cache, 7, tokens, N + 1), N);
+    assert_int_equal(w->rebuilds, 0);
+    for (int32_t chunk = 7, again = 0; again < 2; again++) { /* then its window is cached */
+        run_alone(w, 0, tokens, FIRST + 1, chunk);
+        assert_int_equal(w->rebuilds, 1);
+    }
+    const hd_cache_stats s = hd_cache_read_stats(w->cache);
+    assert_true(s.rebuilt == 1 && s.rebuilt_tokens == REBUILD);
+    for (int32_t n = FIRST + 1; n <= N; n++) {
+        const int32_t pages = (n - 1) / PAGE * PAGE;
+        const int32_t sooner = pages - REBUILD > FIRST ? pages : FIRST;
+        assert_int_equal(hd_cache_match(w->cache, 7, tokens, n), sooner);
+    }
+    assert_int_equal(hd_cache_check(w->cache, false, NULL), HD_OK);
+    cache_world_close(w);
+    free(w);
+}
+
+/* A window for each layer and the drafter, the last one a whole page. */
+static void a_rebuild_takes_a_window_for_each_layer(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int32_t positions;
+    } models[] = {
+        {"v4_flash", 5589},
+        {"v4_pro",   7875},
+        {"v3_2_exp", 0   }
+    };
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        hd_model_spec *spec = config_open(models[i].name);
+        const hd_kv_shape shape = hd_kv_shape_of(spec);
+        assert_int_equal(hd_kv_rebuild_length(&shape), models[i].positions);
+        hd_model_spec_close(spec);
+    }
+}
+
+/* A rebuild takes pages as it goes on, and gives them back when it is given up. */
+static void a_rebuild_may_be_given_up(void **state) {
+    (void)state;
+    enum { N = 12 * PAGE };
+    const hd_kv_shape shape = {
+        .page_tokens = PAGE,
+        .lookback = PAGE,
+        .tail = {.n = 4, .step = PAGE, .rebuilds = true}
+    };
+    const hd_cache_options o = {
+        .page_tokens = PAGE,
+        .lookback = PAGE,
+        .rebuild = hd_kv_rebuild_length(&shape),
+        .n_pages = {MAX_PAGES, 6},
+        .max_seqs = N_SEQS,
+        .seq_pages = LONG / PAGE
+    };
+    world *w = malloc(sizeof *w);
+    int32_t tokens[N], hit;
+    for (int32_t done = 1; done < o.rebuild + PAGE; done++) {
+        cache_world_open(w, &o, 1);
+        w->shape = shape;
+        fill(tokens, 0, N, 2);
+        run_alone(w, 0, tokens, N, 5);
+        fill(tokens, 0, N, 1);
+        run_alone(w, 0, tokens, N, 5);
+        fill(tokens, 0, N, 2);
+        memcpy(w->tokens[0], tokens, sizeof tokens);
+        w->n_tokens[0] = N;
+        assert_int_equal(hd_cache_acquire(w->cache, 0, 7, tokens, N, &hit), HD_OK);
+        cache_world_begin(w, 0, hit);
+        assert_int_equal(w->rebuilds, 1);
+        const int32_t free_before = hd_cache_read_stats(w->cache).free[HD_KV_WINDOW];
+        const int32_t end = w->done[0] + done;
+        assert_int_equal(hd_cache_extend(w->cache, 0, hd_min_i32(end, hit)), HD_OK);
+        assert_int_equal(hd_cache_check(w->cache, false, NULL), HD_OK);
+        hd_cache_release(w->cache, 0, false);
+        w->open[0] = false;
+        assert_true(hd_cache_read_stats(w->cache).free[HD_KV_WINDOW] >= free_before);
+        assert_int_equal(hd_cache_check(w->cache, true, NULL), HD_OK);
+        cache_world_close(w);
+    }
+    free(w);
+}
+
 static void a_full_pool_says_not_now(void **state) {
     (void)state;
     const hd_cache_options o = {
@@ -516,6 +636,9 @@ int test_cache(void) {
         cmocka_unit_test(ten_thousand_tokens_keep_one_window),
         cmocka_unit_test(turn_ends_outlive_the_middle),
         cmocka_unit_test(tails_end_in_whole_pages),
+        cmocka_unit_test(a_window_is_rebuilt_where_that_is_sooner),
+        cmocka_unit_test(a_rebuild_takes_a_window_for_each_layer),
+        cmocka_unit_test(a_rebuild_may_be_given_up),
         cmocka_unit_test(a_full_pool_says_not_now),
         cmocka_unit_test(the_sooner_of_reading_and_computing_is_taken),
         cmocka_unit_test(a_leaked_seq_is_found_and_released),

@@ -20,7 +20,7 @@ typedef struct disk_world {
     bool waits[N_SEQS]; /* a sequence that waits for its prefix: its request is l + 1 */
     int64_t now_ns;
     bool copied;
-    int64_t restarts;
+    int64_t restarts, rebuilds;
     bool failing[HD_N_DISK_JOBS];
     int64_t told;
     hd_disk_tier_stats before; /* of processes that ended */
@@ -110,6 +110,7 @@ static void add_figures(disk_world *d) {
     d->before.read_failed += s.read_failed;
     d->before.late += s.late;
     d->before.declined += s.declined;
+    d->rebuilds += d->w.rebuilds;
 }
 
 static void end_process(disk_world *d) {
@@ -150,8 +151,7 @@ static void admit(disk_world *d, int32_t l) {
     int32_t hit;
     if (hd_cache_acquire(w->cache, l, w->salt[l], w->tokens[l], w->n_tokens[l], &hit) ==
         HD_OK) {
-        w->open[l] = true;
-        w->done[l] = hit;
+        cache_world_begin(w, l, hit);
     }
 }
 
@@ -277,7 +277,7 @@ static void every_page_is_of_its_own_prefix(void **state) {
     (void)state;
     disk_world *d = malloc(sizeof *d);
     hd_disk_tier_stats all = {0};
-    int64_t restarts = 0;
+    int64_t restarts = 0, rebuilds = 0;
     for (uint64_t seed = 0; seed < 240; seed++) {
         const int32_t reaches[] = {0, 1, 7, 8, 9, 20};
         const int32_t host[] = {1, 2, 10, 40, 100};
@@ -285,12 +285,15 @@ static void every_page_is_of_its_own_prefix(void **state) {
         const hd_kv_shape shape = {
             .page_tokens = PAGE,
             .lookback = reaches[seed % 6],
-            .tail = {.n = seed % 6 ? (int32_t)(seed / 6 % 5) : 0, .step = reaches[seed % 6]}
+            .tail = {.n = seed % 6 ? (int32_t)(seed / 6 % 5) : 0,
+                     .step = reaches[seed % 6],
+                     .rebuilds = seed / 30 % 2}
         };
         const hd_cache_options o = {
             .page_tokens = PAGE,
             .lookback = shape.lookback,
             .tail = hd_kv_longest_tail(&shape),
+            .rebuild = hd_kv_rebuild_length(&shape),
             .n_pages = {40 + (int32_t)(seed % 60) * 4, seed % 6 ? 20 + (int32_t)seed * 2 : 0},
             .n_host = {host[seed % 5],                seed % 6 ? host[seed / 5 % 5] : 0    },
             .max_seqs = N_SEQS,
@@ -317,12 +320,13 @@ static void every_page_is_of_its_own_prefix(void **state) {
         all.read_failed += d->before.read_failed;
         all.declined += d->before.declined;
         restarts += d->restarts;
+        rebuilds += d->rebuilds;
         close_disk_world(d);
     }
     /* everything that the world can do was done */
     assert_true(all.written[0] > 1000 && all.read[0] > 1000 && all.read[1] > 100);
     assert_true(all.write_failed > 10 && all.read_failed > 10 && all.declined > 10);
-    assert_true(restarts > 100);
+    assert_true(restarts > 100 && rebuilds > 100);
     free(d);
 }
 
@@ -346,11 +350,12 @@ static void run_prompt(disk_world *d, const int32_t *tokens) {
     w->n_tokens[0] = N;
     w->salt[0] = 7;
     assert_int_equal(hd_cache_acquire(w->cache, 0, 7, tokens, N, &hit), HD_OK);
-    w->done[0] = hit;
+    cache_world_begin(w, 0, hit);
     assert_int_equal(hd_cache_extend(w->cache, 0, N), HD_OK);
     run_copies(d);
     cache_world_compute(w, 0, N);
     hd_cache_release(w->cache, 0, true);
+    w->open[0] = false;
 }
 
 static void write_all(disk_world *d) {
@@ -376,13 +381,20 @@ static int32_t read_back(disk_world *d, const int32_t *tokens, double ns_of_toke
     return hd_cache_match(d->w.cache, 7, tokens, N);
 }
 
-static disk_world *open_with_prompt(int32_t tokens[N], uint64_t quota) {
+/* shape: its tails; NULL: none */
+static disk_world *open_with(const hd_kv_shape *shape, int32_t tokens[N], uint64_t quota) {
     disk_world *d = malloc(sizeof *d);
-    open_disk_world(d, &roomy, NULL, quota, 1);
+    hd_cache_options o = roomy;
+    if (shape) o.rebuild = hd_kv_rebuild_length(shape);
+    open_disk_world(d, &o, shape, quota, 1);
     for (int32_t i = 0; i < N; i++) tokens[i] = 100 + i;
     run_prompt(d, tokens);
     write_all(d);
     return d;
+}
+
+static disk_world *open_with_prompt(int32_t tokens[N], uint64_t quota) {
+    return open_with(NULL, tokens, quota);
 }
 
 static void restart(disk_world *d) {
@@ -418,6 +430,41 @@ static void a_part_of_a_prefix_is_used(void **state) {
     run_prompt(d, tokens);
     close_disk_world(d);
     free(d);
+}
+
+/* The disk has entries before the end, and no window there: they are read for a rebuild, if what that
+ * saves is more than reading them takes. */
+static void entries_are_read_for_a_rebuild(void **state) {
+    (void)state;
+    const hd_kv_shape shape = {
+        .page_tokens = PAGE,
+        .lookback = PAGE,
+        .tail = {.n = 3, .step = PAGE, .rebuilds = true}
+    };
+    static const struct {
+        hd_cache_costs costs;
+        int32_t pages; /* that are read */
+    } cases[] = {
+        {{0},                                              9},
+        {{.token = 1, .disk = {6.0 / 9 * PAGE - 0.01, 0}},
+         9                                                  }, /* 9 pages, less 3 for the rebuild */
+        {{.token = 1, .disk = {6.0 / 9 * PAGE + 0.01, 0}}, 0},
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        int32_t tokens[N];
+        disk_world *d = open_with(&shape, tokens, 1 << 20);
+        assert_int_equal(d->w.o.rebuild, 3 * PAGE);
+        restart(d);
+        hd_cache_set_costs(d->w.cache, &cases[i].costs);
+        for (int32_t k = 9 * PAGE; k < N; k++) tokens[k]++;
+        assert_int_equal(read_back(d, tokens, 0), cases[i].pages * PAGE);
+        assert_int_equal(hd_disk_tier_read_stats(d->tier).read[HD_KV_FULL], cases[i].pages);
+        assert_int_equal(hd_disk_tier_read_stats(d->tier).read[HD_KV_WINDOW], 0);
+        run_prompt(d, tokens);
+        assert_int_equal(hd_cache_read_stats(d->w.cache).rebuilt, cases[i].pages > 0);
+        close_disk_world(d);
+        free(d);
+    }
 }
 
 static void reading_is_predicted_and_given_up(void **state) {
@@ -480,6 +527,7 @@ int test_disk_tier(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_comes_back_after_a_power_cut),
         cmocka_unit_test(a_part_of_a_prefix_is_used),
+        cmocka_unit_test(entries_are_read_for_a_rebuild),
         cmocka_unit_test(reading_is_predicted_and_given_up),
         cmocka_unit_test(a_disk_that_fails_costs_nothing_else),
         cmocka_unit_test(every_page_is_of_its_own_prefix),

@@ -3,7 +3,10 @@
  * same entries and the same state. */
 #include "ops/ops_fixture.h"
 
+#include <math.h>
 #include <string.h>
+
+#include "base/checked.h"
 
 enum { SEQS = 3, MAX_CHUNKS = 8, PAGE_ENTRIES = 3 };
 
@@ -23,6 +26,9 @@ typedef struct walk {
      * parts, and step i takes part i of every block. Or, with a run, step 0 takes all, and
      * step i takes run i - 1 of every n_parts runs again. */
     int32_t n_parts, run;
+    /* Positions before `begin` are in no step, and their state is nowhere; entries before `from` are not
+     * made. */
+    int32_t begin, from;
 } walk;
 
 typedef struct world {
@@ -67,6 +73,16 @@ static int32_t *reordered(const int32_t *table, int32_t stride, const walk *way)
     return copy;
 }
 
+/* Pages before the first position of a walk are nowhere. */
+static int32_t *rings_of(const world *w) {
+    const int32_t begin = w->way->begin / w->sh->page_tokens;
+    int32_t *table = reordered(w->ring_table, w->ring_stride, w->way);
+    for (int32_t i = 0; i < w->way->n_seqs * w->ring_stride; i++) {
+        if (i % w->ring_stride < begin) table[i] = -1;
+    }
+    return table;
+}
+
 typedef struct step {
     int32_t *first_row, *pos; /* [SEQS + 1], [rows] */
     float *kv, *gate;
@@ -75,6 +91,7 @@ typedef struct step {
 /* Whether step i has position p; positions below `done` were in the chunks before. */
 static bool has_position(const world *w, int32_t i, int32_t p, int32_t done) {
     const walk *way = w->way;
+    if (p < way->begin) return false;
     if (way->run) return i == 0 || p / way->run % way->n_parts == i - 1;
     if (way->n_parts) return p % w->sh->ratio * way->n_parts / w->sh->ratio == i;
     return p >= done && p < done + way->chunk[i % way->n_chunks];
@@ -129,7 +146,7 @@ static void run_compress(const op_case *c, const hd_ops *ops, hd_stream *s, int3
     hd_compress_args a = {
         .entries = w->entries,
         .state = {.rows = hd_f32(out[1]),
-                  .table = reordered(w->ring_table, w->ring_stride, w->way),
+                  .table = rings_of(w),
                   .table_stride = w->ring_stride,
                   .page_tokens = sh->page_tokens,
                   .ring = sh->ring,
@@ -142,6 +159,9 @@ static void run_compress(const op_case *c, const hd_ops *ops, hd_stream *s, int3
         .overlap = sh->overlap,
         .eps = 1e-6f
     };
+    int32_t *from = take_ints(SEQS);
+    for (int32_t q = 0; q < w->way->n_seqs; q++) from[q] = w->way->from;
+    if (w->way->from) a.entries_from = from;
     a.entries.rows.data = out[0];
     a.entries.table = reordered(w->entries.table, w->entries.table_stride, w->way);
     const int32_t n_steps = w->way->n_parts + (w->way->run > 0), longest = longest_of(w);
@@ -193,18 +213,53 @@ static void check_alone(const world *w, const hd_ops *ops, void *const *want) {
     }
 }
 
+/* Entries from a position on need no earlier state than that of their own slots; those before stay. */
+static void check_from(const world *w, const hd_ops *ops, void *const *want) {
+    const compress_shape *sh = w->sh;
+    const int32_t slots = (sh->overlap ? 2 : 1) * sh->ratio;
+    for (int32_t from = slots; from < sh->tokens[0]; from += 2 * sh->ratio) {
+        world late = *w;
+        const walk way = {
+            .n_chunks = 3,
+            .chunk = {5, from, 7},
+            .n_seqs = SEQS,
+            .order = {0, 2,    1},
+            .begin = from - slots,
+            .from = from
+        };
+        void *got[MAX_OUTS];
+        late.way = &way;
+        const op_case c = case_of(&late);
+        if (ops == &fix.table[0]) check_op(&c);
+        run_op(&c, ops, fix.stream[2], 0, 1, got);
+        for (int32_t s = 0; s < SEQS; s++) {
+            hd_paged a = w->entries, b = w->entries;
+            a.rows.data = got[0];
+            b.rows.data = want[0];
+            for (int32_t e = 0; e < sh->tokens[s] / sh->ratio; e++) {
+                const float *entry = page_entry(&a, s, e);
+                if (e * sh->ratio < from) {
+                    assert_true(isnan(entry[0]));
+                } else {
+                    check_bits("an entry behind", entry, page_entry(&b, s, e), sh->width);
+                }
+            }
+        }
+    }
+}
+
 static void compress_case(const compress_shape *sh) {
     static const walk ways[] = {
-        {1, {1000},                3, {0, 1, 2}, 0, 0 }, /* at once, and in another order */
-        {1, {1000},                3, {2, 0, 1}, 0, 0 },
-        {1, {1},                   3, {1, 2, 0}, 0, 0 }, /* token by token */
-        {1, {7},                   3, {0, 1, 2}, 0, 0 },
-        {1, {128},                 3, {0, 1, 2}, 0, 0 },
-        {6, {129, 1, 0, 3, 64, 2}, 3, {2, 1, 0}, 0, 0 },
-        {0, {0},                   3, {0, 1, 2}, 2, 0 }, /* with gaps */
-        {0, {0},                   3, {2, 0, 1}, 3, 0 },
-        {0, {0},                   3, {0, 2, 1}, 2, 3 },
-        {0, {0},                   3, {1, 0, 2}, 3, 19},
+        {1, {1000},                3, {0, 1, 2}, 0, 0,  0, 0}, /* at once, and in another order */
+        {1, {1000},                3, {2, 0, 1}, 0, 0,  0, 0},
+        {1, {1},                   3, {1, 2, 0}, 0, 0,  0, 0}, /* token by token */
+        {1, {7},                   3, {0, 1, 2}, 0, 0,  0, 0},
+        {1, {128},                 3, {0, 1, 2}, 0, 0,  0, 0},
+        {6, {129, 1, 0, 3, 64, 2}, 3, {2, 1, 0}, 0, 0,  0, 0},
+        {0, {0},                   3, {0, 1, 2}, 2, 0,  0, 0}, /* with gaps */
+        {0, {0},                   3, {2, 0, 1}, 3, 0,  0, 0},
+        {0, {0},                   3, {0, 2, 1}, 2, 3,  0, 0},
+        {0, {0},                   3, {1, 0, 2}, 3, 19, 0, 0},
     };
     world w = take_world(sh);
     for (size_t i = 0; i < HD_LEN(ways); i++) {
@@ -225,6 +280,7 @@ static void compress_case(const compress_shape *sh) {
             check_bits("state of another walk", got[1], want[1], w.state_size);
         }
         check_alone(&w, &fix.table[t], want);
+        check_from(&w, &fix.table[t], want);
     }
 }
 

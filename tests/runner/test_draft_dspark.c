@@ -72,7 +72,7 @@ static hd_seq_output run_rows(int32_t start, int32_t n, int32_t n_sample, int32_
         .n_sample = n_sample,
         .after = n_sample ? -1 : tokens[start + n],
         .want_drafts = want,
-        .pages = {m.pages[0], m.pages[0]},
+        .pages = {m.pages[0][0], m.pages[1][0]},
         .n_pages = m.seq_pages
     };
     hd_seq_output c = {0};

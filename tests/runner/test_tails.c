@@ -117,7 +117,8 @@ static void prompts_take_the_rows_of_their_tails(void **state) {
     open_all();
     init_crowd(some, 17);
     for (int32_t i = 0; i < SLOTS; i++) {
-        some[i].ends = (hd_kv_ends){some[i].n_prompt - 1, i == 1 ? 192 : 0};
+        some[i].ends =
+            (hd_kv_ends){.outputs = some[i].n_prompt - 1, .branch = i == 1 ? 192 : 0};
     }
     enter_all(some);
     run_all(&m, some, SLOTS);
@@ -153,7 +154,9 @@ static void scored_prompts_have_the_same_scores(void **state) {
 static void continue_at(request *r, int32_t from_slot, int32_t at) {
     enter(&m, r);
     for (int32_t p = 0; p < at / shape.page_tokens; p++) {
-        m.pages[r->slot][p] = m.pages[from_slot][p];
+        for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+            m.pages[g][r->slot][p] = m.pages[g][from_slot][p];
+        }
     }
     r->done = at;
 }

@@ -50,7 +50,8 @@ static void run_seed(world *w, uint64_t seed) {
 }
 
 typedef struct totals {
-    int64_t events, steps, hits, copies, retracted, accepted, scored, followed, skipped;
+    int64_t events, steps, hits, copies, retracted, accepted, scored, followed, skipped,
+        rebuilds;
     int64_t unread, declined, evicted[HD_N_KV_GROUPS], finished[HD_FINISH_ERROR + 1];
 } totals;
 
@@ -62,6 +63,7 @@ static void add_up(totals *t, const world *w) {
     t->scored += w->scored;
     t->followed += w->followed;
     t->skipped += w->skipped;
+    t->rebuilds += w->rebuilds;
     t->unread += w->unread;
     t->copies += w->copies;
     t->retracted += w->retracted;
@@ -82,7 +84,7 @@ static void check_totals(const totals *t, int64_t seeds) {
     assert_true(t->accepted > seeds * 100);
     assert_true(t->declined > seeds);
     assert_true(t->scored > seeds * 100 && t->followed > seeds * 10);
-    assert_true(t->skipped > seeds * 100);
+    assert_true(t->skipped > seeds * 50 && t->rebuilds > seeds * 10);
     assert_true(t->unread > seeds);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_true(t->evicted[l] > seeds * 100);
     for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > seeds);

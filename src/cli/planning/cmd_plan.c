@@ -101,7 +101,8 @@ static hd_status one_layout(plan_settings *s, hd_parallel_config *out, hd_err *e
             "the other divides it",
             s->layout, (long long)s->gpus);
     }
-    if (cp > 1 && hd_kv_shape_of(s->spec).tail.n) {
+    const hd_kv_shape shape = hd_kv_shape_of(s->spec);
+    if (cp > 1 && hd_kv_longest_tail(&shape)) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "cp is not for %s, whose layers drop rows of prompts",
                        hd_family_name(s->spec->family));

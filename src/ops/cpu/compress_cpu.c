@@ -101,9 +101,10 @@ static void finish_entry(const hd_compress_args *a, const ops_kernels *k, int32_
 static void form_entries(const hd_compress_args *a, const ops_kernels *k, int32_t seq,
                          int32_t first, int32_t end) {
     const int32_t width = a->entries.width;
+    const int32_t from = a->entries_from ? a->entries_from[seq] : 0;
     for (int32_t r = first; r < end; r++) {
         const int32_t pos = a->seqs.pos[r];
-        if ((pos + 1) % a->ratio != 0) continue;
+        if ((pos + 1) % a->ratio != 0 || pos < from) continue;
         const place block = {seq, pos + 1 - a->ratio};
         float room[HD_MAX_ENTRY_COLS];
         float *entry = ops_entry_room(&a->entries, seq, pos / a->ratio, room);

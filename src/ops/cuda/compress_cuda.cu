@@ -159,8 +159,9 @@ static __device__ void mix_entries(const hd_compress_args &a, const share &own,
     const int32_t last = a.seqs.first_row[seq + 1] - 1;
     if (last < first) return;
     const int32_t end = a.seqs.pos[last] + 1;
-    for (int32_t b = a.seqs.pos[first] / a.ratio + own.first; (b + 1) * a.ratio <= end;
-         b += own.step) {
+    const int32_t from = a.entries_from ? a.entries_from[seq] : 0;
+    for (int32_t b = max(a.seqs.pos[first], from) / a.ratio + own.first;
+         (b + 1) * a.ratio <= end; b += own.step) {
         if (row_at(a.seqs, seq, (b + 1) * a.ratio - 1) < 0) continue;
         const int32_t earlier = a.overlap && b > 0 ? a.ratio : 0, n = earlier + a.ratio;
         const int32_t later = a.overlap ? a.entries.width : 0;

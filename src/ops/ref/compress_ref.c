@@ -76,10 +76,11 @@ static void save_state(const hd_compress_args *a, int32_t seq) {
 void hd_compress_ref(hd_stream *s, const hd_compress_args *a) {
     (void)s;
     for (int32_t q = 0; q < a->seqs.n; q++) {
+        const int32_t from = a->entries_from ? a->entries_from[q] : 0;
         add_position_bias(a, q);
         for (int32_t r = a->seqs.first_row[q]; r < a->seqs.first_row[q + 1]; r++) {
             const int32_t b = a->seqs.pos[r] / a->ratio;
-            if ((a->seqs.pos[r] + 1) % a->ratio != 0) continue;
+            if ((a->seqs.pos[r] + 1) % a->ratio != 0 || a->seqs.pos[r] < from) continue;
             float room[HD_MAX_ENTRY_COLS], *entry = ops_entry_room(&a->entries, q, b, room);
             for (int32_t c = 0; c < a->entries.width; c++) entry[c] = mix_channel(a, q, b, c);
             finish_entry(a, b * a->ratio, entry);

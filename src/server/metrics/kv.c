@@ -39,6 +39,12 @@ static void put_copies(FILE *out, const metrics_view *v, const char *name, const
     put_tier(out, v, "disk", name, disk, NULL);
 }
 
+static void put_figure(FILE *out, const metrics_view *v, const char *name, const char *type,
+                       const char *help, double value) {
+    metrics_put_head(out, "hadal_", name, type, help);
+    fprintf(out, "hadal_%s{%s} %.17g\n", name, v->m->label, value);
+}
+
 static void put_failures(FILE *out, const metrics_view *v) {
     const hd_kv_disk_figures *d = &v->e.kv_disk;
     const struct {
@@ -58,25 +64,19 @@ static void put_failures(FILE *out, const metrics_view *v) {
     }
 }
 
-static void put_disk_figure(FILE *out, const metrics_view *v, const char *name,
-                            const char *type, const char *help, double value) {
-    metrics_put_head(out, "hadal_", name, type, help);
-    fprintf(out, "hadal_%s{%s} %.17g\n", name, v->m->label, value);
-}
-
 static void put_disk(FILE *out, const metrics_view *v) {
     const hd_kv_disk_figures *d = &v->e.kv_disk;
     put_failures(out, v);
-    put_disk_figure(out, v, "kv_disk_declined_total", "counter",
-                    "prefixes that were not read because computing was predicted to be sooner",
-                    (double)d->declined);
-    put_disk_figure(out, v, "kv_disk_read_bytes_total", "counter", "bytes of prefixes read",
-                    (double)d->read_bytes);
-    put_disk_figure(out, v, "kv_disk_read_seconds_total", "counter",
-                    "from asking for these prefixes until they were in host memory",
-                    (double)d->read_ns / 1e9);
-    put_disk_figure(out, v, "kv_disk_limit_bytes", "gauge", "bytes that the files may have",
-                    (double)d->bytes);
+    put_figure(out, v, "kv_disk_declined_total", "counter",
+               "prefixes that were not read because computing was predicted to be sooner",
+               (double)d->declined);
+    put_figure(out, v, "kv_disk_read_bytes_total", "counter", "bytes of prefixes read",
+               (double)d->read_bytes);
+    put_figure(out, v, "kv_disk_read_seconds_total", "counter",
+               "from asking for these prefixes until they were in host memory",
+               (double)d->read_ns / 1e9);
+    put_figure(out, v, "kv_disk_limit_bytes", "gauge", "bytes that the files may have",
+               (double)d->bytes);
 }
 
 static void put_tiers(FILE *out, const metrics_view *v) {
@@ -123,7 +123,16 @@ static void put_tiers(FILE *out, const metrics_view *v) {
     put_disk(out, v);
 }
 
+static void put_rebuilds(FILE *out, const metrics_view *v) {
+    put_figure(out, v, "kv_rebuilt_windows_total", "counter",
+               "windows of prefixes that were in no tier and were computed again",
+               (double)v->e.rebuilt_windows);
+    put_figure(out, v, "kv_rebuilt_rows_total", "counter", "positions computed for them",
+               (double)v->e.rebuilt_rows);
+}
+
 void metrics_put_kv(FILE *out, const metrics_view *v) {
     put_pools(out, v);
     put_tiers(out, v);
+    put_rebuilds(out, v);
 }
