@@ -1,5 +1,6 @@
-/* experts.c - experts that are elsewhere: in the model's files, in host memory, or in the memory of
- * other ranks. The options, and the memory in which they are staged. */
+/* experts.c - see experts.h: the options, and the memory in which they are staged. */
+#include "engine/experts.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -7,7 +8,6 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "engine/notices.h"
-#include "engine/rank.h"
 #include "engine/sizes.h"
 #include "model/expert_disk.h"
 #include "model/expert_fetch.h"
@@ -97,13 +97,16 @@ static hd_status open_fetch(engine_rank *rank, hd_expert_fetch_options fetch, hd
     return hd_expert_fetch_open(&rank->stage, rank->engine->spec, rank->weights, &fetch, err);
 }
 
-/* Every rank begins to fetch from the one behind it. */
+/* Every rank begins to fetch from the one behind it. Processes of a host have the files of the model
+ * mapped, so that the memory of one is that of all. */
 static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     const hd_engine *e = rank->engine;
     const int32_t n = e->n_ranks;
     hd_fetch_source *peers = calloc((size_t)n, sizeof *peers);
     if (!peers) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", n);
-    for (int32_t i = 0; i < n; i++) peers[i] = (hd_fetch_source){"peer", e->ranks[i].weights};
+    for (int32_t i = 0; i < n; i++) {
+        peers[i] = (hd_fetch_source){"peer", e->ucx ? e->whole : e->ranks[i].weights};
+    }
     const hd_expert_fetch_options fetch = {.sources = peers,
                                            .n_sources = n,
                                            .first_source = (rank->index + 1) % n,
@@ -177,7 +180,7 @@ hd_status engine_experts_open(engine_rank *rank, const hd_engine_options *o, hd_
     if (!rank->weights) return HD_OK;
     if (engine_experts_are_on_disk(o)) HD_TRY(open_disk(rank, o, err));
     if (engine_experts_are_on_host(o)) HD_TRY(open_host(rank, o, err));
-    if (rank->engine->parallel.dwdp > 1) HD_TRY(open_peers(rank, o, err));
+    if (rank->parallel.dwdp > 1) HD_TRY(open_peers(rank, o, err));
     engine_experts_read(rank);
     return HD_OK;
 }
@@ -185,18 +188,28 @@ hd_status engine_experts_open(engine_rank *rank, const hd_engine_options *o, hd_
 void engine_experts_read(engine_rank *rank) {
     if (!rank->stage) return;
     const hd_expert_stage_stats s = hd_expert_stage_read_stats(rank->stage);
-    rank->totals.experts = (hd_expert_figures){.source = s.source,
-                                               .slots = s.n_slots,
-                                               .elsewhere = s.n_experts,
-                                               .slot_bytes = s.expert_bytes,
-                                               .used = s.used,
-                                               .staged = s.staged,
-                                               .fetched = s.fetched,
-                                               .fetched_bytes = s.fetched_bytes,
-                                               .predicted = s.predicted,
-                                               .right = s.right,
-                                               .ahead = s.ahead,
-                                               .moved = s.moved,
-                                               .failed = s.failed,
-                                               .wait_ns = s.wait_ns};
+    const hd_expert_figures *before = &rank->experts_before;
+    rank->totals.experts =
+        (hd_expert_figures){.source = s.source,
+                            .slots = s.n_slots,
+                            .elsewhere = s.n_experts,
+                            .slot_bytes = s.expert_bytes,
+                            .used = before->used + s.used,
+                            .staged = before->staged + s.staged,
+                            .fetched = before->fetched + s.fetched,
+                            .fetched_bytes = before->fetched_bytes + s.fetched_bytes,
+                            .predicted = before->predicted + s.predicted,
+                            .right = before->right + s.right,
+                            .ahead = before->ahead + s.ahead,
+                            .moved = before->moved + s.moved,
+                            .failed = before->failed + s.failed,
+                            .wait_ns = before->wait_ns + s.wait_ns};
+}
+
+void engine_experts_close(engine_rank *rank) {
+    engine_experts_read(rank);
+    hd_expert_stage_close(rank->stage);
+    rank->stage = NULL;
+    rank->totals.experts.slots = rank->totals.experts.elsewhere = 0;
+    rank->experts_before = rank->totals.experts;
 }

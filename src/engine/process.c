@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 #include "base/siphash.h"
-#include "engine/rank.h"
+#include "engine/experts.h"
 #include "comm/address.h"
 #include "weights/fingerprint.h"
 
@@ -19,7 +19,7 @@ static uint64_t hash_of(const void *bytes, size_t n) {
 static uint64_t hash_of_layout(const hd_parallel_config *l) {
     const int32_t numbers[] = {l->tp,           l->dp,      l->ep,        l->etp,
                                l->dense_tp,     l->head_tp, l->redundant, l->head_parts,
-                               l->sum_in_ranks, l->cp};
+                               l->sum_in_ranks, l->cp,      l->dwdp};
     return hash_of(numbers, sizeof numbers);
 }
 
@@ -78,6 +78,9 @@ hd_status engine_process_check(const hd_engine *e, const hd_engine_options *o, h
         return HD_FAIL(err, HD_EINVAL, "rank %d of a world of %d", w->rank, w->size);
     }
     if (w->size == n) return HD_OK;
+    if (engine_fetches(e)) {
+        return HD_FAIL(err, HD_EINVAL, "%d processes for dwdp %d", w->size, n);
+    }
     char by_dp[24] = "", by_cp[24] = "";
     if (e->parallel.dp > 1) snprintf(by_dp, sizeof by_dp, ", dp %d", e->parallel.dp);
     if (o->cp > 1) snprintf(by_cp, sizeof by_cp, ", cp %d", o->cp);

@@ -7,7 +7,7 @@
 
 #include "base/checked.h"
 #include "base/progress.h"
-#include "engine/rank.h"
+#include "engine/experts.h"
 
 /* Steps that may fail one after the other, and the time after which one more is tried. */
 enum { MAX_FAILURES = 3 };
@@ -134,7 +134,7 @@ static bool recover(engine_rank *first, const char *why) {
 bool engine_ranks_recover(engine_rank *leader, const hd_err *why) {
     hd_engine *e = leader->engine;
     if (e->ucx) return engine_world_recover(leader, why);
-    if (e->n_ranks == 1 || e->independent) return false;
+    if (e->n_ranks == 1) return false;
     if (leader->group) {
         hd_comm_abort(leader->comm, why->msg);
         return engine_round_park(leader);

@@ -1,0 +1,56 @@
+"""Ranks that divide the experts (--dwdp), as processes: the answers are those of one rank, also while a rank is
+lost and comes back."""
+
+import signal
+
+import pytest
+from test_experts import live_stats
+from test_rank_loss import LOST, alone, answers, await_health, figure, lose  # alone: a fixture
+from test_ranks import group_metric
+from worlds import needs_ucx
+
+pytestmark = needs_ucx
+
+
+@pytest.mark.parametrize("ranks, depth", [(2, 1), (3, 2), (4, 3)])  # 16 experts: 5, 5 and 6 of three ranks
+def test_processes_give_the_answers_of_one_rank(world, alone, ranks, depth):
+    w = world(ranks, "--dwdp", ranks, "--prefetch-depth", depth)
+    assert answers(w.server) == alone
+    if ranks == 2:
+        assert answers(w.server) == alone  # with prefix caches
+    parallel = w.server.get("/server_info").json["parallel"]
+    assert (parallel["ranks"], parallel["dp"], parallel["dwdp"]) == (ranks, ranks, ranks)
+    assert min(group_metric(w.server, "generation_tokens_total")) > 0
+    # of 16 experts in 7 layers each rank lacks what it does not hold
+    assert figure(w.server, "experts_elsewhere") == 7 * 16 * (ranks - 1)
+    assert figure(w.server, "experts_fetched_total") > 0 == figure(w.server, "expert_fetches_failed_total")
+    assert live_stats(w.server)["experts_elsewhere"]["source"] == "peer"
+    assert all(code == 0 for _, code in w.close())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_others_go_on_without_a_lost_rank(world, alone, how):
+    w = world(3, "--dwdp", 3)
+    assert answers(w.server, lambda: lose(w, 1, how)) == alone
+    await_health(w, "degraded: " + LOST.format(1))
+    assert figure(w.server, "experts_elsewhere") == 7 * 16  # of two ranks
+    fetched = figure(w.server, "experts_fetched_total")
+    if how == signal.SIGKILL:
+        w.ranks[1].wait()
+        w.start(1)
+    else:
+        w.ranks[1].send_signal(signal.SIGCONT)
+    await_health(w, "ok")
+    assert answers(w.server) == alone
+    assert figure(w.server, "experts_elsewhere") == 7 * 16 * 2
+    assert figure(w.server, "experts_fetched_total") > fetched
+    assert all(code == 0 for _, code in w.close())
+
+
+def test_one_rank_is_left_with_all_experts(world, alone):
+    w = world(2, "--dwdp", 2)
+    assert answers(w.server, lambda: lose(w, 1, signal.SIGKILL)) == alone
+    await_health(w, "degraded: " + LOST.format(1))
+    assert figure(w.server, "experts_elsewhere") == 0
+    assert answers(w.server) == alone
+    assert w.close()[0][1] == -signal.SIGKILL and w.server.process.returncode == 0
