@@ -444,6 +444,8 @@ typedef struct hd_expert_figures {
     int64_t ahead;   /* of the fetches: by a prediction */
     int64_t moved;   /* experts that became resident because they were used most */
     int64_t wait_ns; /* time in steps without one that could be computed */
+    int64_t network_bytes; /* of those fetched: from other hosts */
+    int64_t file_bytes;    /* of those fetched: other hosts did not send them */
 } hd_expert_figures;
 
 /* Rows of V4.1's Engram tables, which lie in the model's files: of each the row and its scales. */

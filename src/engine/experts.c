@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "engine/notices.h"
+#include "engine/peers.h"
 #include "engine/sizes.h"
 #include "model/expert_disk.h"
 #include "model/expert_fetch.h"
@@ -97,21 +98,32 @@ static hd_status open_fetch(engine_rank *rank, hd_expert_fetch_options fetch, hd
     return hd_expert_fetch_open(&rank->stage, rank->engine->spec, rank->weights, &fetch, err);
 }
 
-/* Every rank begins to fetch from the one behind it. Processes of a host have the files of the model
- * mapped, so that the memory of one is that of all. */
+static hd_status list_ranks(const hd_engine *e, hd_fetch_source **out, int32_t *n,
+                            hd_err *err) {
+    *n = e->n_ranks;
+    *out = calloc((size_t)*n, sizeof **out);
+    if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", *n);
+    for (int32_t i = 0; i < *n; i++) {
+        (*out)[i] = (hd_fetch_source){.name = "peer", .has = e->ranks[i].weights};
+    }
+    return HD_OK;
+}
+
+/* Every rank begins to fetch from the one behind it. */
 static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     const hd_engine *e = rank->engine;
-    const int32_t n = e->n_ranks;
-    hd_fetch_source *peers = calloc((size_t)n, sizeof *peers);
-    if (!peers) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", n);
-    for (int32_t i = 0; i < n; i++) {
-        peers[i] = (hd_fetch_source){"peer", e->ucx ? e->whole : e->ranks[i].weights};
+    hd_fetch_source *peers;
+    int32_t n;
+    hd_status st =
+        e->ucx ? engine_peers_sources(rank, &peers, &n, err) : list_ranks(e, &peers, &n, err);
+    if (st == HD_OK) {
+        const hd_expert_fetch_options fetch = {.sources = peers,
+                                               .n_sources = n,
+                                               .first_source = (rank->place + 1) % n,
+                                               .depth =
+                                                   o->prefetch_depth ? o->prefetch_depth : 1};
+        st = open_fetch(rank, fetch, err);
     }
-    const hd_expert_fetch_options fetch = {.sources = peers,
-                                           .n_sources = n,
-                                           .first_source = (rank->index + 1) % n,
-                                           .depth = o->prefetch_depth ? o->prefetch_depth : 1};
-    const hd_status st = open_fetch(rank, fetch, err);
     free(peers);
     return st;
 }
@@ -144,7 +156,7 @@ static int32_t held_layers(const engine_rank *rank, const hd_engine_options *o) 
 /* Where operators cannot read the experts in place, or slots are fewer than layers, the host queues
  * copies, and holds all experts. */
 static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
-    const hd_fetch_source source = {"host", rank->engine->whole};
+    const hd_fetch_source source = {.name = "host", .has = rank->engine->whole};
     hd_err why = {0};
     double asked;
     HD_TRY(read_bytes("experts_host", o->experts_host, &asked, err));
@@ -203,13 +215,17 @@ void engine_experts_read(engine_rank *rank) {
                             .ahead = before->ahead + s.ahead,
                             .moved = before->moved + s.moved,
                             .failed = before->failed + s.failed,
-                            .wait_ns = before->wait_ns + s.wait_ns};
+                            .wait_ns = before->wait_ns + s.wait_ns,
+                            .network_bytes = before->network_bytes,
+                            .file_bytes = before->file_bytes};
+    engine_peers_read(rank);
 }
 
 void engine_experts_close(engine_rank *rank) {
     engine_experts_read(rank);
     hd_expert_stage_close(rank->stage);
     rank->stage = NULL;
+    engine_peers_leave(rank);
     rank->totals.experts.slots = rank->totals.experts.elsewhere = 0;
     rank->experts_before = rank->totals.experts;
 }

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/siphash.h"
 #include "engine/experts.h"
+#include "engine/peers.h"
 #include "comm/address.h"
 #include "weights/fingerprint.h"
 
@@ -91,10 +92,13 @@ hd_status engine_process_check(const hd_engine *e, const hd_engine_options *o, h
 hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const hd_world_options *w = &o->world;
     engine_rank *rank = &e->ranks[0];
+    uint32_t card_bytes;
     uint64_t model;
     if (w->size == 1) return HD_OK;
     if (!rank->device) return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend has no ranks");
     HD_TRY(hd_model_fingerprint(&model, o->model_dir, err));
+    HD_TRY(engine_peers_open(rank, o, err));
+    const void *card = engine_peers_card(rank, &card_bytes);
     const hd_comm_ucx_options ucx = {
         .rendezvous = {.rank = w->rank,
                        .world = w->size,
@@ -109,7 +113,9 @@ hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *
         .parallel = e->parallel,
         .on_end = engine_world_on_end,
         .layout_of = engine_layout_of,
-        .ctx = e
+        .ctx = e,
+        .card = card,
+        .card_bytes = card_bytes
     };
     HD_TRY(hd_comm_ucx_open(&e->ucx, &ucx, rank->device, &rank->ops, err));
     rank->comm = hd_comm_ucx_interface(e->ucx);

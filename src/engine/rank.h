@@ -13,6 +13,7 @@
 
 typedef struct engine_rebalance engine_rebalance; /* rebalance.c */
 typedef struct engine_recording engine_recording; /* recording.c */
+typedef struct engine_peers engine_peers;         /* peers.c */
 
 /* A request, and the positions of it that the step has computed. */
 typedef struct engine_watched {
@@ -39,6 +40,7 @@ struct engine_rank {
     hd_weights *weights;    /* its shard; closed by the engine if it is the complete model */
     hd_expert_stage *stage; /* NULL: all experts are resident */
     hd_expert_figures experts_before; /* counted by stages of earlier places */
+    engine_peers *peers;              /* NULL: none are on other hosts */
     hd_model_runner *model_runner;
     hd_null_runner *null; /* NULL: a model runs */
     hd_runner runner;

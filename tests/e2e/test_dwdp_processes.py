@@ -1,13 +1,16 @@
-"""Ranks that divide the experts (--dwdp), as processes: the answers are those of one rank, also while a rank is
-lost and comes back."""
+"""Ranks that divide the experts (--dwdp), as processes and on hosts: the answers are those of one rank, also
+while a rank is lost and comes back."""
 
 import signal
 
 import pytest
+from conftest import as_root
+from hosts import host, ip  # host: a fixture
+from serving import wait_until
 from test_experts import live_stats
 from test_rank_loss import LOST, alone, answers, await_health, figure, lose  # alone: a fixture
 from test_ranks import group_metric
-from worlds import needs_ucx
+from worlds import KEY, NO_DEVICE, TRANSPORTS, needs_ucx
 
 pytestmark = needs_ucx
 
@@ -54,3 +57,59 @@ def test_one_rank_is_left_with_all_experts(world, alone):
     assert figure(w.server, "experts_elsewhere") == 0
     assert answers(w.server) == alone
     assert w.close()[0][1] == -signal.SIGKILL and w.server.process.returncode == 0
+
+
+# ---- two hosts ----
+
+tcp = pytest.mark.skipif("tcp" not in TRANSPORTS, reason=NO_DEVICE)
+
+
+def two_hosts(world, host, ranks, depth):
+    """The last rank is on the other host."""
+    name, net, veth = host
+    wrap = lambda rank: ["ip", "netns", "exec", name, "env", f"UCX_NET_DEVICES={veth[1]}"] if rank == ranks - 1 else []
+    env = {**KEY, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": veth[0]}
+    return world(ranks, "--dwdp", ranks, "--prefetch-depth", depth, env=env, meet=f"{net}.1:30178", wrap=wrap)
+
+
+@as_root
+@tcp
+@pytest.mark.parametrize("ranks, depth", [(2, 1), (3, 3)])
+def test_experts_of_another_host_are_read_there(world, host, alone, ranks, depth):
+    w = two_hosts(world, host, ranks, depth)
+    assert answers(w.server) == alone
+    assert answers(w.server) == alone  # with prefix caches
+    assert figure(w.server, "expert_network_bytes_total") > 0
+    if ranks == 2:  # no rank has a peer on its own host
+        assert figure(w.server, "expert_network_bytes_total") == figure(w.server, "expert_fetch_bytes_total")
+    assert figure(w.server, "expert_file_bytes_total") == 0 == figure(w.server, "expert_fetches_failed_total")
+    assert all(code == 0 for _, code in w.close())
+
+
+@as_root
+@tcp
+def test_a_cut_cable_between_ranks(world, host, alone):
+    w = two_hosts(world, host, 2, 2)
+    assert answers(w.server) == alone
+    veth = host[2]
+    ip("link", "set", veth[0], "down")
+    wait_until(lambda: w.server.get("/health").text == "degraded: rank 1 is lost: it was silent for 1000 ms", "rank 0 goes on")
+    assert answers(w.server) == alone
+    ip("link", "set", veth[0], "up")
+    await_health(w, "ok")
+    before = figure(w.server, "expert_network_bytes_total")
+    assert answers(w.server) == alone
+    assert figure(w.server, "expert_network_bytes_total") > before
+    assert all(code == 0 for _, code in w.close())
+
+
+@as_root
+@tcp
+def test_a_rank_of_another_host_is_killed(world, host, alone):
+    w = two_hosts(world, host, 3, 1)
+    assert answers(w.server, lambda: lose(w, 2, signal.SIGKILL)) == alone
+    await_health(w, "degraded: " + LOST.format(2))
+    assert answers(w.server) == alone
+    w.start(2)
+    await_health(w, "ok")
+    assert answers(w.server) == alone
