@@ -90,6 +90,7 @@ static void add_experts(hd_expert_figures *to, const hd_expert_figures *x) {
     to->fetched_bytes += x->fetched_bytes;
     to->network_bytes += x->network_bytes;
     to->file_bytes += x->file_bytes;
+    to->refused += x->refused;
     to->wait_ns += x->wait_ns;
 }
 

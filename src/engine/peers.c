@@ -112,7 +112,11 @@ void engine_peers_leave(engine_rank *rank) {
 void engine_peers_read(engine_rank *rank) {
     const engine_peers *p = rank->peers;
     hd_expert_figures *f = &rank->totals.experts;
-    for (int32_t i = 0; p && i < p->n_readers; i++) {
+    hd_piece_server_figures served;
+    if (!p) return;
+    hd_piece_server_read_figures(p->server, &served);
+    f->refused = served.refused;
+    for (int32_t i = 0; i < p->n_readers; i++) {
         hd_piece_reader_figures r;
         hd_piece_reader_read_figures(p->readers[i], &r);
         f->network_bytes += r.bytes;

@@ -4,13 +4,14 @@ while a rank is lost and comes back."""
 import signal
 
 import pytest
-from conftest import as_root
+from conftest import as_root, run_hadal
 from hosts import host, ip  # host: a fixture
-from serving import wait_until
+from serving import TINY, Server, wait_until
 from test_experts import live_stats
+from test_processes import replies
 from test_rank_loss import LOST, alone, answers, await_health, figure, lose  # alone: a fixture
-from test_ranks import group_metric
-from worlds import KEY, NO_DEVICE, TRANSPORTS, needs_ucx
+from test_ranks import check_pause_and_abort, group_metric
+from worlds import CLEAN, KEY, NO_DEVICE, SMALL, TRANSPORTS, free_address, needs_ucx
 
 pytestmark = needs_ucx
 
@@ -29,6 +30,37 @@ def test_processes_give_the_answers_of_one_rank(world, alone, ranks, depth):
     assert figure(w.server, "experts_fetched_total") > 0 == figure(w.server, "expert_fetches_failed_total")
     assert live_stats(w.server)["experts_elsewhere"]["source"] == "peer"
     assert all(code == 0 for _, code in w.close())
+
+
+def test_drafts_log_probabilities_and_grammars(world):
+    """What the sampler and the scheduler of a rank learn of a request, on each of two ranks."""
+    server = Server(*SMALL)
+    want = replies(server)
+    server.close()
+    w = world(2, "--dwdp", 2)
+    for _ in range(2):
+        assert replies(w.server) == want
+        w.server.post("/v1/completions", {"prompt": "The next in turn", "max_tokens": 1})
+        assert w.server.post("/flush_cache", {}).status == 200
+    assert min(group_metric(w.server, "generation_tokens_total")) > 100
+
+
+def test_retracted_requests_and_chunks(world):
+    tight = ("--kv-tokens", 1024, "--chunk", 16)
+    server = Server(*SMALL, *tight)
+    want = answers(server)
+    server.close()
+    w = world(2, "--dwdp", 2, *tight)
+    assert answers(w.server) == want
+
+
+def test_pause_and_abort_reach_all_ranks(world):
+    check_pause_and_abort(world(2, "--dwdp", 2).server)
+
+
+def test_another_number_of_processes_is_refused():
+    said = run_hadal("serve", TINY, *SMALL, "--dwdp", 2, "--rank", 0, "--world", 3, "--meet", free_address(), env=CLEAN)
+    assert said.returncode == 2 and "3 processes for dwdp 2" in said.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
