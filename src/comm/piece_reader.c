@@ -58,7 +58,7 @@ struct hd_piece_reader {
 /* The caller holds the mutex. */
 static bool grow(hd_piece_reader *r) {
     if (r->n_queued - r->n_done < r->cap) return true;
-    const uint64_t cap = r->cap ? 2 * r->cap : FIRST_READS;
+    const uint64_t cap = 2 * r->cap;
     hd_piece_read *reads = calloc(cap, sizeof *reads);
     if (!reads) return false;
     for (uint64_t i = r->n_done; i < r->n_queued; i++) reads[i % cap] = r->reads[i % r->cap];
@@ -264,7 +264,12 @@ hd_status hd_piece_reader_open(hd_piece_reader **out, const char *address, const
                                int32_t rank, hd_err *err) {
     hd_piece_reader *r = calloc(1, sizeof *r);
     *out = NULL;
-    if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory to read experts of other ranks");
+    if (r) r->reads = calloc(FIRST_READS, sizeof *r->reads);
+    if (!r || !r->reads) {
+        free(r);
+        return HD_FAIL(err, HD_ENOMEM, "no memory to read experts of other ranks");
+    }
+    r->cap = FIRST_READS;
     snprintf(r->address, sizeof r->address, "%s", address);
     hd_piece_key(r->key, secret);
     r->rank = rank;
@@ -273,6 +278,7 @@ hd_status hd_piece_reader_open(hd_piece_reader **out, const char *address, const
     pthread_cond_init(&r->queued, NULL);
     pthread_cond_init(&r->done, NULL);
     if (pthread_create(&r->thread, NULL, work, r) != 0) {
+        free(r->reads);
         free(r);
         return HD_FAIL(err, HD_EIO, "cannot start the thread that reads experts");
     }
