@@ -80,7 +80,8 @@ typedef struct hd_engine_options {
     hd_world_options world;
     /* Attention groups of one rank each that divide the memory of the experts, instead of tp, ep and
      * dp: every rank fetches the experts that it lacks from the others before its layers need them,
-     * and no rank waits for another. Texts do not change. Default 1 (docs/experts.md). */
+     * and no forward pass waits for another rank. Texts do not change. Default 1
+     * (docs/experts.md). */
     int32_t dwdp;
     int32_t prefetch_depth; /* how many layers ahead experts are fetched, 1 to 3; default 1 */
     /* "off", the default: all routed experts are resident. "auto", or a number of gigabytes of
@@ -448,6 +449,9 @@ typedef struct hd_expert_figures {
     int64_t ahead;   /* of the fetches: by a prediction */
     int64_t moved;   /* experts that became resident because they were used most */
     int64_t wait_ns; /* time in steps without one that could be computed */
+    int64_t network_bytes; /* of those fetched: from other hosts */
+    int64_t file_bytes;    /* of those fetched: other hosts did not send them */
+    int64_t refused;       /* connections from other hosts that sent what is no request */
 } hd_expert_figures;
 
 /* Rows of V4.1's Engram tables, which lie in the model's files: of each the row and its scales. */

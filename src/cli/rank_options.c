@@ -54,7 +54,7 @@ static hd_status complete_hosts(rank_options *r, const hd_engine_options *o, hd_
             "reach, and a free port");
     }
     r->rank = 0;
-    r->world = o->layout ? o->ranks : hd_max_i32(all, o->ep);
+    r->world = o->layout ? o->ranks : hd_max_i32(hd_max_i32(all, o->ep), o->dwdp);
     return HD_OK;
 }
 

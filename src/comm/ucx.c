@@ -24,6 +24,7 @@
 #include "base/cpu.h"
 #include "base/progress.h"
 #include "comm/address.h"
+#include "comm/channel.h"
 #include "comm/figures_internal.h"
 #include "comm/messages.h"
 #include "comm/ucx_library.h"
@@ -420,7 +421,7 @@ static hd_status check_network(hd_comm_ucx *u, hd_err *err) {
         char why[80];
         uint32_t n;
         hd_rendezvous_address(u->rendezvous, u->peers[i].number, &n);
-        if (n != NO_WORKER) continue;
+        if (n != NO_WORKER + u->o.card_bytes) continue;
         snprintf(why, sizeof why, "rank %d has no network for messages", u->peers[i].number);
         retry_soon(u, why);
         return HD_FAIL(err, HD_EPEER, "%s", why);
@@ -510,6 +511,26 @@ static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *paral
     return st;
 }
 
+/* What ranks tell each other: the address of a worker, which says itself where it ends, or a byte if there
+ * is none; then a card. Returns the bytes. */
+static uint32_t write_offer(const hd_comm_ucx *u, const void *address, size_t n,
+                            uint8_t out[HD_CHANNEL_MAX_ADDRESS], hd_err *err) {
+    if (n + u->o.card_bytes > HD_CHANNEL_MAX_ADDRESS) {
+        HD_FAIL(err, HD_EUNSUPPORTED, "UCX's address of %zu bytes is too long", n);
+        return 0;
+    }
+    memcpy(out, address, n);
+    if (u->o.card_bytes) memcpy(out + n, u->o.card, u->o.card_bytes);
+    return (uint32_t)n + u->o.card_bytes;
+}
+
+const void *hd_comm_ucx_card(const hd_comm_ucx *u, int32_t place) {
+    uint32_t n = 0;
+    if (place >= u->members.n || !u->o.card_bytes) return NULL;
+    const uint8_t *at = hd_rendezvous_address(u->rendezvous, u->members.number[place], &n);
+    return at && n > u->o.card_bytes ? at + n - u->o.card_bytes : NULL;
+}
+
 /* Joins the world with the worker's address, if there is a worker. */
 static hd_status join(hd_comm_ucx *u, bool again, hd_err *err) {
     hd_rendezvous_options o = u->o.rendezvous;
@@ -521,10 +542,11 @@ static hd_status join(hd_comm_ucx *u, bool again, hd_err *err) {
         HD_TRY(check_ucx(u, u->ucp->worker_get_address(u->worker, &address, &n),
                          "tell its address", err));
     }
-    const hd_status st = hd_rendezvous_open(&u->rendezvous, &o, address ? (void *)address : "",
-                                            (uint32_t)n, err);
+    uint8_t offer[HD_CHANNEL_MAX_ADDRESS];
+    const uint32_t bytes = write_offer(u, address ? (void *)address : "", n, offer, err);
     if (address) u->ucp->worker_release_address(u->worker, address);
-    HD_TRY(st);
+    if (!bytes) return err->status;
+    HD_TRY(hd_rendezvous_open(&u->rendezvous, &o, offer, bytes, err));
     u->limits.epoch = hd_rendezvous_epoch(u->rendezvous);
     return hd_rendezvous_watch(u->rendezvous, end_here, u, err);
 }
@@ -715,6 +737,7 @@ static hd_status come_again(hd_comm_ucx *u, hd_err *err) {
 
 /* Offers the address of a new worker. While the network is down there is none. */
 static hd_rendezvous_news offer_worker(hd_comm_ucx *u) {
+    uint8_t offer[HD_CHANNEL_MAX_ADDRESS];
     ucp_address_t *address = NULL;
     size_t n;
     hd_err why = {0};
@@ -726,11 +749,12 @@ static hd_rendezvous_news offer_worker(hd_comm_ucx *u) {
     if (st != HD_OK) {
         if (u->worker) u->ucp->worker_destroy(u->worker);
         u->worker = NULL;
-        return hd_rendezvous_next(u->rendezvous, "", NO_WORKER);
+        return hd_rendezvous_next(u->rendezvous, offer,
+                                  write_offer(u, "", NO_WORKER, offer, &why));
     }
-    const hd_rendezvous_news news = hd_rendezvous_next(u->rendezvous, address, (uint32_t)n);
+    const uint32_t bytes = write_offer(u, address, n, offer, &why);
     u->ucp->worker_release_address(u->worker, address);
-    return news;
+    return hd_rendezvous_next(u->rendezvous, offer, bytes);
 }
 
 /* Waits for the next epoch, with a new worker. */

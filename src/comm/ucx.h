@@ -12,7 +12,7 @@
 #include "comm/comm.h"
 #include "comm/rendezvous.h"
 
-enum { HD_UCX_MAX_RANKS = 64 };
+enum { HD_UCX_MAX_RANKS = 64, HD_UCX_MAX_CARD = 256 };
 
 typedef struct hd_comm_ucx hd_comm_ucx;
 
@@ -31,6 +31,10 @@ typedef struct hd_comm_ucx_options {
      * those of the layout wait. NULL: the world never begins anew. */
     bool (*layout_of)(void *ctx, int32_t n, hd_parallel_config *out);
     void *ctx;
+    /* What this rank tells the others of itself, equally many bytes on all; NULL: nothing. It must outlive
+     * the communication. */
+    const void *card;
+    uint32_t card_bytes; /* at most HD_UCX_MAX_CARD */
 } hd_comm_ucx_options;
 
 /* True if this build has UCX. */
@@ -53,6 +57,9 @@ typedef struct hd_comm_members {
     uint64_t losses;    /* of rank 0: how many times it had lost another rank before */
 } hd_comm_members;
 const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u);
+
+/* What the rank of a place in the layout tells of itself; NULL: nothing, or there is no epoch yet. */
+const void *hd_comm_ucx_card(const hd_comm_ucx *u, int32_t place);
 
 /* On rank 0: what a rank of the world that was opened has exchanged, as it told last. Any thread. */
 void hd_comm_ucx_read_figures(const hd_comm_ucx *u, int32_t number, hd_rank_figures *out);

@@ -30,6 +30,12 @@ const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u) {
     return NULL;
 }
 
+const void *hd_comm_ucx_card(const hd_comm_ucx *u, int32_t place) {
+    (void)u;
+    (void)place;
+    return NULL;
+}
+
 void hd_comm_ucx_read_figures(const hd_comm_ucx *u, int32_t number, hd_rank_figures *out) {
     (void)u;
     (void)number;

@@ -1,5 +1,6 @@
-/* experts.c - experts that are elsewhere: in the model's files, in host memory, or in the memory of
- * other ranks. The options, and the memory in which they are staged. */
+/* experts.c - see experts.h: the options, and the memory in which they are staged. */
+#include "engine/experts.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -7,7 +8,7 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "engine/notices.h"
-#include "engine/rank.h"
+#include "engine/peers.h"
 #include "engine/sizes.h"
 #include "model/expert_disk.h"
 #include "model/expert_fetch.h"
@@ -97,18 +98,32 @@ static hd_status open_fetch(engine_rank *rank, hd_expert_fetch_options fetch, hd
     return hd_expert_fetch_open(&rank->stage, rank->engine->spec, rank->weights, &fetch, err);
 }
 
+static hd_status list_ranks(const hd_engine *e, hd_fetch_source **out, int32_t *n,
+                            hd_err *err) {
+    *n = e->n_ranks;
+    *out = calloc((size_t)*n, sizeof **out);
+    if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", *n);
+    for (int32_t i = 0; i < *n; i++) {
+        (*out)[i] = (hd_fetch_source){.name = "peer", .has = e->ranks[i].weights};
+    }
+    return HD_OK;
+}
+
 /* Every rank begins to fetch from the one behind it. */
 static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     const hd_engine *e = rank->engine;
-    const int32_t n = e->n_ranks;
-    hd_fetch_source *peers = calloc((size_t)n, sizeof *peers);
-    if (!peers) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", n);
-    for (int32_t i = 0; i < n; i++) peers[i] = (hd_fetch_source){"peer", e->ranks[i].weights};
-    const hd_expert_fetch_options fetch = {.sources = peers,
-                                           .n_sources = n,
-                                           .first_source = (rank->index + 1) % n,
-                                           .depth = o->prefetch_depth ? o->prefetch_depth : 1};
-    const hd_status st = open_fetch(rank, fetch, err);
+    hd_fetch_source *peers;
+    int32_t n;
+    hd_status st =
+        e->ucx ? engine_peers_sources(rank, &peers, &n, err) : list_ranks(e, &peers, &n, err);
+    if (st == HD_OK) {
+        const hd_expert_fetch_options fetch = {.sources = peers,
+                                               .n_sources = n,
+                                               .first_source = (rank->place + 1) % n,
+                                               .depth =
+                                                   o->prefetch_depth ? o->prefetch_depth : 1};
+        st = open_fetch(rank, fetch, err);
+    }
     free(peers);
     return st;
 }
@@ -141,7 +156,7 @@ static int32_t held_layers(const engine_rank *rank, const hd_engine_options *o) 
 /* Where operators cannot read the experts in place, or slots are fewer than layers, the host queues
  * copies, and holds all experts. */
 static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
-    const hd_fetch_source source = {"host", rank->engine->whole};
+    const hd_fetch_source source = {.name = "host", .has = rank->engine->whole};
     hd_err why = {0};
     double asked;
     HD_TRY(read_bytes("experts_host", o->experts_host, &asked, err));
@@ -177,7 +192,7 @@ hd_status engine_experts_open(engine_rank *rank, const hd_engine_options *o, hd_
     if (!rank->weights) return HD_OK;
     if (engine_experts_are_on_disk(o)) HD_TRY(open_disk(rank, o, err));
     if (engine_experts_are_on_host(o)) HD_TRY(open_host(rank, o, err));
-    if (rank->engine->parallel.dwdp > 1) HD_TRY(open_peers(rank, o, err));
+    if (rank->parallel.dwdp > 1) HD_TRY(open_peers(rank, o, err));
     engine_experts_read(rank);
     return HD_OK;
 }
@@ -185,18 +200,32 @@ hd_status engine_experts_open(engine_rank *rank, const hd_engine_options *o, hd_
 void engine_experts_read(engine_rank *rank) {
     if (!rank->stage) return;
     const hd_expert_stage_stats s = hd_expert_stage_read_stats(rank->stage);
-    rank->totals.experts = (hd_expert_figures){.source = s.source,
-                                               .slots = s.n_slots,
-                                               .elsewhere = s.n_experts,
-                                               .slot_bytes = s.expert_bytes,
-                                               .used = s.used,
-                                               .staged = s.staged,
-                                               .fetched = s.fetched,
-                                               .fetched_bytes = s.fetched_bytes,
-                                               .predicted = s.predicted,
-                                               .right = s.right,
-                                               .ahead = s.ahead,
-                                               .moved = s.moved,
-                                               .failed = s.failed,
-                                               .wait_ns = s.wait_ns};
+    const hd_expert_figures *before = &rank->experts_before;
+    rank->totals.experts =
+        (hd_expert_figures){.source = s.source,
+                            .slots = s.n_slots,
+                            .elsewhere = s.n_experts,
+                            .slot_bytes = s.expert_bytes,
+                            .used = before->used + s.used,
+                            .staged = before->staged + s.staged,
+                            .fetched = before->fetched + s.fetched,
+                            .fetched_bytes = before->fetched_bytes + s.fetched_bytes,
+                            .predicted = before->predicted + s.predicted,
+                            .right = before->right + s.right,
+                            .ahead = before->ahead + s.ahead,
+                            .moved = before->moved + s.moved,
+                            .failed = before->failed + s.failed,
+                            .wait_ns = before->wait_ns + s.wait_ns,
+                            .network_bytes = before->network_bytes,
+                            .file_bytes = before->file_bytes};
+    engine_peers_read(rank);
+}
+
+void engine_experts_close(engine_rank *rank) {
+    engine_experts_read(rank);
+    hd_expert_stage_close(rank->stage);
+    rank->stage = NULL;
+    engine_peers_leave(rank);
+    rank->totals.experts.slots = rank->totals.experts.elsewhere = 0;
+    rank->experts_before = rank->totals.experts;
 }

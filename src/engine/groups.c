@@ -88,6 +88,9 @@ static void add_experts(hd_expert_figures *to, const hd_expert_figures *x) {
     to->ahead += x->ahead;
     to->moved += x->moved;
     to->fetched_bytes += x->fetched_bytes;
+    to->network_bytes += x->network_bytes;
+    to->file_bytes += x->file_bytes;
+    to->refused += x->refused;
     to->wait_ns += x->wait_ns;
 }
 

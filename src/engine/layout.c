@@ -10,7 +10,7 @@
 
 #include "base/checked.h"
 #include "base/memory.h"
-#include "engine/rank.h"
+#include "engine/experts.h"
 #include "model/expert_fetch.h"
 #include "weights/placement.h"
 
@@ -134,7 +134,6 @@ static hd_status add_redundant(hd_engine *e, int32_t redundant, hd_err *err) {
 static hd_status check_dwdp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
     if (o->tp > 1 || o->dp > 1 || o->ep > 1) why = "it takes the place of tp, dp and ep";
-    if (o->world.size > 1) why = "its ranks are threads of one process";
     if (e->spec->route.n_experts == 0) why = "the model has no experts";
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp %d cannot be used here: %s", o->dwdp, why);
@@ -145,7 +144,7 @@ static hd_status choose_dwdp(hd_engine *e, const hd_engine_options *o, hd_err *e
     HD_TRY(check_backend(o, err));
     HD_TRY(check_dwdp(e, o, err));
     e->parallel = hd_parallel_dwdp(o->dwdp);
-    e->independent = true;
+    e->independent = o->world.size == 0;
     return plan_shards(e, &e->parallel, &most, err);
 }
 
@@ -325,6 +324,10 @@ static bool reduce(engine_degrees *d, int32_t n) {
 
 bool engine_layout_of(void *ctx, int32_t n, hd_parallel_config *out) {
     const hd_engine *e = ctx;
+    if (engine_fetches(e)) {
+        *out = hd_parallel_dwdp(n);
+        return n > 0;
+    }
     for (; n > 0; n--) {
         engine_degrees d = e->degrees;
         hd_err refused = {0};

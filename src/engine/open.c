@@ -8,7 +8,7 @@
 #include "base/cores.h"
 #include "engine/hisparse.h"
 #include "engine/notices.h"
-#include "engine/rank.h"
+#include "engine/experts.h"
 #include "weights/config/drafter_folder.h"
 #include "weights/manifest.h"
 
@@ -274,7 +274,7 @@ static hd_status check_updatable(hd_engine *e, const hd_engine_options *o, hd_er
     if (o->dummy_weights) why = "random ones belong to no checkpoint";
     if (engine_rebalance_is_on(o) && e->parallel.etp > 1)
         why = "experts are cut and move between ranks (--rebalance)";
-    if (e->independent) why = "ranks have copies of each other's experts (--dwdp)";
+    if (engine_fetches(e)) why = "ranks have copies of each other's experts (--dwdp)";
     if (why) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "weights cannot be replaced here: %s", why);
     }

@@ -5,7 +5,8 @@
 
 #include "base/checked.h"
 #include "base/siphash.h"
-#include "engine/rank.h"
+#include "engine/experts.h"
+#include "engine/peers.h"
 #include "comm/address.h"
 #include "weights/fingerprint.h"
 
@@ -19,7 +20,7 @@ static uint64_t hash_of(const void *bytes, size_t n) {
 static uint64_t hash_of_layout(const hd_parallel_config *l) {
     const int32_t numbers[] = {l->tp,           l->dp,      l->ep,        l->etp,
                                l->dense_tp,     l->head_tp, l->redundant, l->head_parts,
-                               l->sum_in_ranks, l->cp};
+                               l->sum_in_ranks, l->cp,      l->dwdp};
     return hash_of(numbers, sizeof numbers);
 }
 
@@ -78,6 +79,9 @@ hd_status engine_process_check(const hd_engine *e, const hd_engine_options *o, h
         return HD_FAIL(err, HD_EINVAL, "rank %d of a world of %d", w->rank, w->size);
     }
     if (w->size == n) return HD_OK;
+    if (engine_fetches(e)) {
+        return HD_FAIL(err, HD_EINVAL, "%d processes for dwdp %d", w->size, n);
+    }
     char by_dp[24] = "", by_cp[24] = "";
     if (e->parallel.dp > 1) snprintf(by_dp, sizeof by_dp, ", dp %d", e->parallel.dp);
     if (o->cp > 1) snprintf(by_cp, sizeof by_cp, ", cp %d", o->cp);
@@ -88,10 +92,13 @@ hd_status engine_process_check(const hd_engine *e, const hd_engine_options *o, h
 hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const hd_world_options *w = &o->world;
     engine_rank *rank = &e->ranks[0];
+    uint32_t card_bytes;
     uint64_t model;
     if (w->size == 1) return HD_OK;
     if (!rank->device) return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend has no ranks");
     HD_TRY(hd_model_fingerprint(&model, o->model_dir, err));
+    HD_TRY(engine_peers_open(rank, o, err));
+    const void *card = engine_peers_card(rank, &card_bytes);
     const hd_comm_ucx_options ucx = {
         .rendezvous = {.rank = w->rank,
                        .world = w->size,
@@ -106,7 +113,9 @@ hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *
         .parallel = e->parallel,
         .on_end = engine_world_on_end,
         .layout_of = engine_layout_of,
-        .ctx = e
+        .ctx = e,
+        .card = card,
+        .card_bytes = card_bytes
     };
     HD_TRY(hd_comm_ucx_open(&e->ucx, &ucx, rank->device, &rank->ops, err));
     rank->comm = hd_comm_ucx_interface(e->ucx);

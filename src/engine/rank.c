@@ -1,5 +1,6 @@
 /* rank.c - opens and closes a rank: device, shard, runner, scheduler, and memory of its
  * thread. */
+#include "engine/experts.h"
 #include "engine/new_weights.h"
 
 #include <stdlib.h>
@@ -45,8 +46,8 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         HD_TRY(hd_device_limit(rank->device, (size_t)(o->device_memory_gb * 1e9), err));
     }
     if (o->updatable) hd_device_keep_addresses(rank->device);
-    const bool fetches = e->parallel.dwdp > 1 || engine_experts_are_on_host(o);
-    rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && e->parallel.dwdp < 2;
+    const bool fetches = engine_fetches(e) || engine_experts_are_on_host(o);
+    rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && !engine_fetches(e);
     HD_TRY(hd_stream_open(&rank->stream, rank->device, err));
     if (fetches) HD_TRY(hd_stream_open(&rank->copy_stream, rank->device, err));
     if (hd_device_is_host(rank->device)) return HD_OK;
@@ -109,7 +110,7 @@ static hd_status open_null_runner(engine_rank *rank, const hd_engine_sizes *z,
 }
 
 static hd_runner_role role_of(const engine_rank *rank) {
-    if (!rank->comm) return HD_RUNNER_ALONE;
+    if (!rank->comm || engine_fetches(rank->engine)) return HD_RUNNER_ALONE;
     return engine_rank_leads(rank) ? HD_RUNNER_LEADS : HD_RUNNER_FOLLOWS;
 }
 
@@ -123,7 +124,7 @@ static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
                               .stream = rank->stream,
                               .beside_stream = rank->beside_stream,
                               .stage = rank->stage,
-                              .comm = rank->comm,
+                              .comm = engine_fetches(e) ? NULL : rank->comm,
                               .mla = e->mla};
     hd_model_runner_options x = hd_engine_runner_options(z);
     x.n_ids = e->n_ids;
@@ -186,7 +187,7 @@ static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err 
         .draft_block = z->drafts ? rank->engine->spec->dspark.block : 0,
         .page_bytes = {rank->totals.page_bytes[0], rank->totals.page_bytes[1]},
         .disk = rank->kv_disk,
-        .joins = rank->engine->parallel.dp > 1 && !rank->engine->independent
+        .joins = rank->engine->parallel.dp > 1 && !engine_fetches(rank->engine)
     };
     const hd_runner runner = engine_rank_runner(rank);
     const hd_sched_hooks hooks = engine_rank_hooks(rank);

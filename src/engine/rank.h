@@ -13,6 +13,7 @@
 
 typedef struct engine_rebalance engine_rebalance; /* rebalance.c */
 typedef struct engine_recording engine_recording; /* recording.c */
+typedef struct engine_peers engine_peers;         /* peers.c */
 
 /* A request, and the positions of it that the step has computed. */
 typedef struct engine_watched {
@@ -38,6 +39,8 @@ struct engine_rank {
     const hd_comm *comm;               /* NULL: one rank */
     hd_weights *weights;    /* its shard; closed by the engine if it is the complete model */
     hd_expert_stage *stage; /* NULL: all experts are resident */
+    hd_expert_figures experts_before; /* counted by stages of earlier places */
+    engine_peers *peers;              /* NULL: none are on other hosts */
     hd_model_runner *model_runner;
     hd_null_runner *null; /* NULL: a model runs */
     hd_runner runner;
@@ -222,17 +225,6 @@ bool engine_rebalance_step(engine_rank *rank);
 /* After a failure, while no follower runs: gives every rank the same maps again. */
 hd_status engine_rebalance_recover(hd_engine *e, hd_err *err);
 void engine_rebalance_obey(engine_rank *rank, const engine_mail *in);
-
-/* ---- experts.c: experts that are elsewhere ---- */
-
-/* Refuses, by name, what they cannot be used with. */
-hd_status engine_experts_check(const hd_engine *e, const hd_engine_options *o, hd_err *err);
-bool engine_experts_are_on_disk(const hd_engine_options *o);
-bool engine_experts_are_on_host(const hd_engine_options *o);
-
-/* Takes the memory in which they are staged, after the upload of the other weights of all ranks. */
-hd_status engine_experts_open(engine_rank *rank, const hd_engine_options *o, hd_err *err);
-void engine_experts_read(engine_rank *rank); /* into its totals */
 
 /* ---- kv_disk.c: KV pages on a disk ---- */
 

@@ -7,7 +7,8 @@
 
 #include "base/checked.h"
 #include "base/progress.h"
-#include "engine/rank.h"
+#include "engine/experts.h"
+#include "engine/peers.h"
 
 /* Steps that may fail one after the other, and the time after which one more is tried. */
 enum { MAX_FAILURES = 3 };
@@ -49,6 +50,7 @@ hd_status engine_ranks_open(hd_engine *e, const hd_engine_options *o, hd_precisi
     }
     if (alone) HD_TRY(engine_process_join(e, o, err));
     HD_TRY(open_weights(e, o, err));
+    if (alone) HD_TRY(engine_peers_serve(&e->ranks[0], err));
     if (e->ucx && o->updatable && o->world.rank == 0)
         HD_TRY(hd_weights_changes_open(&e->changes, e->whole, err));
     for (int32_t i = 0; i < n; i++) HD_TRY(engine_rank_open_shard(&e->ranks[i], o, err));
@@ -134,7 +136,7 @@ static bool recover(engine_rank *first, const char *why) {
 bool engine_ranks_recover(engine_rank *leader, const hd_err *why) {
     hd_engine *e = leader->engine;
     if (e->ucx) return engine_world_recover(leader, why);
-    if (e->n_ranks == 1 || e->independent) return false;
+    if (e->n_ranks == 1) return false;
     if (leader->group) {
         hd_comm_abort(leader->comm, why->msg);
         return engine_round_park(leader);
@@ -179,6 +181,7 @@ void engine_ranks_close(hd_engine *e) {
         if (e->ranks[i].stream) hd_stream_wait(e->ranks[i].stream);
     }
     for (int32_t i = 0; i < e->n_ranks; i++) hd_expert_stage_close(e->ranks[i].stage);
+    if (e->ranks) engine_peers_close(&e->ranks[0]);
     for (int32_t i = 0; i < e->n_ranks; i++) engine_rank_close(&e->ranks[i]);
     free(e->ranks);
     hd_weights_changes_close(e->changes);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "engine/experts.h"
 #include "engine/leaders.h"
 
 enum { MOST_RECORD_BYTES = 64 << 20 }; /* that nobody took yet */
@@ -102,7 +103,8 @@ hd_status engine_recording_open(engine_rank *rank, hd_err *err) {
     if (!rank->recording) rank->recording = calloc(1, sizeof *rank->recording);
     engine_recording *r = rank->recording;
     if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for records of experts");
-    r->has_rows = hd_model_runner_routes_all(rank->model_runner) && !rank->engine->independent;
+    r->has_rows =
+        hd_model_runner_routes_all(rank->model_runner) && !engine_fetches(rank->engine);
     if (r->has_rows && joins(rank) && !r->part)
         HD_TRY(open_recorder(rank, &r->part, true, err));
     if (r->first_loads) {
@@ -332,7 +334,7 @@ hd_status hd_engine_record_start(hd_engine *e, hd_record_mode mode, hd_err *err)
     if (!hd_engine_recorder(e)) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "this model has no experts to record");
     }
-    if (mode != HD_RECORD_STAT && e->independent) {
+    if (mode != HD_RECORD_STAT && engine_fetches(e)) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "groups have no passes in common (--dwdp): only counts can be recorded");
     }

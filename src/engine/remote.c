@@ -381,6 +381,8 @@ static hd_status take_state(hd_engine *e, engine_group *group, engine_reader *fr
                        most);
     }
     group->stats = s.stats;
+    group->stats.hindrance = NULL; /* addresses of the other process */
+    group->stats.experts.source = e->groups[0].stats.experts.source;
     group->rested_pauses = s.rested_pauses;
     group->n_places = s.n_places;
     if (s.stats.last_step_ns) group->stats.last_step_ns = hd_now_ns() - s.stats.last_step_ns;

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "engine/rank.h"
+#include "engine/experts.h"
 #include "engine/wire.h"
 
 /* ---- the place of a rank ---- */
@@ -32,7 +32,8 @@ hd_status engine_world_keep(hd_engine *e, const hd_engine_sizes *z, const hd_eng
     }
     r->sizes = *z;
     r->options = (hd_engine_options){.forced_acceptance = o->forced_acceptance,
-                                     .rebalance = r->rebalance};
+                                     .rebalance = r->rebalance,
+                                     .prefetch_depth = o->prefetch_depth};
     return HD_OK;
 }
 
@@ -63,6 +64,7 @@ static void close_place(engine_rank *rank) {
     hd_stream_sync(rank->stream, &old);
     if (rank->kv_disk)
         hd_disk_tier_stop(rank->kv_disk); /* it reads and writes the runner's pages */
+    engine_experts_close(rank);
     engine_rebalance_close(rank);
     hd_model_runner_close(rank->model_runner);
     rank->model_runner = NULL;
@@ -76,6 +78,7 @@ static hd_status open_place(engine_rank *rank, hd_err *err) {
     hd_engine *e = rank->engine;
     const engine_reopening *r = e->reopening;
     HD_TRY(hd_weights_open_shards(&rank->weights, e->whole, &rank->parallel, rank->place, err));
+    HD_TRY(engine_experts_open(rank, &r->options, err));
     HD_TRY(engine_rank_open_runner(rank, &r->sizes, &r->options, err));
     if (rank->step_outputs) return HD_OK;
     return engine_rank_open_inbox(rank, &r->sizes, e->max_living, err);
@@ -244,6 +247,7 @@ static void send_again(hd_engine *e, engine_request *r) {
 static void clear_group(const engine_rank *first, engine_group *group) {
     group->mail.n_submitted = group->mail.n_cancelled = 0;
     group->n_places = group->stats.running = group->stats.waiting = 0;
+    group->stats.experts.slots = group->stats.experts.elsewhere = 0;
     group->rounds = first->order.number;
     group->rested_pauses = first->order.pauses;
     group->idle = true;

@@ -10,7 +10,7 @@
 #include "base/progress.h"
 #include "model/batch.h"
 #include "model/expert_stage_internal.h"
-#include "moe/fetch_order.h"
+#include "model/fetch_source_internal.h"
 #include "moe/residency.h"
 
 enum {
@@ -26,7 +26,8 @@ static const size_t SLICE_BYTES = 2 << 20;
 typedef struct staging_set {
     uint8_t *memory; /* [set_experts, slot_bytes] */
     hd_device_event *fetched, *consumed;
-    int32_t unit; /* whose experts it holds, or will when `fetched` is reached */
+    int32_t unit;    /* whose experts it holds, or will when `fetched` is reached */
+    uint64_t *reads; /* [n_sources] the last one into it of each reader */
 } staging_set;
 
 /* Experts that stay on the device, in slots: of each layer those that are used most. */
@@ -58,7 +59,7 @@ typedef struct expert_fetch {
     hd_expert_stage base;
     const hd_weights *w;
     hd_expert_fetch_options o;
-    hd_fetch_source *sources;            /* [o.n_sources] */
+    fetch_sources sources;
     int32_t n_main, n_layers, n_experts; /* n_layers: with those of drafts, which come last */
     int32_t n_elsewhere;                 /* experts that these weights do not hold */
     size_t slot_bytes, elsewhere_bytes;
@@ -126,17 +127,9 @@ static bool is_missing(const expert_fetch *s, int32_t layer, int32_t expert) {
     return !resident(s, layer, 0, expert);
 }
 
-/* Returns which source has an expert; -1: none. */
-static int32_t source_of(const expert_fetch *s, int32_t layer, int32_t expert) {
-    for (int32_t i = 0; i < s->o.n_sources; i++) {
-        if (hd_weights_held_expert(s->sources[i].has, layer, HD_EXPERT_GATE, expert)) return i;
-    }
-    return -1;
-}
-
 /* The arrays of an expert, where they lie and where they go. */
 typedef struct expert_arrays {
-    int32_t source;
+    int32_t source, expert;
     hd_weight from[ROLES], to[ROLES];
     size_t data_bytes[ROLES], scale_bytes[ROLES];
     size_t bytes; /* of the slot */
@@ -150,10 +143,10 @@ static const uint8_t *place(expert_arrays *a, const uint8_t *slot, size_t bytes)
 
 static expert_arrays arrays_of(const expert_fetch *s, int32_t layer, int32_t expert,
                                const uint8_t *slot) {
-    expert_arrays a = {.source = source_of(s, layer, expert)};
+    expert_arrays a = {.source = fetch_source_of(&s->sources, layer, expert), .expert = expert};
     for (int32_t r = 0; r < ROLES; r++) {
         const hd_weight *m =
-            hd_weights_held_expert(s->sources[a.source].has, layer, role_of(r), expert);
+            hd_weights_held_expert(s->sources.all[a.source].has, layer, role_of(r), expert);
         const hd_stored_format f = hd_weight_format(m);
         a.from[r] = a.to[r] = *m;
         a.data_bytes[r] = hd_stored_data_bytes(&f, m->rows, m->cols);
@@ -165,20 +158,26 @@ static expert_arrays arrays_of(const expert_fetch *s, int32_t layer, int32_t exp
     return a;
 }
 
-static int32_t add_copy(hd_fetch_copy *copies, int32_t n, int32_t source, const void *to,
-                        const void *from, size_t bytes) {
+/* array: of the expert, as in hd_piece. */
+static int32_t add_copy(hd_fetch_copy *copies, int32_t n, const expert_arrays *a, int32_t array,
+                        const void *to, const void *from, size_t bytes) {
     if (bytes == 0) return n;
     /* a slot is read through const pointers, and written by copies alone */
     void *slot;
     memcpy(&slot, &to, sizeof slot);
-    copies[n] = (hd_fetch_copy){.peer = source, .to = slot, .from = from, .bytes = bytes};
+    copies[n] = (hd_fetch_copy){.peer = a->source,
+                                .what = fetch_name(a->expert, array),
+                                .to = slot,
+                                .from = from,
+                                .bytes = bytes};
     return n + 1;
 }
 
 static int32_t add_copies(hd_fetch_copy *copies, int32_t n, const expert_arrays *a) {
     for (int32_t r = 0; r < ROLES; r++) {
-        n = add_copy(copies, n, a->source, a->to[r].data, a->from[r].data, a->data_bytes[r]);
-        n = add_copy(copies, n, a->source, a->to[r].scale, a->from[r].scale, a->scale_bytes[r]);
+        n = add_copy(copies, n, a, 2 * r, a->to[r].data, a->from[r].data, a->data_bytes[r]);
+        n = add_copy(copies, n, a, 2 * r + 1, a->to[r].scale, a->from[r].scale,
+                     a->scale_bytes[r]);
     }
     return n;
 }
@@ -189,20 +188,14 @@ static const int32_t *experts_of(const expert_fetch *s, int32_t layer, int32_t *
     return map ? map->expert : NULL;
 }
 
-static void queue_copies(expert_fetch *s, const hd_fetch_copy *copies, int32_t n) {
-    for (int32_t i = 0; i < n; i++) {
-        hd_stream_copy(s->o.copy_stream, copies[i].to, copies[i].from, copies[i].bytes);
-    }
-}
-
 /* ---- opening: what is elsewhere, and how memory is divided ---- */
 
 static bool is_present(const expert_fetch *s, int32_t layer) {
-    return hd_weights_experts(s->sources[0].has, layer, HD_EXPERT_GATE) != NULL;
+    return hd_weights_experts(s->sources.all[0].has, layer, HD_EXPERT_GATE) != NULL;
 }
 
 static hd_status look_at_expert(expert_fetch *s, int32_t layer, int32_t expert, hd_err *err) {
-    if (source_of(s, layer, expert) < 0) {
+    if (fetch_source_of(&s->sources, layer, expert) < 0) {
         return HD_FAIL(err, HD_EINVAL, "layer %d: no rank and no memory has expert %d", layer,
                        expert);
     }
@@ -336,6 +329,8 @@ static hd_status take_memory(expert_fetch *s, hd_err *err) {
         staging_set *set = &s->sets[i];
         set->memory = (uint8_t *)s->block + (size_t)i * set_bytes(s);
         set->unit = NONE;
+        set->reads = calloc((size_t)s->o.n_sources, sizeof *set->reads);
+        if (!set->reads) return HD_FAIL(err, HD_ENOMEM, "no memory to fetch experts");
         HD_TRY(open_event(s, &set->fetched, err));
         HD_TRY(open_event(s, &set->consumed, err));
     }
@@ -346,7 +341,8 @@ static hd_status take_memory(expert_fetch *s, hd_err *err) {
 /* Queues the copies of an expert into a slot of the pool. */
 static void copy_to_pool(expert_fetch *s, int32_t layer, int32_t expert, int32_t slot) {
     const expert_arrays a = arrays_of(s, layer, expert, pool_slot(s, slot));
-    queue_copies(s, s->copies, add_copies(s->copies, 0, &a));
+    const int32_t n = add_copies(s->copies, 0, &a);
+    fetch_queue(&s->sources, s->o.copy_stream, layer, s->copies, n, NULL);
     for (int32_t r = 0; r < ROLES; r++) *pool_matrix(s, slot, r) = a.to[r];
 }
 
@@ -413,13 +409,21 @@ static hd_status make_units(expert_fetch *s, hd_err *err) {
 
 /* ---- whole layers ---- */
 
+/* A set is overwritten: by copies when it was consumed, and not while it is still read into for a layer
+ * that then had no use for it. */
+static void begin_fetch(expert_fetch *s, staging_set *set) {
+    hd_stream_wait_event(s->o.copy_stream, set->consumed);
+    fetch_await(&s->sources, set->reads);
+}
+
 /* Queues the copies of a unit, unless its set has them already. */
 static void fetch_unit_now(expert_fetch *s, int32_t unit) {
     const fetch_unit *u = &s->units[unit];
     staging_set *set = set_of(s, unit);
     if (set->unit == unit) return;
-    hd_stream_wait_event(s->o.copy_stream, set->consumed);
-    queue_copies(s, u->order.slices, u->order.n);
+    begin_fetch(s, set);
+    fetch_queue(&s->sources, s->o.copy_stream, u->layer, u->order.slices, u->order.n,
+                set->reads);
     hd_stream_record_event(s->o.copy_stream, set->fetched);
     set->unit = unit;
     add(&s->counters.fetched, u->n_missing);
@@ -448,6 +452,7 @@ static void fetch_ahead(expert_fetch *s, int32_t unit) {
 
 static void use_set(expert_fetch *s, staging_set *set) {
     hd_stream_wait_event(s->layer.stream, set->fetched);
+    fetch_await(&s->sources, set->reads);
     s->in_use = set;
 }
 
@@ -514,7 +519,7 @@ static void fetch_selected(expert_fetch *s) {
     s->next_set = (s->next_set + 1) % s->n_sets;
     s->ahead = set;
     set->unit = NONE;
-    hd_stream_wait_event(s->o.copy_stream, set->consumed);
+    begin_fetch(s, set);
     for (; i < n; i++) {
         for (int32_t r = 0; r < ROLES; r++) s->matrix[r][i] = (hd_weight){.data = NULL};
         if (!has_rows(s, i)) continue;
@@ -528,7 +533,7 @@ static void fetch_selected(expert_fetch *s) {
         const expert_arrays a =
             arrays_of(s, layer, expert[i], set->memory + (size_t)taken++ * s->slot_bytes);
         const int32_t n_copies = add_copies(s->copies, 0, &a);
-        queue_copies(s, s->copies, n_copies);
+        fetch_queue(&s->sources, s->o.copy_stream, layer, s->copies, n_copies, set->reads);
         for (int32_t k = 0; k < n_copies; k++) {
             add(&s->counters.fetched_bytes, (int64_t)s->copies[k].bytes);
         }
@@ -590,7 +595,7 @@ static hd_status next(hd_expert_stage *base, hd_expert_wave *out, hd_err *err) {
 static hd_expert_stage_stats read_stats(const hd_expert_stage *base) {
     const expert_fetch *s = (const expert_fetch *)base;
     const fetch_counters *c = &s->counters;
-    return (hd_expert_stage_stats){.source = s->sources[0].name,
+    return (hd_expert_stage_stats){.source = s->sources.all[0].name,
                                    .n_slots = s->n_sets * s->set_experts + s->pool.n_slots,
                                    .n_experts = s->n_elsewhere,
                                    .bytes = (size_t)s->n_sets * set_bytes(s) + pool_bytes(s),
@@ -657,6 +662,8 @@ static void close_fetch(hd_expert_stage *base) {
     expert_fetch *s = fetch_of(base);
     hd_stream_wait(s->o.copy_stream);
     for (int32_t i = 0; i < s->n_sets; i++) {
+        if (s->sets[i].reads) fetch_await(&s->sources, s->sets[i].reads);
+        free(s->sets[i].reads);
         hd_device_event_close(s->sets[i].fetched);
         hd_device_event_close(s->sets[i].consumed);
     }
@@ -675,7 +682,7 @@ static void close_fetch(hd_expert_stage *base) {
     free(s->tables);
     free(s->units);
     free(s->unit_of);
-    free(s->sources);
+    fetch_sources_close(&s->sources);
     free(s);
 }
 
@@ -689,12 +696,11 @@ static const model_stage_table table = {.close = close_fetch,
 static hd_status open_parts(expert_fetch *s, hd_err *err) {
     const size_t n = (size_t)s->n_layers * (size_t)s->n_experts;
     s->unit_of = calloc((size_t)s->n_layers + 1, sizeof *s->unit_of);
-    s->sources = calloc((size_t)s->o.n_sources, sizeof *s->sources);
     s->rows = calloc(n + 1, sizeof *s->rows);
-    if (!s->unit_of || !s->sources || !s->rows) {
+    if (!s->unit_of || !s->rows) {
         return HD_FAIL(err, HD_ENOMEM, "no memory to fetch experts");
     }
-    memcpy(s->sources, s->o.sources, (size_t)s->o.n_sources * sizeof *s->sources);
+    HD_TRY(fetch_sources_open(&s->sources, s->o.sources, s->o.n_sources, err));
     HD_TRY(hd_residency_open(&s->pool.residency, s->n_layers, s->n_experts, err));
     HD_TRY(look_at_layers(s, err));
     HD_TRY(divide_memory(s, err));

@@ -8,6 +8,9 @@
  * another: a peer only has to keep its experts where they are. Tables of layers point into the
  * sets, so operators read experts where they arrive, and steps can be queued ahead.
  *
+ * What lies in the memory of another host is read by threads (comm/pieces.h), in the same order. Before a set
+ * is used, the host waits for what they read into it.
+ *
  * Where the host can read which experts a layer's rows chose, and these are few or a set does not
  * hold a layer's, only those are fetched, behind the router.
  *
@@ -19,6 +22,7 @@
 #ifndef HD_MODEL_EXPERT_FETCH_H
 #define HD_MODEL_EXPERT_FETCH_H
 
+#include "comm/pieces.h"
 #include "model/expert_stage.h"
 #include "weights/weights.h"
 
@@ -28,6 +32,10 @@ enum { HD_MAX_FETCH_DEPTH = 3 };
 typedef struct hd_fetch_source {
     const char *name;      /* "peer" or "host" */
     const hd_weights *has; /* which must keep them at their addresses */
+    /* Reads experts of a rank on another host, of whose files `has` is mapped; NULL: they are copied. Not
+     * where operators are queued. */
+    hd_piece_reader *reader;
+    hd_extent held; /* with a reader: only these experts are read there */
 } hd_fetch_source;
 
 typedef struct hd_expert_fetch_options {
@@ -44,6 +52,11 @@ typedef struct hd_expert_fetch_options {
      * hold all that a layer lacks. */
     bool queued;
 } hd_expert_fetch_options;
+
+/* Finds an array of an expert for others, which read it (a hd_piece_find_fn). weights: hd_weights in host
+ * memory. */
+const void *hd_expert_fetch_find(void *weights, int32_t layer, int32_t expert, int32_t array,
+                                 size_t *bytes);
 
 /* w: the weights of this rank, uploaded. Everything must outlive the stage. HD_EINVAL names an
  * expert that no source has, or says how many bytes are too few. */

@@ -24,6 +24,7 @@ static hd_fetch_copy take_slice(cursor *at, const hd_fetch_copy *copies, size_t 
     const hd_fetch_copy *c = &copies[at->copy];
     const size_t left = c->bytes - at->done, bytes = left < slice_bytes ? left : slice_bytes;
     const hd_fetch_copy slice = {.peer = c->peer,
+                                 .what = c->what,
                                  .to = (uint8_t *)c->to + at->done,
                                  .from = (const uint8_t *)c->from + at->done,
                                  .bytes = bytes};

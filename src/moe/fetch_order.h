@@ -15,6 +15,7 @@
 
 typedef struct hd_fetch_copy {
     int32_t peer; /* 0 .. n_peers - 1: whose memory `from` is */
+    int32_t what; /* a number of the caller's, which slices keep */
     void *to;
     const void *from;
     size_t bytes;

@@ -24,20 +24,22 @@ LAYOUTS = {  # ranks and flags
     "experts": (3, ("--ep", 3)),
     "columns": (2, ("--tp", 2)),
     "two groups of two": (4, ("--dp", 2, "--tp", 2, "--ep", 4)),
+    "experts that are fetched": (3, ("--dwdp", 3)),
 }
+NO_ROWS = ("columns", "experts that are fetched")  # rows do not travel to experts
 POINTS = {"load": 1, "prefill": 2, "decode": 4, "dispatch": 60, "combine": 60, "draft": 3, "idle": 1}
 
 
 def cases():
     if not LONG:
-        return [("two groups", 1, "dispatch:60:kill"), ("experts", 2, "combine:60:stop"), ("columns", 1, "draft:3:kill"), ("two groups", 1, "load:1:kill"), ("columns", 1, "idle:1:stop")]
+        return [("two groups", 1, "dispatch:60:kill"), ("experts", 2, "combine:60:stop"), ("columns", 1, "draft:3:kill"), ("two groups", 1, "load:1:kill"), ("columns", 1, "idle:1:stop"), ("experts that are fetched", 1, "prefill:2:kill"), ("experts that are fetched", 2, "decode:4:stop")]
     return [
         (layout, rank, f"{point}:{n}:{how}")
         for layout, (ranks, _) in LAYOUTS.items()
         for rank in range(1, ranks)
         for point, n in POINTS.items()
         for how in ("kill", "stop", "slow")
-        if layout != "columns" or point not in ("dispatch", "combine")  # experts are on one rank each
+        if layout not in NO_ROWS or point not in ("dispatch", "combine")
     ]
 
 

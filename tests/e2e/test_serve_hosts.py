@@ -38,11 +38,12 @@ def children(pid):
     return [line for line in out.splitlines() if "hadal" in line]
 
 
-def test_two_hosts_answer_as_one(ssh):
+@pytest.mark.parametrize("layout", [("--dp", 2, "--ep", 4), ("--dwdp", 4)])
+def test_two_hosts_answer_as_one(ssh, layout):
     one = Server(*SMALL)
     want = answers(one)
     one.close()
-    server = Server(*SMALL, "--dp", 2, "--ep", 4, "--hosts", "here,there", "--meet", free_address(), env=ssh)
+    server = Server(*SMALL, *layout, "--hosts", "here,there", "--meet", free_address(), env=ssh)
     assert hosts_of(ssh) == ["there", "there"]
     assert server.get("/server_info").json["parallel"]["ranks"] == 4
     assert answers(server) == want

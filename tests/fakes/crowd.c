@@ -91,7 +91,7 @@ typedef struct experts_at {
 } experts_at;
 
 static void open_host(machine *m, size_t bytes, int32_t n_whole) {
-    const hd_fetch_source host = {"host", m->whole};
+    const hd_fetch_source host = {.name = "host", .has = m->whole};
     assert_int_equal(n_whole, 0);
     const hd_expert_fetch_options fetch = {.sources = &host,
                                            .n_sources = 1,

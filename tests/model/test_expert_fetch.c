@@ -67,7 +67,8 @@ static void close_family(family *f) {
 static void open_stage(rank *r, const family *f, int32_t index, int32_t depth) {
     hd_fetch_source peers[MOST_RANKS];
     hd_err err = {0};
-    for (int32_t i = 0; i < f->n; i++) peers[i] = (hd_fetch_source){"peer", f->part[i]};
+    for (int32_t i = 0; i < f->n; i++)
+        peers[i] = (hd_fetch_source){.name = "peer", .has = f->part[i]};
     const hd_expert_fetch_options o = {.sources = peers,
                                        .n_sources = f->n,
                                        .first_source = (index + 1) % f->n,
@@ -272,7 +273,7 @@ static float *run_passes(rank *r, const family *f) {
 }
 
 static void open_host_stage(rank *r, const family *f, const hd_weights *own, size_t bytes) {
-    const hd_fetch_source host = {"host", f->whole};
+    const hd_fetch_source host = {.name = "host", .has = f->whole};
     hd_err err = {0};
     const hd_expert_fetch_options o = {.sources = &host,
                                        .n_sources = 1,
@@ -330,7 +331,8 @@ static void what_cannot_be_fetched_is_refused(void **state) {
     open_family(&f, models[0], 2);
     r.device = queue_device_open(&r.ops);
     assert_int_equal(hd_stream_open(&r.stream[0], r.device, NULL), HD_OK);
-    const hd_fetch_source own = {"peer", f.part[0]}, all = {"host", f.whole};
+    const hd_fetch_source own = {.name = "peer", .has = f.part[0]},
+                          all = {.name = "host", .has = f.whole};
     hd_expert_fetch_options o = {.sources = &own,
                                  .n_sources = 1,
                                  .depth = 1,

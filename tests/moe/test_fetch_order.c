@@ -24,9 +24,9 @@ static void each_peer_gives_a_slice_in_turn(void **state) {
     (void)state;
     static uint8_t to[3][100], from[3][100];
     const hd_fetch_copy copies[] = {
-        {0, to[0], from[0], 50 },
-        {2, to[2], from[2], 100},
-        {1, to[1], from[1], 30 },
+        {0, 70, to[0], from[0], 50 },
+        {2, 72, to[2], from[2], 100},
+        {1, 71, to[1], from[1], 30 },
     };
     static const struct {
         int32_t peer;
@@ -44,6 +44,7 @@ static void each_peer_gives_a_slice_in_turn(void **state) {
     for (int32_t i = 0; i < o.n; i++) {
         const int32_t p = want[i].peer;
         assert_int_equal(o.slices[i].peer, p);
+        assert_int_equal(o.slices[i].what, 70 + p);
         assert_ptr_equal(o.slices[i].to, to[p] + want[i].at);
         assert_ptr_equal(o.slices[i].from, from[p] + want[i].at);
         assert_int_equal(o.slices[i].bytes, want[i].bytes);
@@ -73,7 +74,7 @@ static void every_byte_is_copied_once(void **state) {
         for (int32_t i = 0; i < n; i++) {
             const uint64_t at = 10 + 2 * (uint64_t)i;
             copies[i] =
-                (hd_fetch_copy){(int32_t)(hd_random_fill_at(trial, at) % (uint64_t)peers),
+                (hd_fetch_copy){(int32_t)(hd_random_fill_at(trial, at) % (uint64_t)peers), 0,
                                 to[i], from[i], hd_random_fill_at(trial, at + 1) % BYTES};
             memset(from[i], 1 + i, copies[i].bytes);
         }

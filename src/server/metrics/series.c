@@ -100,6 +100,15 @@ static double expert_moves_to_device(const metrics_view *v) {
 static double expert_fetches_failed(const metrics_view *v) {
     return (double)v->e.experts.failed;
 }
+static double expert_network_bytes(const metrics_view *v) {
+    return (double)v->e.experts.network_bytes;
+}
+static double expert_file_bytes(const metrics_view *v) {
+    return (double)v->e.experts.file_bytes;
+}
+static double expert_readers_refused(const metrics_view *v) {
+    return (double)v->e.experts.refused;
+}
 static double expert_wait_seconds(const metrics_view *v) {
     return (double)v->e.experts.wait_ns * 1e-9;
 }
@@ -393,6 +402,9 @@ static const series all_series[] = {
     {"experts_staged_total", NULL, NULL, "counter", "those of them that were staged, or on their way, already", experts_staged},
     {"experts_fetched_total", NULL, NULL, "counter", "experts read from files or copied from other ranks", experts_fetched},
     {"expert_fetch_bytes_total", NULL, NULL, "counter", "bytes of them", expert_fetch_bytes},
+    {"expert_network_bytes_total", NULL, NULL, "counter", "bytes of them that ranks of other hosts sent", expert_network_bytes},
+    {"expert_file_bytes_total", NULL, NULL, "counter", "bytes of them read from files since a rank of another host did not send them", expert_file_bytes},
+    {"expert_readers_refused_total", NULL, NULL, "counter", "connections of other hosts that sent what is no request for experts", expert_readers_refused},
     {"expert_fetches_failed_total", NULL, NULL, "counter", "experts that could not be fetched", expert_fetches_failed},
     {"experts_predicted_total", NULL, NULL, "counter", "experts in files that were predicted for the next layer", experts_predicted},
     {"experts_predicted_right_total", NULL, NULL, "counter", "those of them that it used", experts_predicted_right},
