@@ -563,17 +563,18 @@ static double cross_entropy_loss(const void *args, double *const *in) {
 
 void loss_gradients(void **state) {
     (void)state;
-    enum { ROWS = 5, VOCAB = 101 };
-    const float spreads[] = {0.0f, 3.0f, 80.0f};
+    enum { ROWS = 5 };
+    const float spreads[] = {0.0f, 3.0f, 80.0f, 0.0f, 3.0f, 80.0f};
     for (size_t i = 0; i < HD_LEN(spreads); i++) {
-        float *logits = take_random(ROWS * VOCAB, spreads[i]);
+        const int32_t vocab = i < 3 ? 101 : 1037;
+        float *logits = take_random(ROWS * vocab, spreads[i]);
         float *temperature = take_random(ROWS, 0.5f), *logprob = take_nan(ROWS);
         int32_t *target = take_ints(ROWS);
         for (int32_t r = 0; r < ROWS; r++) {
-            target[r] = random_below(VOCAB);
+            target[r] = random_below(vocab);
             temperature[r] += 1.0f;
         }
-        const float *before = take_copy(logits, sizeof(float) * ROWS * VOCAB);
+        const float *before = take_copy(logits, sizeof(float) * (size_t)(ROWS * vocab));
         const hd_cross_entropy_args a = {.logits = logits,
                                          .logprob = logprob,
                                          .entropy = take_nan(ROWS),
@@ -582,11 +583,11 @@ void loss_gradients(void **state) {
                                          .entropy_factor = take_random(ROWS, 0.3f),
                                          .temperature = temperature,
                                          .rows = ROWS,
-                                         .vocab = VOCAB};
+                                         .vocab = vocab};
         backward_ops()->cross_entropy(backward_stream(), &a);
         for (int32_t r = 0; r < ROWS; r++) assert_true(logprob[r] <= 0.0f);
         check_gradient(&(gradient_case){.op = "cross_entropy",
-                                        .in = {{"logits", before, logits, ROWS * VOCAB}},
+                                        .in = {{"logits", before, logits, ROWS * vocab}},
                                         .args = &a,
                                         .loss = cross_entropy_loss});
     }

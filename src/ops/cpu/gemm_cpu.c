@@ -144,20 +144,27 @@ static void fetch_next(const hd_weight *w, int32_t row, int32_t n_w, int32_t c, 
     for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
 }
 
+/* Dequantizes n columns from c on of rows [row, row + n_w); spare rows are the first again. */
+static void decode_tile(const ops_kernels *k, const float *w[OPS_WIDE_ROWS],
+                        const hd_weight *from, ops_tile *tile, int32_t row, int32_t n_w,
+                        int32_t c, int32_t n) {
+    for (int32_t j = 0; j < OPS_WIDE_ROWS; j++) {
+        float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_STRIDE;
+        if (j < n_w) {
+            fetch_next(from, row + j, n_w, c, n);
+            ops_dequantize(k, to, from, row + j, c, n);
+        }
+        w[j] = to;
+    }
+}
+
 /* Large-M GEMM of columns from c on, through a dequantized tile. If few rows of x use it at
  * a time, they are still in the cache for its second half. */
 static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *tile,
                           int32_t row, int32_t n_w, int32_t c) {
     const int32_t n = hd_min_i32(OPS_TILE_COLS, p->w->cols - c);
     const float *w[OPS_WIDE_ROWS];
-    for (int32_t j = 0; j < OPS_WIDE_ROWS; j++) {
-        float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_STRIDE; /* spare sums: row 0 */
-        if (j < n_w) {
-            fetch_next(p->w, row + j, n_w, c, n);
-            ops_dequantize(k, to, p->w, row + j, c, n);
-        }
-        w[j] = to;
-    }
+    decode_tile(k, w, p->w, tile, row, n_w, c, n);
     for (int32_t i = 0; i < p->n_x; i += k->near_rows) {
         const int32_t n_x = hd_min_i32(k->near_rows, p->n_x - i);
         for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
@@ -167,7 +174,31 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
     }
 }
 
+/* Large-M GEMM of rows whose columns are one tile: sums stay in registers until they are reduced. */
+static void multiply_narrow(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
+    for (int32_t o = 0; o < p->n_rows; o += OPS_WIDE_ROWS) {
+        const int32_t n_w = hd_min_i32(OPS_WIDE_ROWS, p->n_rows - o), cols = p->w->cols;
+        const float *w[OPS_WIDE_ROWS];
+        decode_tile(k, w, p->w, tile, p->first_row + o, n_w, 0, cols);
+        for (int32_t i = 0; i < p->n_x; i += k->near_rows) {
+            for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
+                k->score(&(ops_scores){.out = p->out + i * p->out_stride + o + j,
+                                       .q = p->x + i,
+                                       .key = w + j,
+                                       .out_stride = p->out_stride,
+                                       .n_q = hd_min_i32(k->near_rows, p->n_x - i),
+                                       .n_keys = hd_min_i32(OPS_TILE_ROWS, n_w - j),
+                                       .cols = cols});
+            }
+        }
+    }
+}
+
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
+    if (k->score && p->n_x > k->small_m_rows && p->w->cols <= OPS_TILE_COLS) {
+        multiply_narrow(k, p, tile);
+        return;
+    }
     const int32_t wide = p->n_x > k->small_m_rows ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
     const int32_t sums = OPS_TILE_ROWS * OPS_LANES; /* sums of a row of x */
     for (int32_t o = 0; o < p->n_rows; o += wide) {

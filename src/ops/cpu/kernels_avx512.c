@@ -132,7 +132,7 @@ static void score_four(const ops_scores *s, int32_t first, const float *const *n
 static void score(const ops_scores *s) {
     const int32_t passes = (s->n_q + X_ROWS - 1) / X_ROWS;
     const int32_t each = (OPS_TILE_ROWS + passes - 1) / passes;
-    int32_t fetched = 0;
+    int32_t fetched = s->next ? 0 : OPS_TILE_ROWS;
     for (int32_t i = 0; i < s->n_q; i += X_ROWS, fetched += each) {
         const int32_t left = fetched < OPS_TILE_ROWS ? OPS_TILE_ROWS - fetched : 0;
         score_four(s, i, s->next + fetched, left < each ? left : each);
