@@ -147,6 +147,23 @@ static void place_head(model_activations *t, hd_arena *a, const hd_model *m) {
     t->head_logits = take_f32(a, logits * c->vocab);
 }
 
+void model_place_block(model_activations *t, hd_arena *a, const hd_model *m, int32_t block) {
+    const hd_model_spec *c = m->env.spec;
+    const int64_t n = m->limits.rows, hc = c->hc_mult, assigned = n * c->route.top_k;
+    t->h = take(a, m, n * c->hidden);
+    t->y = take(a, m, n * c->hidden);
+    t->post = take_f32(a, n * hc);
+    t->comb = take_f32(a, n * hc * hc);
+    if (!block) {
+        place_attention(t, a, m);
+        return;
+    }
+    place_ffn(t, a, m);
+    t->choices = take_i32(a, assigned);
+    t->inter = take(a, m, n * wider(m->shard->dense_inter.n, m->shard->shared_inter.n));
+    t->expert_inter = take(a, m, assigned * m->shard->moe_inter.n);
+}
+
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, hc = c->hc_mult;

@@ -37,7 +37,7 @@ static const struct {
 
 typedef struct settings {
     const char *model_dir, *tokens;
-    int64_t sequences, length, times, rows, threads;
+    int64_t sequences, length, times, rows, keep_gib, threads;
     int backend;
     bool muon, json;
 } settings;
@@ -130,6 +130,7 @@ static hd_status open_all(run *r, hd_err *err) {
         .rows = r->set.rows > least ? (int32_t)r->set.rows : least,
         .context = r->lists.longest,
         .threads = (int32_t)r->set.threads,
+        .keep_bytes = r->set.keep_gib << 30,
         .matrices = r->set.muon ? HD_UPDATE_MUON : HD_UPDATE_ADAMW,
         .optimizer = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .momentum = 0.95, .clip = 1.0}
     };
@@ -245,7 +246,8 @@ int bench_train(int argc, char **argv) {
         HD_FAIL(&err, HD_ENOMEM, "no memory for a benchmark");
         return report_error(&err);
     }
-    r->set = (settings){.sequences = 16, .length = 256, .times = 5, .rows = 1024};
+    r->set = (settings){
+        .sequences = 16, .length = 256, .times = 5, .rows = 1024, .keep_gib = HD_KEEP_GIB};
     const option options[] = {
         option_text("tokens", &r->set.tokens, "FILE",
                     "a JSON list of sequences of token ids; default: random ones"),
@@ -256,6 +258,8 @@ int bench_train(int argc, char **argv) {
         option_int("times", &r->set.times, 1, MAX_TIMES, "steps; default 5, and one before"),
         option_int("rows", &r->set.rows, 1, 1 << 20,
                    "tokens of a micro-batch at least; default 1024"),
+        option_int("keep-activations", &r->set.keep_gib, 0, 1 << 20,
+                   "GiB of activations that are not computed again; default 2"),
         option_choice("backend", &r->set.backend, backends, "cpu (default) or cuda"),
         option_flag("muon", &r->set.muon, "hidden matrices by Muon, not AdamW"),
         option_int("threads", &r->set.threads, 0, 1024, "default: one per core"),

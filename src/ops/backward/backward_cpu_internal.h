@@ -13,6 +13,7 @@
     X(swiglu_back)              \
     X(rms_norm_back)            \
     X(attention_back)           \
+    X(attention_naive_back)     \
     X(hc_post_back)             \
     X(hc_pre_back)              \
     X(cross_entropy)
