@@ -14,9 +14,11 @@ static void back_query(const back_step *k, int32_t layer) {
         return;
     }
     back_linear(k, layer, HD_Q_B, d->q_low, false, hd_f32(d->q), s->t->q_low, n);
-    model_linear(s, layer, HD_Q_A, hd_f32(d->q_low_raw), s->t->h, n);
-    back_norm(k, layer, HD_Q_A_NORM, hd_f32(d->q_low), hd_f32(d->q_low), hd_f32(d->q_low_raw),
-              n, c->q_rank, inner_eps);
+    const bool kept = s->t->q_low_raw.data != s->t->q_low.data;
+    const hd_rows raw = kept ? s->t->q_low_raw : hd_f32(d->q_low_raw);
+    if (!kept) model_linear(s, layer, HD_Q_A, raw, s->t->h, n);
+    back_norm(k, layer, HD_Q_A_NORM, hd_f32(d->q_low), hd_f32(d->q_low), raw, n, c->q_rank,
+              inner_eps);
     back_linear(k, layer, HD_Q_A, d->h, false, hd_f32(d->q_low), s->t->h, n);
 }
 
@@ -28,8 +30,9 @@ static void back_latents(const back_step *k, int32_t layer) {
     const int32_t n = s->b->n_rows, wide = c->kv_rank + c->rope_dim;
     const hd_rows latents = hd_rows_strided(hd_f32(d->entries), wide);
     back_rope(k, s->t->cos_sin, d->entries, c->kv_rank, 1, wide);
-    model_linear(s, layer, HD_KV_A, s->t->kv, s->t->h, n);
-    back_norm(k, layer, HD_KV_A_NORM, latents, latents, hd_rows_strided(s->t->kv, wide), n,
+    if (s->t->kv_raw.data == s->t->kv.data)
+        model_linear(s, layer, HD_KV_A, s->t->kv, s->t->h, n);
+    back_norm(k, layer, HD_KV_A_NORM, latents, latents, hd_rows_strided(s->t->kv_raw, wide), n,
               c->kv_rank, inner_eps);
     back_linear(k, layer, HD_KV_A, d->h, true, hd_f32(d->entries), s->t->h, n);
 }

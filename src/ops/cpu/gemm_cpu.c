@@ -13,6 +13,9 @@
  * feeds every thread. */
 enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
+/* Of a transposed GEMM: tasks per worker, at least, and rows of x in a task, at most. */
+enum { TRANSPOSED_TASKS = 2, TRANSPOSED_ROWS = 512 };
+
 /* With --precision fast every task rounds its rows of x, so tasks are as large as keeps all
  * threads busy to the end. */
 enum {
@@ -454,9 +457,21 @@ static void heads_transposed_task(const void *arg, int32_t task, int32_t worker)
     }
 }
 
+/* The more rows of x a task has, the fewer times rows of W are dequantized. */
+static void cut_transposed(grid *g, const hd_stream *s, const hd_linear_heads_args *a) {
+    const int64_t chunks = hd_ceil_div(a->w->cols, OPS_TILE_COLS);
+    const int64_t tasks = TRANSPOSED_TASKS * (int64_t)hd_stream_workers(s);
+    const int64_t fair = a->rows * chunks * a->heads / tasks / OPS_X_ROWS * OPS_X_ROWS;
+    g->w_chunks = (int32_t)chunks;
+    g->x_rows = (int32_t)(fair < OPS_X_ROWS        ? OPS_X_ROWS
+                          : fair > TRANSPOSED_ROWS ? TRANSPOSED_ROWS
+                                                   : fair);
+    g->x_blocks = (int32_t)hd_ceil_div(a->rows, g->x_rows);
+}
+
 void ops_linear_heads_cpu(hd_stream *s, const hd_linear_heads_args *a, const ops_kernels *k) {
     heads_job job = {s, k, a, cut(s, k, a->w, a->rows, a->n_rows, a->heads)};
-    if (a->transpose) job.g.w_chunks = (int32_t)hd_ceil_div(a->w->cols, OPS_TILE_COLS);
+    if (a->transpose) cut_transposed(&job.g, s, a);
     hd_stream_tasks(s, a->heads * job.g.w_chunks * job.g.x_blocks,
                     a->transpose ? heads_transposed_task : heads_plain_task, &job);
 }
