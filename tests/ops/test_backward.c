@@ -161,12 +161,14 @@ static const int32_t odd_rows[] = {1, 3, 4, 33, 127, 129};
 void weight_grad_sums_products(void **state) {
     (void)state;
     for (size_t i = 0; i < HD_LEN(odd_rows); i++) {
-        const int32_t rows = odd_rows[i], heads = i % 2 ? 3 : 1, n_rows = 7, cols = 13;
-        const int32_t head_rows = n_rows + 2, first = 4, left_head = 9, right_head = 15;
+        const int32_t rows = odd_rows[i], heads = i % 2 ? 3 : 1, cols = 13;
+        const int32_t n_rows = i % 3 == 2 ? 150 : 7, wide = heads * (n_rows + 2) + 13;
+        const int32_t head_rows = n_rows + 2, first = 4, left_head = n_rows + 2,
+                      right_head = 15;
         const int64_t all = (int64_t)(first + heads * head_rows) * cols;
         float *dw = take_zeros(all);
         hd_weight_grad_args a = {.dw = dw,
-                                 .left = hd_f32(take_random((int64_t)rows * 40, 1.0f)),
+                                 .left = hd_f32(take_random((int64_t)rows * wide, 1.0f)),
                                  .right = hd_f32(take_random((int64_t)rows * 50, 1.0f)),
                                  .rows = rows,
                                  .heads = heads,
@@ -176,7 +178,7 @@ void weight_grad_sums_products(void **state) {
                                  .head_rows = head_rows,
                                  .left_head = left_head,
                                  .right_head = right_head};
-        a.left.stride = 40;
+        a.left.stride = wide;
         a.right.stride = 50;
         backward_ops()->weight_grad(backward_stream(), &a);
         check_gradient(&(gradient_case){.op = "weight_grad",

@@ -13,6 +13,8 @@
  * feeds every thread. */
 enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
+enum { NARROW_TASKS = 8 }; /* of a worker, at least, where tasks may be larger */
+
 /* Of a transposed GEMM: tasks per worker, at least, and rows of x in a task, at most. */
 enum { TRANSPOSED_TASKS = 2, TRANSPOSED_ROWS = 512 };
 
@@ -177,7 +179,12 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
     }
 }
 
-/* Large-M GEMM of rows whose columns are one tile: sums stay in registers until they are reduced. */
+/* Whether a GEMM of many rows keeps its sums in registers until they are reduced: columns are one tile. */
+static bool is_narrow(const ops_kernels *k, const hd_weight *w) {
+    return k->score && w->cols <= OPS_TILE_COLS;
+}
+
+/* Such a GEMM. */
 static void multiply_narrow(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
     for (int32_t o = 0; o < p->n_rows; o += OPS_WIDE_ROWS) {
         const int32_t n_w = hd_min_i32(OPS_WIDE_ROWS, p->n_rows - o), cols = p->w->cols;
@@ -198,7 +205,7 @@ static void multiply_narrow(const ops_kernels *k, const ops_product *p, ops_tile
 }
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
-    if (k->score && p->n_x > k->small_m_rows && p->w->cols <= OPS_TILE_COLS) {
+    if (p->n_x > k->small_m_rows && is_narrow(k, p->w)) {
         multiply_narrow(k, p, tile);
         return;
     }
@@ -259,6 +266,17 @@ static int64_t even_rows(int64_t rows, int64_t most) {
     return hd_ceil_div(each, FAST_ROWS) * FAST_ROWS;
 }
 
+/* GEMMs whose sums stay in registers may have more rows of x in a task, if many tasks are left: they
+ * dequantize W as many times fewer. */
+static void widen(grid *g, const hd_stream *s, int32_t n_x, int32_t times) {
+    const int64_t tasks = NARROW_TASKS * (int64_t)hd_stream_workers(s);
+    while (g->x_rows * 2 <= FAST_X_ROWS &&
+           (int64_t)g->w_chunks * g->x_blocks * times / 2 >= tasks) {
+        g->x_rows *= 2;
+        g->x_blocks = (int32_t)hd_ceil_div(n_x, g->x_rows);
+    }
+}
+
 /* `times`: number of such GEMMs that share the threads. */
 static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, int32_t n_x,
                 int32_t n_rows, int32_t times) {
@@ -267,11 +285,13 @@ static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, in
     const int64_t x_blocks = hd_ceil_div(n_x, x_rows);
     const int64_t rows = fast ? even_rows(n_rows, fast_task_rows(s, n_rows * x_blocks * times))
                               : task_rows(n_x, w->cols);
-    return (grid){.x_rows = x_rows,
-                  .w_rows = (int32_t)rows,
-                  .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
-                  .x_blocks = (int32_t)x_blocks,
-                  .x_first = fast};
+    grid g = {.x_rows = x_rows,
+              .w_rows = (int32_t)rows,
+              .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
+              .x_blocks = (int32_t)x_blocks,
+              .x_first = fast};
+    if (!fast && is_narrow(k, w)) widen(&g, s, n_x, times);
+    return g;
 }
 
 static ops_tile *tile_of(hd_stream *s, int32_t worker) {
