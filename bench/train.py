@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Training beside PyTorch: one batch of random tokens, `hadal bench train` and tools/train_tiny on the same weights.
 
-    bench/train.py [MODEL_DIR ...] [--sequences 16] [--length 256] [--rounds 3] [--threads N] [--backend cuda] [--compile]
+    bench/train.py [MODEL_DIR ...] [--sequences 16] [--length 256] [--rounds 3] [--threads N] [--backend cuda] [--compile] [--cpu-time]
 
 Both take turns in every round. Prints for forward, backward, optimizer and a whole step the medians of tokens per second of
 both, the ratio, and on a CPU our share of the float32 limit of this run; and the losses of both, which are of the same numbers.
-The peer computes in float32, its optimizer is torch.optim.AdamW; --compile: by torch.compile. Needs torch, safetensors and tokenizers.
+The peer computes in float32, its optimizer is torch.optim.AdamW; --compile: by torch.compile. --cpu-time: one thread, by
+its processor time, for a machine with other work. Needs torch, safetensors and tokenizers.
 """
 
 import argparse
@@ -33,6 +34,7 @@ class Peer:
         torch.set_num_threads(args.threads)
         self.torch = torch
         self.device = args.backend
+        self.cpu_time = args.cpu_time
         self.ids = torch.tensor(tokens, device=self.device)
         self.model = load_model(str(model), self.ids.shape[1], self.device, torch.float32)
         self.weights = self.model.w
@@ -45,7 +47,7 @@ class Peer:
     def now(self):
         if self.device == "cuda":
             self.torch.cuda.synchronize()
-        return time.monotonic()
+        return time.process_time() if self.cpu_time else time.monotonic()
 
     def loss(self):
         from torch.nn import functional
@@ -75,6 +77,7 @@ def ours(model, tokens, args):
         json.dump(tokens, file)
         file.flush()
         command = [HADAL, "bench", "train", model, "--tokens", file.name, "--times", 1, "--threads", args.threads, "--backend", args.backend, "--json"]
+        command += ["--cpu-time"] if args.cpu_time else []
         return json.loads(subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True).stdout)
 
 
@@ -106,7 +109,10 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true")
     args = parser.parse_args()
+    if args.cpu_time:
+        args.threads = 1
     for model in args.models:
         measure(model, args)
 

@@ -21,6 +21,12 @@ int64_t hd_now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+int64_t hd_thread_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 void hd_progress_init(hd_progress *p, const char *label, const char *unit, int64_t total,
                       bool quiet) {
     *p = (hd_progress){.label = label,

@@ -31,4 +31,7 @@ void hd_progress_end(hd_progress *p); /* erases the bar; in a log, writes one cl
 /* Monotonic time in nanoseconds. */
 int64_t hd_now_ns(void);
 
+/* The calling thread's processor time, which other programs do not lengthen. */
+int64_t hd_thread_ns(void);
+
 #endif

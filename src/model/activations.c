@@ -24,10 +24,10 @@ static void place_attention(model_activations *t, hd_arena *a, const hd_model *m
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, heads = m->shard->n_heads;
     const bool mla = !hd_is_hybrid(c), shared = c->family == HD_FAMILY_V41;
-    t->q_low = take(a, m, n * c->q_rank);
+    t->q_low = t->q_low_raw = take(a, m, n * c->q_rank);
     t->q = take(a, m, n * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
     t->q_wide = take(a, m, mla ? n * heads * (c->kv_rank + c->rope_dim) : 0);
-    t->kv = take(a, m, n * (mla ? c->kv_rank + c->rope_dim : c->head_dim));
+    t->kv = t->kv_raw = take(a, m, n * (mla ? c->kv_rank + c->rope_dim : c->head_dim));
     t->context = take(a, m, n * heads * (mla ? c->kv_rank : c->head_dim));
     int32_t width;
     model_head_columns(m, &width);
@@ -145,6 +145,26 @@ static void place_head(model_activations *t, hd_arena *a, const hd_model *m) {
     const int64_t logits = model_most_rows(m, HD_GROUP_HEAD, m->limits.logits);
     t->head_x = take(a, m, logits * c->hidden);
     t->head_logits = take_f32(a, logits * c->vocab);
+}
+
+void model_place_block(model_activations *t, hd_arena *a, const hd_model *m, int32_t block) {
+    const hd_model_spec *c = m->env.spec;
+    const int64_t n = m->limits.rows, hc = c->hc_mult, assigned = n * c->route.top_k;
+    t->h = take(a, m, n * c->hidden);
+    t->y = take(a, m, n * c->hidden);
+    t->post = take_f32(a, n * hc);
+    t->comb = take_f32(a, n * hc * hc);
+    if (!block) {
+        place_attention(t, a, m);
+        if (hd_is_hybrid(c)) return;
+        t->q_low_raw = take(a, m, n * c->q_rank);
+        t->kv_raw = take(a, m, n * (c->kv_rank + c->rope_dim));
+        return;
+    }
+    place_ffn(t, a, m);
+    t->choices = take_i32(a, assigned);
+    t->inter = take(a, m, n * wider(m->shard->dense_inter.n, m->shard->shared_inter.n));
+    t->expert_inter = take(a, m, assigned * m->shard->moe_inter.n);
 }
 
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m) {

@@ -18,9 +18,11 @@ typedef struct model_activations {
 
     /* attention */
     hd_rows q_low;        /* [n, q_rank] */
+    hd_rows q_low_raw;    /* MLA: before its norm; q_low, but where gradients follow */
     hd_rows q;            /* [n, heads, nope + rope]; V4: [n, heads, head_dim] */
     hd_rows q_wide;       /* MLA [n, heads, kv_rank + rope]: absorbed query | rotated query */
     hd_rows kv;           /* [n, kv_rank + rope]; V4 [n, head_dim] */
+    hd_rows kv_raw;       /* MLA: before its norm and rotation; likewise kv */
     hd_rows context;      /* [n, heads, kv_rank]; V4 [n, heads, head_dim] */
     hd_rows o_low;        /* MLA [n, heads, v]; V4 [n, o_groups, o_rank]; of all ranks that
                             share the heads, unless they sum */

@@ -2,8 +2,8 @@
  * parameters.
  *
  * The forward pass is hd_model_step()'s own: the same stages, operators and pages. It keeps the
- * residual at the input of every block. Backwards each block is computed again from there, to
- * the same bits, and then its gradients. Every sequence of a batch is complete: it starts at
+ * residual at the input of every block, and where memory allows a block's activations. Backwards
+ * each other block is computed again from there, to the same bits, and then its gradients. Every sequence of a batch is complete: it starts at
  * position 0 in empty pages. Formulas: docs/training.md. */
 #ifndef HD_MODEL_BACKWARD_H
 #define HD_MODEL_BACKWARD_H
@@ -15,9 +15,10 @@
 typedef struct hd_backward hd_backward;
 
 /* Opens the backward pass of a model with one rank, one micro-batch, float32 activations and
- * MLA in the absorbed form; others are refused. m and ops must outlive it. */
+ * MLA in the absorbed form; others are refused. m and ops must outlive it. The activations of the
+ * last blocks, as many as keep_bytes hold, are kept and not computed again: no bit depends on it. */
 hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
-                           hd_err *err);
+                           int64_t keep_bytes, hd_err *err);
 void hd_backward_close(hd_backward *b); /* NULL is fine */
 
 size_t hd_backward_bytes(const hd_backward *b); /* device memory */

@@ -14,16 +14,13 @@
  * config says something else (models.md 8, D1). */
 static const float inner_eps = 1e-6f;
 
-/* Normalizes the first cols elements of every row, in place; stride elements between rows. */
-static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_rows x,
-                        int32_t cols, int32_t stride) {
-    const hd_rows rows = hd_rows_strided(x, stride);
-    s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = rows,
-                                                           .x = rows,
-                                                           .weight = hd_weights_vector(
-                                                               s->m->env.weights, layer, role),
+static void norm_query(const model_step *s, int32_t layer) {
+    const float *weight = hd_weights_vector(s->m->env.weights, layer, HD_Q_A_NORM);
+    s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = s->t->q_low,
+                                                           .x = s->t->q_low_raw,
+                                                           .weight = weight,
                                                            .rows = s->b->n_rows,
-                                                           .cols = cols,
+                                                           .cols = s->m->env.spec->q_rank,
                                                            .eps = inner_eps});
 }
 
@@ -31,6 +28,10 @@ static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_row
 static void store_latents(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const int32_t n = s->b->n_rows;
+    if (s->t->kv_raw.data != s->t->kv.data) {
+        const size_t bytes = (size_t)n * (size_t)(c->kv_rank + c->rope_dim) * sizeof(float);
+        hd_stream_copy(s->stream, s->t->kv.data, s->t->kv_raw.data, bytes);
+    }
     s->m->env.ops->norm_rope(
         s->stream, &(hd_norm_rope_args){
                        .x = s->t->kv,
@@ -63,10 +64,10 @@ static void project_input(const model_step *s, int32_t layer, bool keys, bool qu
     const bool index = selects(s, layer);
     const model_activations *t = s->t;
     const model_product of_h[] = {
-        {c->q_rank ? HD_Q_A : HD_Q, c->q_rank ? t->q_low : t->q, !queries          },
-        {HD_KV_A,                   t->kv,                       !keys             },
-        {HD_INDEX_K,                t->index_k,                  !keys || !index   },
-        {HD_INDEX_WEIGHTS,          hd_f32(t->index_weight),     !queries || !index},
+        {c->q_rank ? HD_Q_A : HD_Q, c->q_rank ? t->q_low_raw : t->q, !queries          },
+        {HD_KV_A,                   t->kv_raw,                       !keys             },
+        {HD_INDEX_K,                t->index_k,                      !keys || !index   },
+        {HD_INDEX_WEIGHTS,          hd_f32(t->index_weight),         !queries || !index},
     };
     model_linear_set(s, layer, t->h, of_h, HD_LEN(of_h));
 }
@@ -80,7 +81,7 @@ static void project_low_rank(const model_step *s, int32_t layer) {
         {HD_INDEX_Q_B, t->index_q, !index},
     };
     if (!c->q_rank) return;
-    norm_latent(s, layer, HD_Q_A_NORM, t->q_low, c->q_rank, c->q_rank);
+    norm_query(s, layer);
     model_linear_set(s, layer, t->q_low, of_q_low, HD_LEN(of_q_low));
 }
 

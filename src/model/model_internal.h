@@ -140,6 +140,9 @@ int32_t model_n_rounds(const model_step *s);
 
 /* activations.c */
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m);
+/* What one block (0 attention, 1 feed-forward) leaves for its gradients, apart from all others, of
+ * the only rank: also gate and up, which elsewhere are overwritten. The rest of *t stays. */
+void model_place_block(model_activations *t, hd_arena *a, const hd_model *m, int32_t block);
 /* rope.c: models.md 2.1.5, into freq[pairs] */
 void model_rope_freqs(const hd_rope_spec *rope, int32_t pairs, float *freq);
 float model_index_scale(const hd_model_spec *spec); /* on indexer scores */

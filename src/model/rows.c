@@ -128,6 +128,7 @@ bool model_own_part(const model_step *s, model_part *to) {
     move_rows(&t->h, first * c->hidden);
     move_rows(&t->y, first * c->hidden);
     move_rows(&t->q_low, first * c->q_rank);
+    move_rows(&t->q_low_raw, first * c->q_rank);
     move_rows(&t->q, first * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
     move_rows(&t->q_wide, first * heads * (c->kv_rank + c->rope_dim));
     move_rows(&t->context, first * heads * (mla ? c->kv_rank : c->head_dim));

@@ -207,6 +207,26 @@ typedef struct hd_cross_entropy_args {
     int32_t rows, vocab;
 } hd_cross_entropy_args;
 
+/* Gradients of naive MLA attention, whose keys and values are made of the latents, one per head: key =
+ * [made nope | rotated], value = the rest of made. Sequences are complete, as of attention_back; sums
+ * are in ascending order of rows and of keys. */
+typedef struct hd_attention_naive_back_args {
+    float *dq;        /* [rows, heads, nope_dim + rope_dim] */
+    float *dmade;     /* [rows, heads, nope_dim + v_dim] */
+    hd_rows drotated; /* [rows, rope_dim] the sum over heads */
+    /* for the operator's own use: [rows, heads, rope_dim], [rows, heads] */
+    float *part, *lse, *delta;
+    hd_rows g, out;    /* [rows, heads, v_dim] */
+    hd_rows q;         /* as dq, rotated */
+    const float *made; /* as dmade */
+    hd_rows rotated;   /* [rows, rope_dim] of the latents */
+    hd_seqs seqs;
+    int32_t heads, nope_dim, rope_dim, v_dim;
+    float scale;
+} hd_attention_naive_back_args;
+
+typedef void hd_attention_naive_back_fn(hd_stream *s, const hd_attention_naive_back_args *a);
+
 #define HD_BACKWARD_OP_LIST(X) \
     X(weight_grad)             \
     X(grouped_weight_grad)     \
@@ -232,6 +252,7 @@ typedef struct hd_backward_ops {
 #define X(op) hd_##op##_fn *op;
     HD_BACKWARD_OP_LIST(X)
 #undef X
+    hd_attention_naive_back_fn *attention_naive_back; /* NULL: the absorbed form has to do */
 } hd_backward_ops;
 
 /* Fills the table of the reference: one thread, sums of activations' gradients in float64. */

@@ -51,9 +51,10 @@ typedef struct hd_linear_set_args {
 
 /* Fused: two linear and swiglu (moe.h), out = swiglu(x gate_w^T, x up_w^T). */
 typedef struct hd_linear_swiglu_args {
-    hd_rows out;      /* [rows, gate_w->rows] */
-    hd_rows gate, up; /* the same, overwritten with anything; gate may be out */
-    hd_rows x;        /* [rows, gate_w->cols] */
+    hd_rows out; /* [rows, gate_w->rows] */
+    hd_rows gate,
+        up;    /* the same products, before swiglu; gate may be out, which replaces them */
+    hd_rows x; /* [rows, gate_w->cols] */
     const hd_weight *gate_w, *up_w;
     int32_t rows;
     float limit;

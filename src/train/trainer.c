@@ -55,7 +55,8 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
     };
     HD_TRY(hd_model_open(&t->model, &env, &limits, 1, err));
     init_backward_ops(t);
-    return hd_backward_open(&t->backward, t->model, &t->back_ops, err);
+    return hd_backward_open(&t->backward, t->model, &t->back_ops,
+                            o->scores_only ? 0 : o->keep_bytes, err);
 }
 
 int32_t trainer_pages(const hd_trainer *t) {
@@ -333,8 +334,8 @@ static hd_status check(const hd_trainer *t, const hd_train_sequence *s, hd_err *
     return HD_OK;
 }
 
-/* Adds the rows that selected each expert since the last call; the backward pass selects them a second
- * time. */
+/* Adds the rows that selected each expert since the last call. The backward pass selects them a second
+ * time in blocks that are not kept: only the shares of a layer's experts mean something. */
 static hd_status count_selected(hd_trainer *t, bool adds, hd_err *err) {
     const int64_t *rows = t->expert_rows;
     if (t->n_selected == 0) return HD_OK;

@@ -15,6 +15,8 @@
 
 typedef struct hd_trainer hd_trainer;
 
+enum { HD_KEEP_GIB = 2 }; /* of activations, unless somebody says otherwise */
+
 typedef struct hd_trainer_options {
     const hd_model_spec *spec;
     const hd_weights *weights; /* updatable, one rank; must outlive the trainer, as spec */
@@ -28,6 +30,7 @@ typedef struct hd_trainer_options {
     int32_t rank, n_ranks;      /* n_ranks 0: 1; more need a CPU */
     const struct hd_comm *comm; /* to ranks of other processes; NULL: the others are threads */
     uint32_t frozen;            /* of hd_frozen_of() */
+    int64_t keep_bytes;         /* of hd_backward_open(), of each rank; changes no bit */
     bool scores_only;           /* nothing is trained: no masters, moments and gradients */
     bool shapes_only;           /* nothing is computed: memory is never written (memory.h) */
     bool drafts;                /* the MTP layer is trained; the weights must have one */

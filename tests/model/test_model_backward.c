@@ -179,7 +179,7 @@ static void open_trained(trained *t, const char *name, const char *changes, int3
     open_model(t, &t->model, MOST_LOGITS);
     open_model(t, &t->whole, ROWS);
     fill_batch(t);
-    assert_int_equal(hd_backward_open(&t->backward, t->model, &t->back_ops, NULL), HD_OK);
+    assert_int_equal(hd_backward_open(&t->backward, t->model, &t->back_ops, 0, NULL), HD_OK);
     assert_int_equal(hd_gradients_open(&t->gradients, t->weights, t->device, NULL, NULL, NULL),
                      HD_OK);
 }
@@ -341,6 +341,43 @@ static void frozen_tensors_change_no_gradient(void **state) {
     close_trained(&t);
 }
 
+/* Gradients with the activations of some or all blocks kept are those with none kept. */
+static void check_kept(const char *name) {
+    trained t;
+    open_trained(&t, name, "{}", 133);
+    run_backward(&t);
+    hd_gradients *again = t.gradients;
+    const size_t none = hd_backward_bytes(t.backward);
+    size_t all = none;
+    for (int all_blocks = 1; all_blocks >= 0; all_blocks--) {
+        const int64_t keep = all_blocks ? (int64_t)1 << 32 : (int64_t)(all - none) / 2;
+        hd_backward_close(t.backward);
+        assert_int_equal(hd_backward_open(&t.backward, t.model, &t.back_ops, keep, NULL),
+                         HD_OK);
+        assert_int_equal(hd_gradients_open(&t.gradients, t.weights, t.device, NULL, NULL, NULL),
+                         HD_OK);
+        run_backward(&t);
+        int64_t n, n_again;
+        const float *got = hd_gradients_all(t.gradients, &n);
+        const float *want = hd_gradients_all(again, &n_again);
+        assert_int_equal(n, n_again);
+        assert_memory_equal(got, want, (size_t)n * sizeof *got);
+        if (all_blocks) all = hd_backward_bytes(t.backward);
+        assert_true(hd_backward_bytes(t.backward) > none);
+        assert_true(hd_backward_bytes(t.backward) <= none + (size_t)keep + 4096);
+        hd_gradients_close(t.gradients);
+    }
+    t.gradients = again;
+    close_trained(&t);
+}
+
+static void kept_activations_change_no_gradient(void **state) {
+    (void)state;
+    check_kept("tiny_v3");
+    check_kept("tiny_v32");
+    check_kept("tiny_v4");
+}
+
 int test_model_backward(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_of_v2),
@@ -348,6 +385,7 @@ int test_model_backward(void) {
         cmocka_unit_test(gradients_of_v32),
         cmocka_unit_test(gradients_of_v4),
         cmocka_unit_test(frozen_tensors_change_no_gradient),
+        cmocka_unit_test(kept_activations_change_no_gradient),
     };
     return cmocka_run_group_tests_name("model_backward", tests, NULL, NULL);
 }

@@ -49,6 +49,7 @@ float *take_zeros(int64_t n);
     X(combine_gradients)         \
     X(loss_gradients)            \
     X(attention_gradients)       \
+    X(naive_attention_gradients) \
     X(compress_gradients)        \
     X(hc_post_gradients)         \
     X(hc_pre_gradients)          \

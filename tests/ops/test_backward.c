@@ -161,12 +161,14 @@ static const int32_t odd_rows[] = {1, 3, 4, 33, 127, 129};
 void weight_grad_sums_products(void **state) {
     (void)state;
     for (size_t i = 0; i < HD_LEN(odd_rows); i++) {
-        const int32_t rows = odd_rows[i], heads = i % 2 ? 3 : 1, n_rows = 7, cols = 13;
-        const int32_t head_rows = n_rows + 2, first = 4, left_head = 9, right_head = 15;
+        const int32_t rows = odd_rows[i], heads = i % 2 ? 3 : 1, cols = 13;
+        const int32_t n_rows = i % 3 == 2 ? 150 : 7, wide = heads * (n_rows + 2) + 13;
+        const int32_t head_rows = n_rows + 2, first = 4, left_head = n_rows + 2,
+                      right_head = 15;
         const int64_t all = (int64_t)(first + heads * head_rows) * cols;
         float *dw = take_zeros(all);
         hd_weight_grad_args a = {.dw = dw,
-                                 .left = hd_f32(take_random((int64_t)rows * 40, 1.0f)),
+                                 .left = hd_f32(take_random((int64_t)rows * wide, 1.0f)),
                                  .right = hd_f32(take_random((int64_t)rows * 50, 1.0f)),
                                  .rows = rows,
                                  .heads = heads,
@@ -176,7 +178,7 @@ void weight_grad_sums_products(void **state) {
                                  .head_rows = head_rows,
                                  .left_head = left_head,
                                  .right_head = right_head};
-        a.left.stride = 40;
+        a.left.stride = wide;
         a.right.stride = 50;
         backward_ops()->weight_grad(backward_stream(), &a);
         check_gradient(&(gradient_case){.op = "weight_grad",
@@ -563,17 +565,18 @@ static double cross_entropy_loss(const void *args, double *const *in) {
 
 void loss_gradients(void **state) {
     (void)state;
-    enum { ROWS = 5, VOCAB = 101 };
-    const float spreads[] = {0.0f, 3.0f, 80.0f};
+    enum { ROWS = 5 };
+    const float spreads[] = {0.0f, 3.0f, 80.0f, 0.0f, 3.0f, 80.0f};
     for (size_t i = 0; i < HD_LEN(spreads); i++) {
-        float *logits = take_random(ROWS * VOCAB, spreads[i]);
+        const int32_t vocab = i < 3 ? 101 : 1037;
+        float *logits = take_random(ROWS * vocab, spreads[i]);
         float *temperature = take_random(ROWS, 0.5f), *logprob = take_nan(ROWS);
         int32_t *target = take_ints(ROWS);
         for (int32_t r = 0; r < ROWS; r++) {
-            target[r] = random_below(VOCAB);
+            target[r] = random_below(vocab);
             temperature[r] += 1.0f;
         }
-        const float *before = take_copy(logits, sizeof(float) * ROWS * VOCAB);
+        const float *before = take_copy(logits, sizeof(float) * (size_t)(ROWS * vocab));
         const hd_cross_entropy_args a = {.logits = logits,
                                          .logprob = logprob,
                                          .entropy = take_nan(ROWS),
@@ -582,11 +585,11 @@ void loss_gradients(void **state) {
                                          .entropy_factor = take_random(ROWS, 0.3f),
                                          .temperature = temperature,
                                          .rows = ROWS,
-                                         .vocab = VOCAB};
+                                         .vocab = vocab};
         backward_ops()->cross_entropy(backward_stream(), &a);
         for (int32_t r = 0; r < ROWS; r++) assert_true(logprob[r] <= 0.0f);
         check_gradient(&(gradient_case){.op = "cross_entropy",
-                                        .in = {{"logits", before, logits, ROWS * VOCAB}},
+                                        .in = {{"logits", before, logits, ROWS * vocab}},
                                         .args = &a,
                                         .loss = cross_entropy_loss});
     }

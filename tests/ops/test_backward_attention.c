@@ -191,6 +191,120 @@ void attention_gradients(void **state) {
     for (size_t i = 0; i < HD_LEN(attention_cases); i++) check_attention(&attention_cases[i]);
 }
 
+/* ---- naive MLA ---- */
+
+enum { NAIVE_SEQS = 4, NAIVE_HEADS = 3, NOPE = 5, ROPE = 4, VALUE = 7 };
+enum { NAIVE_K = NOPE + ROPE, MADE = NOPE + VALUE };
+
+/* Sequences of a few rows, of complete tiles, and of one row more or less. */
+static const int32_t naive_lengths[][NAIVE_SEQS] = {
+    {1, 3,   4,   31},
+    {1, 128, 127, 2 },
+    {5, 129, 131, 64},
+    {1, 257, 1,   33},
+};
+
+typedef struct naive_case {
+    const int32_t *first_row;
+    const float *g;
+} naive_case;
+
+/* One head of a row: <out, g>, and out if it is not NULL. in: q, made, rotated */
+static double naive_row(double *const *in, const float *g, int32_t first, int32_t row,
+                        int32_t head, float *out) {
+    const double *q = in[0] + (row * NAIVE_HEADS + head) * NAIVE_K;
+    double score[512], top = -INFINITY, total = 0.0, loss = 0.0;
+    for (int32_t j = first; j <= row; j++) {
+        double sum = 0.0;
+        for (int c = 0; c < NOPE; c++) sum += q[c] * in[1][(j * NAIVE_HEADS + head) * MADE + c];
+        for (int c = 0; c < ROPE; c++) sum += q[NOPE + c] * in[2][j * ROPE + c];
+        score[j - first] = sum * (double)0.4f;
+        top = fmax(top, score[j - first]);
+    }
+    for (int32_t j = first; j <= row; j++) total += exp(score[j - first] - top);
+    for (int c = 0; c < VALUE; c++) {
+        double sum = 0.0;
+        for (int32_t j = first; j <= row; j++) {
+            sum += exp(score[j - first] - top) / total *
+                   in[1][(j * NAIVE_HEADS + head) * MADE + NOPE + c];
+        }
+        loss += sum * (double)g[(row * NAIVE_HEADS + head) * VALUE + c];
+        if (out) out[(row * NAIVE_HEADS + head) * VALUE + c] = (float)sum;
+    }
+    return loss;
+}
+
+static double naive_rows(const naive_case *t, double *const *in, float *out) {
+    double loss = 0.0;
+    for (int32_t s = 0; s < NAIVE_SEQS; s++) {
+        for (int32_t r = t->first_row[s]; r < t->first_row[s + 1]; r++) {
+            for (int32_t h = 0; h < NAIVE_HEADS; h++)
+                loss += naive_row(in, t->g, t->first_row[s], r, h, out);
+        }
+    }
+    return loss;
+}
+
+static double naive_loss(const void *args, double *const *in) {
+    return naive_rows(args, in, NULL);
+}
+
+static double *take_doubles(const float *x, int64_t n) {
+    double *to = take((size_t)n * sizeof *to);
+    for (int64_t i = 0; i < n; i++) to[i] = (double)x[i];
+    return to;
+}
+
+static void check_naive(const int32_t *length) {
+    int32_t *first_row = take_ints(NAIVE_SEQS + 1);
+    for (int s = 0; s < NAIVE_SEQS; s++) first_row[s + 1] = first_row[s] + length[s];
+    const int64_t rows = first_row[NAIVE_SEQS], wide = rows * NAIVE_HEADS;
+    const naive_case t = {first_row, take_random(wide * VALUE, 1.0f)};
+    const float *q = take_random(wide * NAIVE_K, 1.5f), *made = take_random(wide * MADE, 1.0f);
+    const float *rotated = take_random(rows * ROPE, 1.0f);
+    float *dq = take_nan(wide * NAIVE_K), *dmade = take_nan(wide * MADE);
+    float *drotated = take_nan(rows * ROPE), *out = take_nan(wide * VALUE);
+    naive_rows(&t,
+               (double *const[]){take_doubles(q, wide * NAIVE_K),
+                                 take_doubles(made, wide * MADE),
+                                 take_doubles(rotated, rows * ROPE)},
+               out);
+    backward_ops()->attention_naive_back(backward_stream(),
+                                         &(hd_attention_naive_back_args){
+                                             .dq = dq,
+                                             .dmade = dmade,
+                                             .drotated = hd_f32(drotated),
+                                             .part = take_nan(wide * ROPE),
+                                             .lse = take_nan(wide),
+                                             .delta = take_nan(wide),
+                                             .g = hd_f32(t.g),
+                                             .out = hd_f32(out),
+                                             .q = hd_f32(q),
+                                             .made = made,
+                                             .rotated = hd_f32(rotated),
+                                             .seqs = {NAIVE_SEQS, first_row, NULL, 0},
+                                             .heads = NAIVE_HEADS,
+                                             .nope_dim = NOPE,
+                                             .rope_dim = ROPE,
+                                             .v_dim = VALUE,
+                                             .scale = 0.4f
+    });
+    check_gradient(&(gradient_case){
+        .op = "attention_naive",
+        .in = {{"q", q, dq, wide * NAIVE_K},
+               {"made", made, dmade, wide * MADE},
+               {"rotated", rotated, drotated, rows * ROPE}},
+        .args = &t,
+        .loss = naive_loss
+    });
+}
+
+void naive_attention_gradients(void **state) {
+    (void)state;
+    if (!backward_ops()->attention_naive_back) return; /* not on a GPU */
+    for (size_t i = 0; i < HD_LEN(naive_lengths); i++) check_naive(naive_lengths[i]);
+}
+
 /* ---- the compressor ---- */
 
 typedef struct compress_case {

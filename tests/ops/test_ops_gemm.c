@@ -76,26 +76,27 @@ void op_linear(void **state) {
     static const struct {
         int32_t rows, outs, cols;
     } shapes[] = {
-        {0,  5,   16  }, /* no rows are no error */
-        {1,  1,   1   }, /* the narrowest */
-        {1,  5,   48  }, /* the decode case, off the tile */
-        {2,  3,   16  },
-        {3,  7,   130 }, /* a ragged block at the edge */
-        {33, 9,   514 }, /* a ragged tile */
-        {65, 6,   31  }, /* a ragged block of rows */
-        {66, 130, 17  },
-        {1,  131, 1100}, /* several tiles, several tasks */
-        {3,  170, 1030},
-        {1,  33,  512 }, /* complete segments of a row, as in checkpoints */
-        {2,  70,  1088},
-        {5,  64,  320 },
-        {12, 20,  128 },
-        {20, 33,  192 },
-        {34, 65,  576 },
-        {70, 130, 128 },
-        {4,  11,  1043}, /* numbers of rows that share registers */
-        {7,  6,   271 },
-        {16, 9,   145 },
+        {0,   5,   16  }, /* no rows are no error */
+        {1,   1,   1   }, /* the narrowest */
+        {1,   5,   48  }, /* the decode case, off the tile */
+        {2,   3,   16  },
+        {3,   7,   130 }, /* a ragged block at the edge */
+        {33,  9,   514 }, /* a ragged tile */
+        {65,  6,   31  }, /* a ragged block of rows */
+        {66,  130, 17  },
+        {1,   131, 1100}, /* several tiles, several tasks */
+        {3,   170, 1030},
+        {1,   33,  512 }, /* complete segments of a row, as in checkpoints */
+        {2,   70,  1088},
+        {5,   64,  320 },
+        {12,  20,  128 },
+        {20,  33,  192 },
+        {34,  65,  576 },
+        {70,  130, 128 },
+        {4,   11,  1043}, /* numbers of rows that share registers */
+        {7,   6,   271 },
+        {16,  9,   145 },
+        {257, 520, 40  }, /* several blocks of rows in a task */
     };
     for (int32_t f = 0; f < n_weight_formats; f++) {
         for (size_t i = 0; i < HD_LEN(shapes); i++) {
@@ -195,13 +196,15 @@ static void heads_format(const weight_format *f, const heads_shape *sh, bool tra
 void op_linear_heads(void **state) {
     (void)state;
     static const heads_shape shapes[] = {
-        {0,  3, 4,   0,   4,   16 },
-        {1,  1, 1,   0,   1,   1  },
-        {3,  3, 5,   3,   8,   48 }, /* the second half of every head */
-        {33, 2, 9,   0,   9,   67 },
-        {65, 2, 12,  12,  24,  70 },
-        {1,  2, 128, 0,   256, 540}, /* as in MLA: a block of scales per half */
-        {1,  2, 128, 128, 256, 540},
+        {0,   3, 4,   0,   4,   16 },
+        {1,   1, 1,   0,   1,   1  },
+        {3,   3, 5,   3,   8,   48 }, /* the second half of every head */
+        {33,  2, 9,   0,   9,   67 },
+        {65,  2, 12,  12,  24,  70 },
+        {257, 2, 12,  12,  24,  70 },
+        {131, 1, 130, 0,   130, 33 },
+        {1,   2, 128, 0,   256, 540}, /* as in MLA: a block of scales per half */
+        {1,   2, 128, 128, 256, 540},
     };
     for (int32_t f = 0; f < n_weight_formats; f++) {
         for (size_t i = 0; i < HD_LEN(shapes); i++) {

@@ -68,6 +68,7 @@ static void open_rig(rig *r, const rule *u) {
         .context = LONGEST,
         .threads = 2,
         .n_ranks = u->ranks,
+        .keep_bytes = u->ranks > 1 ? 1 << 30 : 0,
         .drafts = u->drafts,
         .balance = u->balance,
         .matrices = u->matrices,

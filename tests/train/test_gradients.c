@@ -63,7 +63,8 @@ static void open_trainer(rig *r, int32_t rows, int32_t threads, bool mtp) {
                                   .context = r->n,
                                   .drafts = mtp,
                                   .backend = backend,
-                                  .threads = threads};
+                                  .threads = threads,
+                                  .keep_bytes = threads > 1 ? 1 << 30 : 0};
     assert_int_equal(hd_trainer_open(&r->trainer, &o, NULL), HD_OK);
 }
 

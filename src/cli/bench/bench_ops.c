@@ -55,13 +55,6 @@ typedef struct rig {
     ops_report report;
 } rig;
 
-/* Returns the calling thread's processor time, which other programs do not lengthen. */
-static int64_t thread_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* ---- opening ---- */
 
 /* Keeps the first layers of the model; the others would show the same. */
@@ -90,7 +83,7 @@ static hd_status open_device(rig *r, hd_err *err) {
     HD_TRY(hd_ops_open(&r->inner, &r->device, r->set.engine.options.backend, &ops, err));
     hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
-    r->now = r->set.cpu_time ? thread_ns : hd_now_ns;
+    r->now = r->set.cpu_time ? hd_thread_ns : hd_now_ns;
     hd_op_profiler_init(&r->profiler, &r->ops, &r->inner, r->now);
     r->report.table = r->inner.name;
     r->report.threads = hd_stream_workers(r->stream);

@@ -37,9 +37,9 @@ static const struct {
 
 typedef struct settings {
     const char *model_dir, *tokens;
-    int64_t sequences, length, times, rows, threads;
+    int64_t sequences, length, times, rows, keep_gib, threads;
     int backend;
-    bool muon, json;
+    bool muon, cpu_time, json;
 } settings;
 
 typedef struct run {
@@ -51,6 +51,7 @@ typedef struct run {
     hd_train_sequence *seqs; /* [lists.n] */
     float *numbers;          /* [3, lists.total] factors, log-probabilities, entropies */
     int64_t targets;         /* tokens with a loss */
+    int64_t (*now)(void);    /* nanoseconds */
     double loss;
     double flops_per_token; /* of a forward pass: products with matrices, attention left out */
     double limit;           /* float32 operations per second; 0: unknown */
@@ -111,6 +112,8 @@ static hd_status count_products(run *r, hd_err *err) {
 }
 
 static hd_status open_all(run *r, hd_err *err) {
+    if (r->set.cpu_time) r->set.threads = 1;
+    r->now = r->set.cpu_time ? hd_thread_ns : hd_now_ns;
     HD_TRY(hd_model_spec_open(&r->spec, r->set.model_dir, err));
     if (r->set.tokens) {
         HD_TRY(token_lists_load(&r->lists, r->set.tokens, r->spec->vocab,
@@ -130,13 +133,14 @@ static hd_status open_all(run *r, hd_err *err) {
         .rows = r->set.rows > least ? (int32_t)r->set.rows : least,
         .context = r->lists.longest,
         .threads = (int32_t)r->set.threads,
+        .keep_bytes = r->set.keep_gib << 30,
         .matrices = r->set.muon ? HD_UPDATE_MUON : HD_UPDATE_ADAMW,
         .optimizer = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .momentum = 0.95, .clip = 1.0}
     };
     HD_TRY(hd_trainer_open(&r->trainer, &o, err));
     if (r->set.backend == 0)
         r->limit =
-            hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), hd_now_ns);
+            hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), r->now);
     return HD_OK;
 }
 
@@ -151,8 +155,8 @@ static void close_all(run *r) {
 
 /* ---- steps ---- */
 
-static double since(int64_t start) {
-    return (double)(hd_now_ns() - start) * 1e-9;
+static double since(const run *r, int64_t start) {
+    return (double)(r->now() - start) * 1e-9;
 }
 
 static hd_status optimize(run *r, hd_err *err) {
@@ -175,15 +179,15 @@ static void note_loss(run *r) {
 }
 
 static hd_status run_once(run *r, int64_t time, hd_err *err) {
-    int64_t start = hd_now_ns();
+    int64_t start = r->now();
     HD_TRY(hd_trainer_score(r->trainer, r->seqs, r->lists.n, err));
-    const double forward = since(start);
-    start = hd_now_ns();
+    const double forward = since(r, start);
+    start = r->now();
     HD_TRY(hd_trainer_accumulate(r->trainer, r->seqs, r->lists.n, err));
-    const double both = since(start);
-    start = hd_now_ns();
+    const double both = since(r, start);
+    start = r->now();
     HD_TRY(optimize(r, err));
-    const double last = since(start);
+    const double last = since(r, start);
     const double seconds[N_PARTS] = {forward, both - forward, last, both + last};
     for (int i = 0; i < N_PARTS && time >= 0; i++) r->seconds[i][time] = seconds[i];
     note_loss(r);
@@ -245,7 +249,8 @@ int bench_train(int argc, char **argv) {
         HD_FAIL(&err, HD_ENOMEM, "no memory for a benchmark");
         return report_error(&err);
     }
-    r->set = (settings){.sequences = 16, .length = 256, .times = 5, .rows = 1024};
+    r->set = (settings){
+        .sequences = 16, .length = 256, .times = 5, .rows = 1024, .keep_gib = HD_KEEP_GIB};
     const option options[] = {
         option_text("tokens", &r->set.tokens, "FILE",
                     "a JSON list of sequences of token ids; default: random ones"),
@@ -256,9 +261,13 @@ int bench_train(int argc, char **argv) {
         option_int("times", &r->set.times, 1, MAX_TIMES, "steps; default 5, and one before"),
         option_int("rows", &r->set.rows, 1, 1 << 20,
                    "tokens of a micro-batch at least; default 1024"),
+        option_int("keep-activations", &r->set.keep_gib, 0, 1 << 20,
+                   "GiB of activations that are not computed again; default 2"),
         option_choice("backend", &r->set.backend, backends, "cpu (default) or cuda"),
         option_flag("muon", &r->set.muon, "hidden matrices by Muon, not AdamW"),
         option_int("threads", &r->set.threads, 0, 1024, "default: one per core"),
+        option_flag("cpu-time", &r->set.cpu_time,
+                    "one thread, by its processor time: for a machine with other work"),
         option_flag("json", &r->set.json, "print one JSON object"),
     };
     const positional model = {"MODEL_DIR", &r->set.model_dir, false, POSITIONAL_MODEL};

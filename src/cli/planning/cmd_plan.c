@@ -221,7 +221,8 @@ int cmd_plan(int argc, char **argv) {
                        .gpu_name = default_gpu,
                        .layout = default_layout,
                        .gpus = 1,
-                       .precision = PRECISION};
+                       .precision = PRECISION,
+                       .training = {.keep_gib = -1}};
     const positional where[] = {
         {.name = "CONFIG", .value = &s.config, .kind = POSITIONAL_CONFIG}
     };

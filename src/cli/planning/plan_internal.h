@@ -14,6 +14,7 @@ enum { PLAN_MAX_LAYOUTS = 256 };
 /* Of --train. */
 typedef struct plan_train_settings {
     int64_t rows, ranks, threads;
+    int64_t keep_gib; /* -1: not given */
     const char *freeze;
     int optimizer;
     bool train, drafts;

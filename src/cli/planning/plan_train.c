@@ -11,6 +11,8 @@ void plan_train_options(option_list *list, plan_train_settings *s) {
     const option options[] = {
         option_flag("train", &s->train, "memory of `hadal train` on the CPU, by rank"),
         option_int("rows", &s->rows, 2, 1 << 20, "with --train, as train's; default 1024"),
+        option_int("keep-activations", &s->keep_gib, 0, 1 << 20,
+                   "with --train, as train's; default 2"),
         option_int("dp", &s->ranks, 1, 64, "with --train, as train's; default 1"),
         option_int("threads", &s->threads, 1, 1024, "with --train, as train's"),
         option_choice("optimizer", &s->optimizer, optimizers, "with --train, as train's"),
@@ -22,19 +24,21 @@ void plan_train_options(option_list *list, plan_train_settings *s) {
 
 hd_status plan_check_training(plan_settings *s, hd_err *err) {
     plan_train_settings *t = &s->training;
-    const bool given =
-        t->rows || t->ranks || t->threads || t->optimizer || t->freeze || t->drafts;
+    const bool given = t->rows || t->keep_gib >= 0 || t->ranks || t->threads || t->optimizer ||
+                       t->freeze || t->drafts;
     if (given && !t->train) {
-        return HD_FAIL(
-            err, HD_EINVAL,
-            "--rows, --dp, --threads, --optimizer, --freeze and --mtp belong to --train");
+        return HD_FAIL(err, HD_EINVAL,
+                       "--rows, --keep-activations, --dp, --threads, --optimizer, --freeze and "
+                       "--mtp belong to --train");
     }
     if (t->train && plan_serves(s)) {
         return HD_FAIL(err, HD_EINVAL,
-                       "--train plans training on the CPU: only --rows, --dp, --threads, "
+                       "--train plans training on the CPU: only --rows, --keep-activations, "
+                       "--dp, --threads, "
                        "--optimizer, --freeze, --mtp and --json belong to it");
     }
     if (!t->rows) t->rows = 1024;
+    if (t->keep_gib < 0) t->keep_gib = HD_KEEP_GIB;
     if (!t->ranks) t->ranks = 1;
     return HD_OK;
 }
@@ -88,6 +92,7 @@ static hd_status measure(hd_trainer_memory *out, const plan_settings *s, hd_weig
         .spec = s->spec,
         .weights = w,
         .rows = (int32_t)t->rows,
+        .keep_bytes = t->keep_gib << 30,
         .context =
             (int32_t)(longest < s->spec->max_positions ? longest : s->spec->max_positions),
         .threads = (int32_t)t->threads,

@@ -21,6 +21,7 @@ train_settings train_settings_default(void) {
                             .ranks = 1,
                             .processes = rank_options_default(),
                             .rows = 1024,
+                            .keep_gib = HD_KEEP_GIB,
                             .seed = 1,
                             .keep = 2,
                             .rate = 1e-4,
@@ -65,6 +66,8 @@ void train_options_add(option_list *list, train_settings *s) {
                    "tokens of the longest sequence; 0: --rows + 1"),
         option_int("rows", &s->rows, 1, 1 << 20,
                    "tokens of a micro-batch, which changes no result; default 1024"),
+        option_int("keep-activations", &s->keep_gib, 0, 1 << 20,
+                   "GiB of activations that are not computed again; default 2"),
         option_choice("backend", &s->backend, backends,
                       "cpu (default), cuda, or auto: a GPU if there is one"),
         option_int("threads", &s->threads, 0, 1024, "0: one per core; changes no result"),
@@ -87,6 +90,7 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
                                  hd_err *err) {
     *out = (hd_trainer_options){
         .rows = (int32_t)s->rows,
+        .keep_bytes = s->keep_gib << 30,
         .context = (int32_t)(s->context ? s->context : s->rows + 1),
         .backend = train_settings_backend(s),
         .threads = (int32_t)s->threads,

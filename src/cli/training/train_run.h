@@ -14,7 +14,7 @@
 typedef struct train_settings {
     const char *model_dir, *out, *freeze, *log;
     const char *init; /* a config to begin with random weights of; NULL: none */
-    int64_t steps, rows, context, threads, ranks, seed, save_every, keep, warmup;
+    int64_t steps, rows, keep_gib, context, threads, ranks, seed, save_every, keep, warmup;
     int optimizer, schedule, backend;
     double rate, muon_rate, beta1, beta2, eps, decay, momentum, clip, last_rate, mtp_weight;
     bool resume, quiet;

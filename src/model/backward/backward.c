@@ -13,7 +13,30 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-static void place_attention(backward_activations *d, hd_arena *a, const hd_model *m) {
+bool backward_is_naive(const hd_backward *b) {
+    for (int32_t l = 0; l < b->m->env.spec->n_layers; l++) {
+        if (b->m->env.spec->layers[l].attention != HD_ATTN_MLA) return false;
+    }
+    return b->ops->attention_naive_back != NULL;
+}
+
+static void place_mla(hd_backward *b, hd_arena *a) {
+    const hd_model_spec *c = b->m->env.spec;
+    backward_activations *d = &b->d;
+    const int64_t n = (int64_t)b->m->limits.rows * b->m->shard->n_heads;
+    if (backward_is_naive(b)) {
+        d->made = take(a, n * (c->nope_dim + c->v_dim));
+        d->dmade = take(a, n * (c->nope_dim + c->v_dim));
+        d->rotated_part = take(a, n * c->rope_dim);
+        return;
+    }
+    d->q_wide = take(a, n * (c->kv_rank + c->rope_dim));
+    d->context = take(a, n * c->kv_rank);
+}
+
+static void place_attention(hd_backward *b, hd_arena *a) {
+    const hd_model *m = b->m;
+    backward_activations *d = &b->d;
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, heads = m->shard->n_heads;
     const bool mla = c->family != HD_FAMILY_V4;
@@ -21,8 +44,11 @@ static void place_attention(backward_activations *d, hd_arena *a, const hd_model
     d->q_low = take(a, n * c->q_rank);
     d->q_low_raw = take(a, n * c->q_rank);
     d->q = take(a, n * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
-    d->q_wide = take(a, mla ? n * heads * wide : 0);
-    d->context = take(a, n * heads * (mla ? c->kv_rank : c->head_dim));
+    if (mla) {
+        place_mla(b, a);
+    } else {
+        d->context = take(a, n * heads * c->head_dim);
+    }
     d->o_low = take(a, n * (mla ? heads * c->v_dim : m->shard->o_groups * c->o_rank));
     d->kv = take(a, mla ? 0 : n * wide);
     d->entries = take(a, n * wide);
@@ -33,7 +59,9 @@ static void place_attention(backward_activations *d, hd_arena *a, const hd_model
     d->first_entry = hd_arena_take(a, (size_t)n * sizeof *d->first_entry, 64);
 }
 
-static void place_ffn(backward_activations *d, hd_arena *a, const hd_model *m) {
+static void place_ffn(hd_backward *b, hd_arena *a) {
+    const hd_model *m = b->m;
+    backward_activations *d = &b->d;
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, places = n * c->route.top_k;
     const int64_t inter = larger(m->shard->dense_inter.n, m->shard->shared_inter.n);
@@ -47,7 +75,9 @@ static void place_ffn(backward_activations *d, hd_arena *a, const hd_model *m) {
     d->expert_x = take(a, places * c->hidden);
 }
 
-static void place_head(backward_activations *d, hd_arena *a, const hd_model *m) {
+static void place_head(hd_backward *b, hd_arena *a) {
+    const hd_model *m = b->m;
+    backward_activations *d = &b->d;
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.logits;
     d->merged = take(a, n * c->hidden);
@@ -55,8 +85,9 @@ static void place_head(backward_activations *d, hd_arena *a, const hd_model *m) 
     d->logit_mix = take(a, n * c->hc_mult);
 }
 
-static void place_mtp(backward_activations *d, hd_arena *a, const hd_model *m) {
-    d->paired =
+static void place_mtp(hd_backward *b, hd_arena *a) {
+    const hd_model *m = b->m;
+    b->d.paired =
         take(a, m->env.spec->hc_mult ? 0 : 2 * (int64_t)m->limits.rows * m->env.spec->hidden);
 }
 
@@ -69,12 +100,32 @@ static int64_t residual_size(const hd_model *m) {
     return (int64_t)m->limits.rows * model_streams(c) * c->hidden;
 }
 
+static int32_t n_blocks(const hd_model *m) {
+    return 2 * (m->env.spec->n_layers + has_mtp(m));
+}
+
+/* The last blocks are kept, as many as fit. */
+static void place_kept(hd_backward *b, hd_arena *a) {
+    int64_t left = b->keep_bytes;
+    for (int32_t i = n_blocks(b->m) - 1; i >= 0; i--) {
+        kept_block *k = &b->blocks[i];
+        hd_arena alone = hd_arena_measure();
+        k->t = b->m->acts[0];
+        model_place_block(&k->t, &alone, b->m, i % 2);
+        left -= (int64_t)alone.peak;
+        k->kept = left >= 0;
+        if (!k->kept) return;
+        model_place_block(&k->t, a, b->m, i % 2);
+    }
+}
+
 static void place_all(hd_backward *b, hd_arena *a) {
     const hd_model *m = b->m;
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, hc = c->hc_mult;
     backward_activations *d = &b->d;
-    b->kept = take(a, 2 * (int64_t)(c->n_layers + has_mtp(m)) * residual_size(m));
+    b->kept = take(a, n_blocks(m) * residual_size(m));
+    place_kept(b, a);
     b->row = hd_arena_take(a, (size_t)n * sizeof *b->row, 64);
     b->last = take(a, has_mtp(m) ? residual_size(m) : 0);
     d->x = take(a, residual_size(m));
@@ -88,13 +139,13 @@ static void place_all(hd_backward *b, hd_arena *a) {
     d->part = take(a, hc ? larger(n, m->limits.logits) * (3 + 2 * hc + hc * hc) : 0);
     d->norm_scale = hd_arena_take(
         a, (size_t)larger(n * model_streams(c), m->limits.logits) * sizeof *d->norm_scale, 64);
-    static void (*const places[])(backward_activations *, hd_arena *, const hd_model *) = {
-        place_attention, place_ffn, place_head, place_mtp};
+    static void (*const places[])(hd_backward *, hd_arena *) = {place_attention, place_ffn,
+                                                                place_head, place_mtp};
     const size_t scratch = a->used;
     size_t end = scratch;
     for (size_t i = 0; i < HD_LEN(places); i++) {
         hd_arena_rewind(a, scratch);
-        places[i](d, a, m);
+        places[i](b, a);
         if (a->used > end) end = a->used;
     }
     hd_arena_take(a, end - a->used, 1);
@@ -138,14 +189,17 @@ static hd_status open_rows(hd_backward *b, hd_err *err) {
 }
 
 hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
-                           hd_err *err) {
+                           int64_t keep_bytes, hd_err *err) {
     *out = NULL;
     HD_TRY(check(m, err));
     hd_backward *b = calloc(1, sizeof *b);
     if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
     b->m = m;
     b->ops = ops;
-    hd_status st = open_block(b, err);
+    b->keep_bytes = keep_bytes;
+    b->blocks = calloc((size_t)n_blocks(m), sizeof *b->blocks);
+    hd_status st = b->blocks ? open_block(b, err)
+                             : HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
     if (st == HD_OK) st = open_rows(b, err);
     if (st == HD_OK) {
         *out = b;
@@ -159,6 +213,7 @@ void hd_backward_close(hd_backward *b) {
     if (!b) return;
     hd_device_release(b->m->env.device, b->block);
     free(b->first_entry);
+    free(b->blocks);
     free(b);
 }
 
@@ -183,6 +238,19 @@ static void copy_residual(const hd_backward *b, const model_step *s, float *to,
     hd_stream_copy(s->stream, to, from, n * sizeof *to);
 }
 
+static void count_in(model_replay *r, hd_replay_count *count) {
+    r->routed = &count->routed;
+    r->indexed = &count->indexed;
+    r->other_experts = &count->other_experts;
+    r->other_keys = &count->other_keys;
+}
+
+static model_replay replay_of(hd_backward *b, const hd_loss *loss) {
+    model_replay r = {.experts = loss->routes, .row = b->row, .keys = loss->keys};
+    count_in(&r, &b->replayed);
+    return r;
+}
+
 static void run_block(model_step *s, int32_t layer, int32_t block) {
     const hd_layer_spec *kind = &s->m->env.spec->layers[layer];
     s->t->expert = s->t->choices; /* nobody reads those of other layers */
@@ -191,11 +259,19 @@ static void run_block(model_step *s, int32_t layer, int32_t block) {
     if (!block) model_block_out(s, layer); /* of the other it is a stage */
 }
 
-/* keep: the residual before every block */
-static void run_layer(const hd_backward *b, model_step *s, int32_t layer, bool keep) {
+model_activations *backward_block(const hd_backward *b, int32_t layer, int32_t block) {
+    kept_block *k = &b->blocks[2 * layer + block];
+    return k->kept ? &k->t : NULL;
+}
+
+/* keep: the residual before every block, and of some blocks all activations */
+static void run_layer(const hd_backward *b, const model_step *s, int32_t layer, bool keep) {
     for (int32_t block = 0; block < 2; block++) {
+        model_step of_block = *s;
+        model_activations *own = keep ? backward_block(b, layer, block) : NULL;
+        if (own) of_block.t = own;
         if (keep) copy_residual(b, s, backward_kept(b, layer, block), s->t->x.data);
-        run_block(s, layer, block);
+        run_block(&of_block, layer, block);
     }
 }
 
@@ -210,13 +286,34 @@ static back_block_fn *block_of(const hd_layer_spec *kind, int32_t block) {
     return kind->attention == HD_ATTN_MLA_SPARSE ? back_mla_sparse : back_hybrid;
 }
 
-/* Computes the block again from its kept input, then goes back through it. */
-static void back_layer(const back_step *k, model_step *s, int32_t layer) {
+/* Computes a block again from its kept input. What is replayed has been counted. */
+static void run_again(const back_step *k, model_step *s, int32_t layer, int32_t block) {
+    hd_replay_count counted = {0};
+    model_replay replay;
+    if (s->replay) {
+        replay = *s->replay;
+        count_in(&replay, &counted);
+        s->replay = &replay;
+    }
+    copy_residual(k->b, s, s->t->x.data, backward_kept(k->b, layer, block));
+    run_block(s, layer, block);
+    s->replay = k->s->replay;
+}
+
+/* Goes back through the blocks, of which those that are not kept are first computed again. */
+static void back_layer(const back_step *k, const model_step *s, int32_t layer) {
     const hd_layer_spec *kind = &s->m->env.spec->layers[layer];
     for (int32_t block = 1; block >= 0; block--) {
-        copy_residual(k->b, s, s->t->x.data, backward_kept(k->b, layer, block));
-        run_block(s, layer, block);
-        back_through(k, layer, block, block_of(kind, block));
+        model_step of_block = *s;
+        back_step back = *k;
+        model_activations *own = backward_block(k->b, layer, block);
+        back.s = &of_block;
+        if (own) {
+            of_block.t = own;
+        } else {
+            run_again(k, &of_block, layer, block);
+        }
+        back_through(&back, layer, block, block_of(kind, block));
     }
 }
 
@@ -254,17 +351,6 @@ static void back_embedding(const back_step *k) {
                                                            .rows = s->b->n_rows,
                                                            .copies = model_streams(c),
                                                            .cols = c->hidden});
-}
-
-static model_replay replay_of(hd_backward *b, const hd_loss *loss) {
-    hd_replay_count *count = &b->replayed;
-    return (model_replay){.experts = loss->routes,
-                          .row = b->row,
-                          .keys = loss->keys,
-                          .routed = &count->routed,
-                          .indexed = &count->indexed,
-                          .other_experts = &count->other_experts,
-                          .other_keys = &count->other_keys};
 }
 
 void hd_backward_score(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss) {

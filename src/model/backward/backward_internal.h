@@ -18,6 +18,7 @@ typedef struct backward_activations {
     /* attention */
     float *q_low, *q_low_raw; /* [n, q_rank]; raw: the forward value before the norm */
     float *q, *q_wide, *context, *o_low, *kv, *entries;
+    float *made, *dmade, *rotated_part; /* naive MLA: as of hd_attention_naive_back_args */
     float *compress_kv, *compress_gate;
     float *lse, *delta;   /* [n, heads] */
     int32_t *first_entry; /* [seqs] */
@@ -32,10 +33,18 @@ typedef struct backward_activations {
     float *paired; /* V3's MTP layer [n, 2 * hidden] */
 } backward_activations;
 
+/* Activations of one block that backwards need not be computed again. */
+typedef struct kept_block {
+    bool kept;
+    model_activations t;
+} kept_block;
+
 struct hd_backward {
     hd_model *m;
     const hd_backward_ops *ops;
-    float *kept; /* [layers, 2, rows, streams, hidden] the residual before each block */
+    float *kept;        /* [layers, 2, rows, streams, hidden] the residual before each block */
+    kept_block *blocks; /* [layers, 2] */
+    int64_t keep_bytes;
     float *
         last; /* [rows, streams, hidden] after the main model's layers; NULL without MTP layer */
     backward_activations d;
@@ -54,8 +63,15 @@ typedef struct back_step {
     bool detached; /* what the MTP layer shares with the main model gets no gradient */
 } back_step;
 
+/* Whether gradients of MLA are those of its naive form, which takes fewer products. */
+bool backward_is_naive(const hd_backward *b);
+
 /* The residual that a block began with: 0 attention, 1 feed-forward. */
 float *backward_kept(const hd_backward *b, int32_t layer, int32_t block);
+
+/* The activations of a block on its way back; NULL: they are computed again, among those of the
+ * step. */
+model_activations *backward_block(const hd_backward *b, int32_t layer, int32_t block);
 
 /* The gradient of a matrix of out = x W^T: dw += g^T x, unless dw is NULL. */
 void back_matrix(const back_step *k, float *dw, hd_rows g, hd_rows x, int32_t rows,
@@ -67,7 +83,7 @@ void back_heads(const back_step *k, int32_t layer, hd_role role,
                 const hd_linear_heads_args *forward, float *dx, const float *g);
 
 /* dx = g W, for out = x W^T */
-void back_input(const back_step *k, int32_t layer, hd_role role, float *dx, hd_rows g,
+void back_input(const back_step *k, int32_t layer, hd_role role, hd_rows dx, hd_rows g,
                 int32_t rows);
 
 /* dx = g W, or dx += g W with `more`; and W's gradient, for out = x W^T. */

@@ -51,10 +51,10 @@ void back_heads(const back_step *k, int32_t layer, hd_role role,
     k->s->m->env.ops->linear_heads(k->s->stream, &back);
 }
 
-void back_input(const back_step *k, int32_t layer, hd_role role, float *dx, hd_rows g,
+void back_input(const back_step *k, int32_t layer, hd_role role, hd_rows dx, hd_rows g,
                 int32_t rows) {
     const hd_weight *w = hd_weights_matrix(k->s->m->env.weights, layer, role);
-    k->s->m->env.ops->linear_heads(k->s->stream, &(hd_linear_heads_args){.out = hd_f32(dx),
+    k->s->m->env.ops->linear_heads(k->s->stream, &(hd_linear_heads_args){.out = dx,
                                                                          .x = g,
                                                                          .w = w,
                                                                          .rows = rows,
@@ -72,7 +72,7 @@ void back_linear(const back_step *k, int32_t layer, hd_role role, float *dx, boo
     float *out = more ? k->b->d.term : dx;
     back_matrix(k, hd_gradients_at(k->g, layer, role), g, x, rows, w->rows, w->cols);
     if (!dx) return;
-    back_input(k, layer, role, out, g, rows);
+    back_input(k, layer, role, hd_f32(out), g, rows);
     if (more) back_add(k, dx, out, rows, w->cols);
 }
 

@@ -8,15 +8,18 @@ typedef struct mlp_roles {
 static const mlp_roles dense_roles = {HD_DENSE_GATE, HD_DENSE_UP, HD_DENSE_DOWN};
 static const mlp_roles shared_roles = {HD_SHARED_GATE, HD_SHARED_UP, HD_SHARED_DOWN};
 
-/* The forward pass leaves t->gate as the input of `down`; gate and up are computed again. */
+/* The forward pass leaves t->inter as the input of `down`. Where that is t->gate, gate and up are
+ * computed again. */
 static void back_mlp(const back_step *k, int32_t layer, const mlp_roles *r, int32_t inter) {
     const model_step *s = k->s;
     const backward_activations *d = &k->b->d;
     const model_activations *t = s->t;
     const int32_t n = s->b->n_rows;
-    back_linear(k, layer, r->down, d->gate, false, hd_f32(d->y), t->gate, n);
-    model_linear(s, layer, r->gate, t->gate, t->h, n);
-    model_linear(s, layer, r->up, t->up, t->h, n);
+    back_linear(k, layer, r->down, d->gate, false, hd_f32(d->y), t->inter, n);
+    if (t->inter.data == t->gate.data) {
+        model_linear(s, layer, r->gate, t->gate, t->h, n);
+        model_linear(s, layer, r->up, t->up, t->h, n);
+    }
     k->b->ops->swiglu_back(s->stream,
                            &(hd_swiglu_back_args){.dgate = d->gate,
                                                   .dup = d->up,
@@ -97,9 +100,11 @@ static void back_routed(const back_step *k, int32_t layer) {
                                     .rows = s->b->n_rows,
                                     .cols = c->hidden,
                                     .top_k = c->route.top_k});
-    back_experts(k, layer, HD_EXPERT_DOWN, d->expert_gate, d->expert_y, t->expert_gate, false);
-    expert_again(k, layer, HD_EXPERT_GATE, t->expert_gate);
-    expert_again(k, layer, HD_EXPERT_UP, t->expert_up);
+    back_experts(k, layer, HD_EXPERT_DOWN, d->expert_gate, d->expert_y, t->expert_inter, false);
+    if (t->expert_inter.data == t->expert_gate.data) {
+        expert_again(k, layer, HD_EXPERT_GATE, t->expert_gate);
+        expert_again(k, layer, HD_EXPERT_UP, t->expert_up);
+    }
     k->b->ops->swiglu_back(
         s->stream, &(hd_swiglu_back_args){.dgate = d->expert_gate,
                                           .dup = d->expert_up,

@@ -77,7 +77,8 @@ static void back_vocabulary(const back_step *k, int32_t layer) {
         back_matrix(k, dw, hd_f32(s->t->logits), s->t->merged, s->b->n_logits, c->vocab,
                     c->hidden);
     }
-    back_input(k, HD_GLOBAL, HD_HEAD, k->b->d.merged, hd_f32(s->t->logits), s->b->n_logits);
+    back_input(k, HD_GLOBAL, HD_HEAD, hd_f32(k->b->d.merged), hd_f32(s->t->logits),
+               s->b->n_logits);
 }
 
 /* Logits rows [first, first + n) of the batch. */

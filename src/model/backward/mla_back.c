@@ -14,9 +14,11 @@ static void back_query(const back_step *k, int32_t layer) {
         return;
     }
     back_linear(k, layer, HD_Q_B, d->q_low, false, hd_f32(d->q), s->t->q_low, n);
-    model_linear(s, layer, HD_Q_A, hd_f32(d->q_low_raw), s->t->h, n);
-    back_norm(k, layer, HD_Q_A_NORM, hd_f32(d->q_low), hd_f32(d->q_low), hd_f32(d->q_low_raw),
-              n, c->q_rank, inner_eps);
+    const bool kept = s->t->q_low_raw.data != s->t->q_low.data;
+    const hd_rows raw = kept ? s->t->q_low_raw : hd_f32(d->q_low_raw);
+    if (!kept) model_linear(s, layer, HD_Q_A, raw, s->t->h, n);
+    back_norm(k, layer, HD_Q_A_NORM, hd_f32(d->q_low), hd_f32(d->q_low), raw, n, c->q_rank,
+              inner_eps);
     back_linear(k, layer, HD_Q_A, d->h, false, hd_f32(d->q_low), s->t->h, n);
 }
 
@@ -28,8 +30,9 @@ static void back_latents(const back_step *k, int32_t layer) {
     const int32_t n = s->b->n_rows, wide = c->kv_rank + c->rope_dim;
     const hd_rows latents = hd_rows_strided(hd_f32(d->entries), wide);
     back_rope(k, s->t->cos_sin, d->entries, c->kv_rank, 1, wide);
-    model_linear(s, layer, HD_KV_A, s->t->kv, s->t->h, n);
-    back_norm(k, layer, HD_KV_A_NORM, latents, latents, hd_rows_strided(s->t->kv, wide), n,
+    if (s->t->kv_raw.data == s->t->kv.data)
+        model_linear(s, layer, HD_KV_A, s->t->kv, s->t->h, n);
+    back_norm(k, layer, HD_KV_A_NORM, latents, latents, hd_rows_strided(s->t->kv_raw, wide), n,
               c->kv_rank, inner_eps);
     back_linear(k, layer, HD_KV_A, d->h, true, hd_f32(d->entries), s->t->h, n);
 }
@@ -78,7 +81,60 @@ static void back_rotated_query(const back_step *k) {
                                                    .inverse = true});
 }
 
-static void back(const back_step *k, int32_t layer, const int32_t *selected) {
+/* ---- the naive form ---- */
+
+/* d.q, d.dmade and the rotated part of d.entries, of d.o_low */
+static void back_naive_attention(const back_step *k, hd_rows rotated) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    const int32_t heads = s->m->shard->n_heads;
+    k->b->ops->attention_naive_back(
+        s->stream, &(hd_attention_naive_back_args){
+                       .dq = d->q,
+                       .dmade = d->dmade,
+                       .drotated = hd_rows_strided(hd_f32(d->entries + c->kv_rank),
+                                                   c->kv_rank + c->rope_dim),
+                       .part = d->rotated_part,
+                       .lse = d->lse,
+                       .delta = d->delta,
+                       .g = hd_f32(d->o_low),
+                       .out = s->t->o_low,
+                       .q = s->t->q,
+                       .made = d->made,
+                       .rotated = rotated,
+                       .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, 0},
+                       .heads = heads,
+                       .nope_dim = c->nope_dim,
+                       .rope_dim = c->rope_dim,
+                       .v_dim = c->v_dim,
+                       .scale = s->m->softmax_scale
+    });
+    back_rope(k, s->t->cos_sin, d->q, c->nope_dim, heads, c->nope_dim + c->rope_dim);
+}
+
+/* From d.o_low to d.q and d.entries. Keys and values are made of the latents again, and queries
+ * rotated, as the absorbed form did not. */
+static void back_naive(const back_step *k, int32_t layer) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    const hd_weight *w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B);
+    const int32_t n = s->b->n_rows, wide = c->kv_rank + c->rope_dim;
+    const hd_rows latents = hd_rows_strided(s->t->kv, wide);
+    model_linear(s, layer, HD_KV_B, hd_f32(d->made), latents, n);
+    model_rope(s, s->t->cos_sin, s->t->q, c->nope_dim, s->m->shard->n_heads,
+               c->nope_dim + c->rope_dim);
+    back_naive_attention(k, hd_rows_at(latents, c->kv_rank));
+    back_matrix(k, hd_gradients_at(k->g, layer, HD_KV_B), hd_f32(d->dmade), latents, n, w->rows,
+                w->cols);
+    back_input(k, layer, HD_KV_B, hd_rows_strided(hd_f32(d->entries), wide), hd_f32(d->dmade),
+               n);
+}
+
+/* ---- the block ---- */
+
+static void back_absorbed(const back_step *k, int32_t layer, const int32_t *selected) {
     const model_step *s = k->s;
     const hd_model_spec *c = s->m->env.spec;
     const backward_activations *d = &k->b->d;
@@ -98,12 +154,22 @@ static void back(const back_step *k, int32_t layer, const int32_t *selected) {
     keys.out_head = c->kv_rank + c->rope_dim;
     keys.x_head = c->nope_dim + c->rope_dim;
     keys.transpose = true;
-    back_linear(k, layer, HD_O, d->o_low, false, hd_f32(d->y), s->t->o_low, s->b->n_rows);
     /* of the two halves of KV_B: out = x W_h^T for values, out = x W_h for absorbed keys */
     back_heads(k, layer, HD_KV_B, &values, d->context, d->o_low);
     back_attention(k, layer, selected);
     back_heads(k, layer, HD_KV_B, &keys, d->q, d->q_wide);
     back_rotated_query(k);
+}
+
+static void back(const back_step *k, int32_t layer, const int32_t *selected) {
+    const model_step *s = k->s;
+    const backward_activations *d = &k->b->d;
+    back_linear(k, layer, HD_O, d->o_low, false, hd_f32(d->y), s->t->o_low, s->b->n_rows);
+    if (backward_is_naive(k->b)) {
+        back_naive(k, layer);
+    } else {
+        back_absorbed(k, layer, selected);
+    }
     back_query(k, layer);
     back_latents(k, layer);
 }

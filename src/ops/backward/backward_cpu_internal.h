@@ -11,7 +11,9 @@
     X(grouped_weight_grad)      \
     X(grouped_gemm_back)        \
     X(swiglu_back)              \
+    X(rms_norm_back)            \
     X(attention_back)           \
+    X(attention_naive_back)     \
     X(hc_post_back)             \
     X(hc_pre_back)              \
     X(cross_entropy)

@@ -7,9 +7,18 @@
 #include "ops/backward/backward_cpu_internal.h"
 
 enum {
-    OUT_ROWS = 24, /* rows of dw in a task */
-    SUM_ROWS = 32  /* rows that are added between two loads of dw */
+    OUT_ROWS = 64, /* rows of dw in a task, at most */
+    SUM_ROWS = 32, /* rows that are added between two loads of dw */
+    TASKS = 3      /* of a worker, at least, unless they have fewer than LEAST_ROWS rows */
 };
+
+/* Rows of dw in a task, of n_rows in each of n matrices. */
+static int32_t task_rows(const hd_stream *s, int32_t n_rows, int32_t n) {
+    enum { LEAST_ROWS = 16 };
+    const int64_t fair = (int64_t)n_rows * n / (TASKS * (int64_t)hd_stream_workers(s));
+    const int32_t rows = fair > OUT_ROWS ? OUT_ROWS : (int32_t)fair - (int32_t)fair % 4;
+    return hd_max_i32(LEAST_ROWS, rows);
+}
 
 /* dw[i, c] += left[r, i] * right[r][c] for i < n_rows <= OUT_ROWS and r < rows <= SUM_ROWS */
 static void add_outer(const ops_kernels *k, float *dw, const float *left, int64_t left_row,
@@ -36,13 +45,14 @@ static void add_outer(const ops_kernels *k, float *dw, const float *left, int64_
 typedef struct weight_job {
     const hd_weight_grad_args *a;
     const ops_kernels *k;
+    int32_t out_rows; /* rows of dw in a task */
     int32_t per_head; /* tasks */
 } weight_job;
 
 static void weight_task(const void *arg, int32_t task, int32_t worker) {
     const weight_job *job = arg;
     const hd_weight_grad_args *a = job->a;
-    const int32_t h = task / job->per_head, i = task % job->per_head * OUT_ROWS;
+    const int32_t h = task / job->per_head, i = task % job->per_head * job->out_rows;
     const int64_t left_row = stride_of(a->left, (int64_t)a->heads * a->left_head);
     const int64_t right_row = stride_of(a->right, (int64_t)a->heads * a->right_head);
     const float *left = act_in(a->left) + (int64_t)h * a->left_head + i;
@@ -54,12 +64,13 @@ static void weight_task(const void *arg, int32_t task, int32_t worker) {
         const int32_t n = hd_min_i32(SUM_ROWS, a->rows - r);
         for (int32_t j = 0; j < n; j++) row[j] = right + (r + j) * right_row;
         add_outer(job->k, dw, left + r * left_row, left_row, row, n,
-                  hd_min_i32(OUT_ROWS, a->n_rows - i), a->cols);
+                  hd_min_i32(job->out_rows, a->n_rows - i), a->cols);
     }
 }
 
 void back_weight_grad_cpu(hd_stream *s, const hd_weight_grad_args *a, const ops_kernels *k) {
-    const weight_job job = {a, k, (int32_t)hd_ceil_div(a->n_rows, OUT_ROWS)};
+    const int32_t rows = task_rows(s, a->n_rows, a->heads);
+    const weight_job job = {a, k, rows, (int32_t)hd_ceil_div(a->n_rows, rows)};
     hd_stream_tasks(s, a->heads * job.per_head, weight_task, &job);
 }
 
@@ -68,13 +79,14 @@ void back_weight_grad_cpu(hd_stream *s, const hd_weight_grad_args *a, const ops_
 typedef struct grouped_job {
     const hd_grouped_weight_grad_args *a;
     const ops_kernels *k;
+    int32_t out_rows; /* rows of dw in a task */
     int32_t per_slot; /* tasks */
 } grouped_job;
 
 static void grouped_task(const void *arg, int32_t task, int32_t worker) {
     const grouped_job *job = arg;
     const hd_grouped_weight_grad_args *a = job->a;
-    const int32_t e = task / job->per_slot, i = task % job->per_slot * OUT_ROWS;
+    const int32_t e = task / job->per_slot, i = task % job->per_slot * job->out_rows;
     float *dw = a->dw + ((int64_t)e * a->n_rows + i) * a->cols;
     const float *row[SUM_ROWS];
     (void)worker;
@@ -85,13 +97,14 @@ static void grouped_task(const void *arg, int32_t task, int32_t worker) {
             row[j] = act_in(a->x) + at * a->cols;
         }
         add_outer(job->k, dw, act_in(a->g) + (int64_t)p * a->n_rows + i, a->n_rows, row, n,
-                  hd_min_i32(OUT_ROWS, a->n_rows - i), a->cols);
+                  hd_min_i32(job->out_rows, a->n_rows - i), a->cols);
     }
 }
 
 void back_grouped_weight_grad_cpu(hd_stream *s, const hd_grouped_weight_grad_args *a,
                                   const ops_kernels *k) {
-    const grouped_job job = {a, k, (int32_t)hd_ceil_div(a->n_rows, OUT_ROWS)};
+    const int32_t rows = task_rows(s, a->n_rows, a->n_slots);
+    const grouped_job job = {a, k, rows, (int32_t)hd_ceil_div(a->n_rows, rows)};
     hd_stream_tasks(s, a->n_slots * job.per_slot, grouped_task, &job);
 }
 

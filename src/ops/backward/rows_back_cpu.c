@@ -1,5 +1,6 @@
-/* rows_back_cpu.c - gradients whose rows are independent: the reference on a few rows per task,
- * to the same bits. */
+/* rows_back_cpu.c - gradients whose rows are independent, a few rows per task: over the kernels of an
+ * instruction set, or the reference to the same bits. */
+#include <math.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -23,6 +24,7 @@ static int32_t slice(const slices *all, int32_t task, int32_t *first) {
     return hd_min_i32(all->per_task, all->rows - *first);
 }
 
+/* `all` is the first member of what the task gets. */
 static void run(const slices *all, hd_task_fn *fn) {
     hd_stream_tasks(all->s, (int32_t)hd_ceil_div(all->rows, all->per_task), fn, all);
 }
@@ -32,31 +34,152 @@ static hd_rows rows_from(hd_rows t, int64_t first, int64_t width) {
     return t;
 }
 
-static void swiglu_task(const void *arg, int32_t task, int32_t worker) {
-    const slices *all = arg;
-    hd_swiglu_back_args a = *(const hd_swiglu_back_args *)all->args;
-    int32_t first;
-    (void)worker;
-    a.rows = slice(all, task, &first);
-    const int64_t at = (int64_t)first * a.cols;
-    a.dgate += at;
-    a.dup += at;
-    a.g = rows_from(a.g, first, a.cols);
-    a.gate = rows_from(a.gate, first, a.cols);
-    a.up = rows_from(a.up, first, a.cols);
-    if (a.assignment) {
-        a.assignment += first;
-    } else {
-        if (a.weight) a.weight += first;
-        if (a.dweight) a.dweight += first;
+/* sum of a[i] b[i], in as many partial sums as there are lanes */
+static double dot(const float *restrict a, const float *restrict b, int32_t n) {
+    double part[OPS_LANES] = {0}, sum = 0.0;
+    int32_t i = 0;
+    for (; i + OPS_LANES <= n; i += OPS_LANES) {
+        for (int32_t u = 0; u < OPS_LANES; u++) part[u] += (double)a[i + u] * (double)b[i + u];
     }
-    hd_swiglu_back_ref(all->s, &a);
+    for (; i < n; i++) sum += (double)a[i] * (double)b[i];
+    for (int32_t u = 0; u < OPS_LANES; u++) sum += part[u];
+    return sum;
+}
+
+/* ---- SwiGLU ---- */
+
+enum { STRETCH = 256 };
+
+typedef struct swiglu_job {
+    slices all;
+    const ops_kernels *k;
+} swiglu_job;
+
+/* n elements of a row from `at` on; returns their part of the gradient of `weight`. */
+static double swiglu_stretch(const swiglu_job *job, int64_t at, int32_t n, float weight) {
+    const hd_swiglu_back_args *a = job->all.args;
+    const float limit = a->limit > 0.0f ? a->limit : INFINITY;
+    const float *restrict gate = act_in(a->gate) + at, *restrict up = act_in(a->up) + at;
+    float *restrict dgate = a->dgate + at, *restrict dup = a->dup + at;
+    float e[STRETCH], g[STRETCH]; /* dgate may be g */
+    memcpy(g, act_in(a->g) + at, (size_t)n * sizeof *g);
+    for (int32_t i = 0; i < n; i++) e[i] = gate[i] < limit ? -gate[i] : -limit;
+    job->k->exp_sum(e, n, 0.0f);
+    for (int32_t i = 0; i < n; i++) {
+        const float x = gate[i] < limit ? gate[i] : limit, top = up[i] < limit ? up[i] : limit;
+        const float u = top > -limit ? top : -limit, share = 1.0f / (1.0f + e[i]);
+        const float dx = g[i] * weight * u * share * (1.0f + x * (1.0f - share));
+        const float du = g[i] * weight * x * share;
+        dgate[i] = gate[i] <= limit ? dx : 0.0f;
+        dup[i] = fabsf(up[i]) <= limit ? du : 0.0f;
+        e[i] = x * share * u;
+    }
+    return dot(g, e, n);
+}
+
+static void swiglu_task(const void *arg, int32_t task, int32_t worker) {
+    const swiglu_job *job = arg;
+    const hd_swiglu_back_args *a = job->all.args;
+    int32_t first;
+    const int32_t n = slice(&job->all, task, &first);
+    (void)worker;
+    for (int32_t r = first; r < first + n; r++) {
+        const int32_t choice = a->assignment ? a->assignment[r] : r;
+        const float weight = a->weight ? a->weight[choice] : 1.0f;
+        double along = 0.0;
+        for (int32_t c = 0; c < a->cols; c += STRETCH) {
+            along += swiglu_stretch(job, (int64_t)r * a->cols + c,
+                                    hd_min_i32(STRETCH, a->cols - c), weight);
+        }
+        if (a->dweight) a->dweight[choice] = (float)along;
+    }
 }
 
 void back_swiglu_back_cpu(hd_stream *s, const hd_swiglu_back_args *a, const ops_kernels *k) {
-    (void)k;
-    run(&(slices){a, s, a->rows, rows_per_task(8 * (int64_t)a->cols)}, swiglu_task);
+    const swiglu_job job = {
+        {a, s, a->rows, rows_per_task(a->cols)},
+        k
+    };
+    run(&job.all, swiglu_task);
 }
+
+/* ---- RMS norm ---- */
+
+enum { NORM_COLS = 64 }; /* of a task of dweight */
+
+typedef struct norm_job {
+    slices all;
+    const ops_kernels *k;
+} norm_job;
+
+static double inverse_rms(const norm_job *job, const float *x) {
+    const hd_rms_norm_back_args *a = job->all.args;
+    return 1.0 / sqrt(job->k->square_sum(x, a->cols) / a->cols + (double)a->eps);
+}
+
+static const float *norm_x(const hd_rms_norm_back_args *a, int32_t r) {
+    return act_in(a->x) + r * stride_of(a->x, a->cols);
+}
+
+static const float *norm_g(const hd_rms_norm_back_args *a, int32_t r) {
+    return act_in(a->g) + r * stride_of(a->g, a->cols);
+}
+
+static void norm_scale_task(const void *arg, int32_t task, int32_t worker) {
+    const norm_job *job = arg;
+    const hd_rms_norm_back_args *a = job->all.args;
+    int32_t first;
+    const int32_t n = slice(&job->all, task, &first);
+    (void)worker;
+    for (int32_t r = first; r < first + n; r++) a->scale[r] = inverse_rms(job, norm_x(a, r));
+}
+
+/* A task owns columns: it adds row after row to them. */
+static void norm_weight_task(const void *arg, int32_t task, int32_t worker) {
+    const norm_job *job = arg;
+    const hd_rms_norm_back_args *a = job->all.args;
+    const int32_t col = task * NORM_COLS, n = hd_min_i32(NORM_COLS, a->cols - col);
+    float *restrict dweight = a->dweight + col;
+    (void)worker;
+    for (int32_t r = 0; r < a->rows; r++) {
+        const float *restrict g = norm_g(a, r) + col, *restrict x = norm_x(a, r) + col;
+        const float scale = (float)a->scale[r];
+        for (int32_t c = 0; c < n; c++) dweight[c] += g[c] * (x[c] * scale);
+    }
+}
+
+static void norm_rows_task(const void *arg, int32_t task, int32_t worker) {
+    const norm_job *job = arg;
+    const hd_rms_norm_back_args *a = job->all.args;
+    int32_t first;
+    const int32_t n = slice(&job->all, task, &first);
+    (void)worker;
+    for (int32_t r = first; r < first + n; r++) {
+        const float *x = norm_x(a, r), *g = norm_g(a, r);
+        float *dx = act(a->dx) + r * stride_of(a->dx, a->cols); /* may be g */
+        const double inverse = a->dweight ? a->scale[r] : inverse_rms(job, x);
+        for (int32_t c = 0; c < a->cols; c++) dx[c] = a->weight ? g[c] * a->weight[c] : g[c];
+        const double along = dot(dx, x, a->cols);
+        const float scale = (float)inverse,
+                    pull = (float)(inverse * inverse * inverse * along / a->cols);
+        for (int32_t c = 0; c < a->cols; c++) dx[c] = scale * dx[c] - pull * x[c];
+    }
+}
+
+void back_rms_norm_back_cpu(hd_stream *s, const hd_rms_norm_back_args *a,
+                            const ops_kernels *k) {
+    const norm_job job = {
+        {a, s, a->rows, rows_per_task(a->cols)},
+        k
+    };
+    if (a->dweight) {
+        run(&job.all, norm_scale_task);
+        hd_stream_tasks(s, (int32_t)hd_ceil_div(a->cols, NORM_COLS), norm_weight_task, &job);
+    }
+    run(&job.all, norm_rows_task);
+}
+
+/* ---- hyper-connections ---- */
 
 static void hc_post_task(const void *arg, int32_t task, int32_t worker) {
     const slices *all = arg;
@@ -108,26 +231,4 @@ void back_hc_pre_back_cpu(hd_stream *s, const hd_hc_pre_back_args *a, const ops_
         for (int32_t i = 0; a->dscale && i < 3; i++) a->dscale[i] += part[i];
         for (int32_t i = 0; a->dbase && i < n; i++) a->dbase[i] += part[3 + i];
     }
-}
-
-static void cross_entropy_task(const void *arg, int32_t task, int32_t worker) {
-    const slices *all = arg;
-    hd_cross_entropy_args a = *(const hd_cross_entropy_args *)all->args;
-    int32_t first;
-    (void)worker;
-    a.rows = slice(all, task, &first);
-    a.logits += (int64_t)first * a.vocab;
-    a.logprob += first;
-    a.entropy += first;
-    a.target += first;
-    if (a.factor) a.factor += first;
-    if (a.entropy_factor) a.entropy_factor += first;
-    if (a.temperature) a.temperature += first;
-    hd_cross_entropy_ref(all->s, &a);
-}
-
-void back_cross_entropy_cpu(hd_stream *s, const hd_cross_entropy_args *a,
-                            const ops_kernels *k) {
-    (void)k;
-    run(&(slices){a, s, a->rows, rows_per_task(16 * (int64_t)a->vocab)}, cross_entropy_task);
 }

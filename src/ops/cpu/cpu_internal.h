@@ -95,8 +95,8 @@ _Static_assert(sizeof(ops_tile) <= OPS_STATE_BYTES, "it is a worker's scratch");
 void ops_dequantize(const ops_kernels *k, float *out, const hd_weight *w, int32_t row,
                     int32_t col, int32_t n);
 
-/* GEMM of up to OPS_X_ROWS rows of x, or ops_fast_x_rows, with rows [first_row, first_row +
- * n_rows) of w. */
+/* GEMM of up to OPS_X_ROWS rows of x, ops_fast_x_rows, or FAST_X_ROWS of a narrow matrix, with rows
+ * [first_row, first_row + n_rows) of w. */
 typedef struct ops_product {
     float *out; /* [n_x, n_rows] */
     int64_t out_stride;

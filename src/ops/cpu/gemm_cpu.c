@@ -13,6 +13,11 @@
  * feeds every thread. */
 enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
+enum { NARROW_TASKS = 8 }; /* of a worker, at least, where tasks may be larger */
+
+/* Of a transposed GEMM: tasks per worker, at least, and rows of x in a task, at most. */
+enum { TRANSPOSED_TASKS = 2, TRANSPOSED_ROWS = 512 };
+
 /* With --precision fast every task rounds its rows of x, so tasks are as large as keeps all
  * threads busy to the end. */
 enum {
@@ -144,20 +149,27 @@ static void fetch_next(const hd_weight *w, int32_t row, int32_t n_w, int32_t c, 
     for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
 }
 
+/* Dequantizes n columns from c on of rows [row, row + n_w); spare rows are the first again. */
+static void decode_tile(const ops_kernels *k, const float *w[OPS_WIDE_ROWS],
+                        const hd_weight *from, ops_tile *tile, int32_t row, int32_t n_w,
+                        int32_t c, int32_t n) {
+    for (int32_t j = 0; j < OPS_WIDE_ROWS; j++) {
+        float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_STRIDE;
+        if (j < n_w) {
+            fetch_next(from, row + j, n_w, c, n);
+            ops_dequantize(k, to, from, row + j, c, n);
+        }
+        w[j] = to;
+    }
+}
+
 /* Large-M GEMM of columns from c on, through a dequantized tile. If few rows of x use it at
  * a time, they are still in the cache for its second half. */
 static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *tile,
                           int32_t row, int32_t n_w, int32_t c) {
     const int32_t n = hd_min_i32(OPS_TILE_COLS, p->w->cols - c);
     const float *w[OPS_WIDE_ROWS];
-    for (int32_t j = 0; j < OPS_WIDE_ROWS; j++) {
-        float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_STRIDE; /* spare sums: row 0 */
-        if (j < n_w) {
-            fetch_next(p->w, row + j, n_w, c, n);
-            ops_dequantize(k, to, p->w, row + j, c, n);
-        }
-        w[j] = to;
-    }
+    decode_tile(k, w, p->w, tile, row, n_w, c, n);
     for (int32_t i = 0; i < p->n_x; i += k->near_rows) {
         const int32_t n_x = hd_min_i32(k->near_rows, p->n_x - i);
         for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
@@ -167,7 +179,36 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
     }
 }
 
+/* Whether a GEMM of many rows keeps its sums in registers until they are reduced: columns are one tile. */
+static bool is_narrow(const ops_kernels *k, const hd_weight *w) {
+    return k->score && w->cols <= OPS_TILE_COLS;
+}
+
+/* Such a GEMM. */
+static void multiply_narrow(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
+    for (int32_t o = 0; o < p->n_rows; o += OPS_WIDE_ROWS) {
+        const int32_t n_w = hd_min_i32(OPS_WIDE_ROWS, p->n_rows - o), cols = p->w->cols;
+        const float *w[OPS_WIDE_ROWS];
+        decode_tile(k, w, p->w, tile, p->first_row + o, n_w, 0, cols);
+        for (int32_t i = 0; i < p->n_x; i += k->near_rows) {
+            for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
+                k->score(&(ops_scores){.out = p->out + i * p->out_stride + o + j,
+                                       .q = p->x + i,
+                                       .key = w + j,
+                                       .out_stride = p->out_stride,
+                                       .n_q = hd_min_i32(k->near_rows, p->n_x - i),
+                                       .n_keys = hd_min_i32(OPS_TILE_ROWS, n_w - j),
+                                       .cols = cols});
+            }
+        }
+    }
+}
+
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
+    if (p->n_x > k->small_m_rows && is_narrow(k, p->w)) {
+        multiply_narrow(k, p, tile);
+        return;
+    }
     const int32_t wide = p->n_x > k->small_m_rows ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
     const int32_t sums = OPS_TILE_ROWS * OPS_LANES; /* sums of a row of x */
     for (int32_t o = 0; o < p->n_rows; o += wide) {
@@ -225,6 +266,17 @@ static int64_t even_rows(int64_t rows, int64_t most) {
     return hd_ceil_div(each, FAST_ROWS) * FAST_ROWS;
 }
 
+/* GEMMs whose sums stay in registers may have more rows of x in a task, if many tasks are left: they
+ * dequantize W as many times fewer. */
+static void widen(grid *g, const hd_stream *s, int32_t n_x, int32_t times) {
+    const int64_t tasks = NARROW_TASKS * (int64_t)hd_stream_workers(s);
+    while (g->x_rows * 2 <= FAST_X_ROWS &&
+           (int64_t)g->w_chunks * g->x_blocks * times / 2 >= tasks) {
+        g->x_rows *= 2;
+        g->x_blocks = (int32_t)hd_ceil_div(n_x, g->x_rows);
+    }
+}
+
 /* `times`: number of such GEMMs that share the threads. */
 static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, int32_t n_x,
                 int32_t n_rows, int32_t times) {
@@ -233,11 +285,13 @@ static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, in
     const int64_t x_blocks = hd_ceil_div(n_x, x_rows);
     const int64_t rows = fast ? even_rows(n_rows, fast_task_rows(s, n_rows * x_blocks * times))
                               : task_rows(n_x, w->cols);
-    return (grid){.x_rows = x_rows,
-                  .w_rows = (int32_t)rows,
-                  .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
-                  .x_blocks = (int32_t)x_blocks,
-                  .x_first = fast};
+    grid g = {.x_rows = x_rows,
+              .w_rows = (int32_t)rows,
+              .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
+              .x_blocks = (int32_t)x_blocks,
+              .x_first = fast};
+    if (!fast && is_narrow(k, w)) widen(&g, s, n_x, times);
+    return g;
 }
 
 static ops_tile *tile_of(hd_stream *s, int32_t worker) {
@@ -423,9 +477,21 @@ static void heads_transposed_task(const void *arg, int32_t task, int32_t worker)
     }
 }
 
+/* The more rows of x a task has, the fewer times rows of W are dequantized. */
+static void cut_transposed(grid *g, const hd_stream *s, const hd_linear_heads_args *a) {
+    const int64_t chunks = hd_ceil_div(a->w->cols, OPS_TILE_COLS);
+    const int64_t tasks = TRANSPOSED_TASKS * (int64_t)hd_stream_workers(s);
+    const int64_t fair = a->rows * chunks * a->heads / tasks / OPS_X_ROWS * OPS_X_ROWS;
+    g->w_chunks = (int32_t)chunks;
+    g->x_rows = (int32_t)(fair < OPS_X_ROWS        ? OPS_X_ROWS
+                          : fair > TRANSPOSED_ROWS ? TRANSPOSED_ROWS
+                                                   : fair);
+    g->x_blocks = (int32_t)hd_ceil_div(a->rows, g->x_rows);
+}
+
 void ops_linear_heads_cpu(hd_stream *s, const hd_linear_heads_args *a, const ops_kernels *k) {
     heads_job job = {s, k, a, cut(s, k, a->w, a->rows, a->n_rows, a->heads)};
-    if (a->transpose) job.g.w_chunks = (int32_t)hd_ceil_div(a->w->cols, OPS_TILE_COLS);
+    if (a->transpose) cut_transposed(&job.g, s, a);
     hd_stream_tasks(s, a->heads * job.g.w_chunks * job.g.x_blocks,
                     a->transpose ? heads_transposed_task : heads_plain_task, &job);
 }

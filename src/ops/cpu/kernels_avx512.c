@@ -99,6 +99,40 @@ static inline __m512 reduce_block(block s) {
     return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
 }
 
+static inline void store_scores(const ops_scores *s, int32_t first, int32_t n_q, block sum) {
+    float score[X_ROWS * OPS_TILE_ROWS];
+    _mm512_storeu_ps(score, reduce_block(sum));
+    for (int32_t i = 0; i < n_q; i++) {
+        float *out = s->out + (first + i) * s->out_stride;
+        _mm_mask_storeu_ps(out, (__mmask8)first_lanes(s->n_keys),
+                           _mm_loadu_ps(score + i * OPS_TILE_ROWS));
+    }
+}
+
+/* Scores one or two queries, as score_four() does. */
+static void score_two(const ops_scores *s) {
+    const four none = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
+                       _mm512_setzero_ps()};
+    const float *q0 = s->q[0], *q1 = s->q[s->n_q - 1];
+    block sum = {none, none, none, none};
+    int32_t c = 0;
+    for (; c + OPS_LANES <= s->cols; c += OPS_LANES) {
+        const four key = load_rows(s->key, c);
+        for (int32_t i = 0; s->next && i < OPS_TILE_ROWS; i++) {
+            _mm_prefetch((const char *)(s->next[i] + c), _MM_HINT_T0);
+        }
+        sum.a = add_products(sum.a, _mm512_loadu_ps(q0 + c), key);
+        sum.b = add_products(sum.b, _mm512_loadu_ps(q1 + c), key);
+    }
+    if (c < s->cols) {
+        const __mmask16 live = first_lanes(s->cols - c);
+        const four key = load_ends(s->key, c, live);
+        sum.a = add_products(sum.a, _mm512_maskz_loadu_ps(live, q0 + c), key);
+        sum.b = add_products(sum.b, _mm512_maskz_loadu_ps(live, q1 + c), key);
+    }
+    store_scores(s, 0, s->n_q, sum);
+}
+
 /* Scores four queries from the first on, while `n_next` keys are prefetched: one line of
  * each per step, because many at once would stall. */
 static void score_four(const ops_scores *s, int32_t first, const float *const *next,
@@ -120,19 +154,17 @@ static void score_four(const ops_scores *s, int32_t first, const float *const *n
         const __mmask16 live = first_lanes(s->cols - c);
         sum = add_blocks(sum, load_ends(q, c, live), load_ends(s->key, c, live));
     }
-    float score[X_ROWS * OPS_TILE_ROWS];
-    _mm512_storeu_ps(score, reduce_block(sum));
-    for (int32_t i = 0; i < n_q; i++) {
-        float *out = s->out + (first + i) * s->out_stride;
-        _mm_mask_storeu_ps(out, (__mmask8)first_lanes(s->n_keys),
-                           _mm_loadu_ps(score + i * OPS_TILE_ROWS));
-    }
+    store_scores(s, first, n_q, sum);
 }
 
 static void score(const ops_scores *s) {
+    if (s->n_q <= 2) {
+        score_two(s);
+        return;
+    }
     const int32_t passes = (s->n_q + X_ROWS - 1) / X_ROWS;
     const int32_t each = (OPS_TILE_ROWS + passes - 1) / passes;
-    int32_t fetched = 0;
+    int32_t fetched = s->next ? 0 : OPS_TILE_ROWS;
     for (int32_t i = 0; i < s->n_q; i += X_ROWS, fetched += each) {
         const int32_t left = fetched < OPS_TILE_ROWS ? OPS_TILE_ROWS - fetched : 0;
         score_four(s, i, s->next + fetched, left < each ? left : each);
@@ -184,6 +216,20 @@ static void mix_four(const ops_mix *m, int32_t first, int32_t col) {
     store_columns(o3, live, s3);
 }
 
+static void mix_two(const ops_mix *m, int32_t first, int32_t col) {
+    const columns live = live_columns(m->cols - col);
+    float *o0 = m->out + first * m->out_stride + col, *o1 = o0 + m->out_stride;
+    const float *c0 = m->coef + first * m->coef_stride, *c1 = c0 + m->coef_stride;
+    four s0 = load_columns(o0, live), s1 = load_columns(o1, live);
+    for (int32_t i = 0; i < m->n_rows; i++) {
+        const four x = load_columns(m->row[i] + m->at + col, live);
+        s0 = add_products(s0, _mm512_set1_ps(c0[i]), x);
+        s1 = add_products(s1, _mm512_set1_ps(c1[i]), x);
+    }
+    store_columns(o0, live, s0);
+    store_columns(o1, live, s1);
+}
+
 static void mix_one(const ops_mix *m, int32_t first, int32_t col) {
     const columns live = live_columns(m->cols - col);
     float *out = m->out + first * m->out_stride + col;
@@ -200,6 +246,7 @@ static void mix(const ops_mix *m) {
     for (int32_t col = 0; col < m->cols; col += MIX_COLS) {
         int32_t j = 0;
         for (; j + MIX_OUT <= m->n_out; j += MIX_OUT) mix_four(m, j, col);
+        for (; j + 2 <= m->n_out; j += 2) mix_two(m, j, col);
         for (; j < m->n_out; j++) mix_one(m, j, col);
     }
 }

@@ -63,13 +63,13 @@ typedef struct ops_index {
     int32_t heads, width;
 } ops_index;
 
-/* Attention scores: out[i, j] = q[i] . key[j]. The bits are those of dots followed by
- * reduce. */
+/* Dot products, as attention's scores: out[i, j] = q[i] . key[j]. The bits are those of dots
+ * followed by reduce. */
 typedef struct ops_scores {
     float *out;               /* [n_q, n_keys] */
     const float *const *q;    /* [n_q] */
     const float *const *key;  /* [OPS_TILE_ROWS], also if n_keys is less */
-    const float *const *next; /* [OPS_TILE_ROWS] keys to prefetch */
+    const float *const *next; /* [OPS_TILE_ROWS] keys to prefetch, or NULL */
     int64_t out_stride;
     int32_t n_q, n_keys, cols;
 } ops_scores;

@@ -97,8 +97,11 @@ static void rms_norm_rows(const ops_job *job, int32_t first, int32_t end, int32_
         const float *x = act_in(a->x) + r * stride_of(a->x, a->cols);
         float *out = act(a->out) + r * stride_of(a->out, a->cols);
         const float scale = ops_inverse_rms(job->k, x, a->cols, a->eps);
-        for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale;
-        for (int32_t c = 0; a->weight && c < a->cols; c++) out[c] *= a->weight[c];
+        if (!a->weight) {
+            for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale;
+            continue;
+        }
+        for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale * a->weight[c];
     }
 }
 
