@@ -177,15 +177,16 @@ static void add_tile(const head_task *t, const tile *x) {
     float *dq = a->dq + at_head(t, x->query) * t->k_dim;
     float *dmade = a->dmade + at_head(t, x->key) * t->made;
     float *drotated = a->part + at_head(t, x->key) * a->rope_dim;
+    const float *first_g = act_in(a->g) + at_head(t, x->query) * a->v_dim;
     const float *q_nope[QUERIES], *q_rotated[QUERIES], *g[QUERIES];
     for (int32_t i = 0; i < x->n_queries; i++) {
         q_nope[i] = act_in(a->q) + at_head(t, x->query + i) * t->k_dim;
         q_rotated[i] = q_nope[i] + a->nope_dim;
-        g[i] = act_in(a->g) + at_head(t, x->query + i) * a->v_dim;
+        g[i] = first_g + i * g_row;
     }
     score(t, x, at->p);
     memset(at->ds, 0, (size_t)(x->n_queries * KEYS) * sizeof *at->ds);
-    mix(t, at->ds, KEYS, x->n_queries, g[0], g_row, at->row + t->k_dim, a->v_dim, x->n_keys);
+    mix(t, at->ds, KEYS, x->n_queries, first_g, g_row, at->row + t->k_dim, a->v_dim, x->n_keys);
     differentiate(t, x);
     mix(t, dq, q_row, x->n_queries, at->ds, KEYS, at->nope, x->n_keys, a->nope_dim);
     mix(t, dq + a->nope_dim, q_row, x->n_queries, at->ds, KEYS, at->rotated, x->n_keys,

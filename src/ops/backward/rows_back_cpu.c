@@ -59,24 +59,22 @@ typedef struct swiglu_job {
 static double swiglu_stretch(const swiglu_job *job, int64_t at, int32_t n, float weight) {
     const hd_swiglu_back_args *a = job->all.args;
     const float limit = a->limit > 0.0f ? a->limit : INFINITY;
-    const float *restrict g = act_in(a->g) + at;
     const float *restrict gate = act_in(a->gate) + at, *restrict up = act_in(a->up) + at;
-    float e[STRETCH], dgate[STRETCH], dup[STRETCH]; /* dgate may be g */
+    float *restrict dgate = a->dgate + at, *restrict dup = a->dup + at;
+    float e[STRETCH], g[STRETCH]; /* dgate may be g */
+    memcpy(g, act_in(a->g) + at, (size_t)n * sizeof *g);
     for (int32_t i = 0; i < n; i++) e[i] = gate[i] < limit ? -gate[i] : -limit;
     job->k->exp_sum(e, n, 0.0f);
     for (int32_t i = 0; i < n; i++) {
         const float x = gate[i] < limit ? gate[i] : limit, top = up[i] < limit ? up[i] : limit;
         const float u = top > -limit ? top : -limit, share = 1.0f / (1.0f + e[i]);
-        dgate[i] = g[i] * weight * u * share * (1.0f + x * (1.0f - share));
-        dup[i] = g[i] * weight * x * share;
+        const float dx = g[i] * weight * u * share * (1.0f + x * (1.0f - share));
+        const float du = g[i] * weight * x * share;
+        dgate[i] = gate[i] <= limit ? dx : 0.0f;
+        dup[i] = fabsf(up[i]) <= limit ? du : 0.0f;
         e[i] = x * share * u;
     }
-    const double sum = dot(g, e, n);
-    for (int32_t i = 0; i < n; i++) dgate[i] = gate[i] <= limit ? dgate[i] : 0.0f;
-    for (int32_t i = 0; i < n; i++) dup[i] = fabsf(up[i]) <= limit ? dup[i] : 0.0f;
-    memcpy(a->dgate + at, dgate, (size_t)n * sizeof *dgate);
-    memcpy(a->dup + at, dup, (size_t)n * sizeof *dup);
-    return sum;
+    return dot(g, e, n);
 }
 
 static void swiglu_task(const void *arg, int32_t task, int32_t worker) {
