@@ -139,8 +139,7 @@ static hd_status open_all(run *r, hd_err *err) {
     };
     HD_TRY(hd_trainer_open(&r->trainer, &o, err));
     if (r->set.backend == 0)
-        r->limit =
-            hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), r->now);
+        r->limit = hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), r->now);
     return HD_OK;
 }
 

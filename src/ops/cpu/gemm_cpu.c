@@ -268,7 +268,7 @@ static int64_t even_rows(int64_t rows, int64_t most) {
 
 /* GEMMs whose sums stay in registers may have more rows of x in a task, if many tasks are left: they
  * dequantize W as many times fewer. */
-static void enlarge_blocks(grid *g, const hd_stream *s, int32_t n_x, int32_t times) {
+static void enlarge_tasks(grid *g, const hd_stream *s, int32_t n_x, int32_t times) {
     const int64_t tasks = NARROW_TASKS * (int64_t)hd_stream_workers(s);
     while (g->x_rows * 2 <= FAST_X_ROWS &&
            (int64_t)g->w_chunks * g->x_blocks * times / 2 >= tasks) {
@@ -290,7 +290,7 @@ static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, in
               .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
               .x_blocks = (int32_t)x_blocks,
               .x_first = fast};
-    if (!fast && is_narrow(k, w)) enlarge_blocks(&g, s, n_x, times);
+    if (!fast && is_narrow(k, w)) enlarge_tasks(&g, s, n_x, times);
     return g;
 }
 
