@@ -78,6 +78,7 @@
     X(load_costs) \
     X(engine) \
     X(engine_ranks) \
+    X(engine_layouts) \
     X(capacity) \
     X(engine_updates) \
     X(wire) \
