@@ -50,7 +50,7 @@ unit() { # COMMAND...
     add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' "$log")"
 }
 
-ops() { unit "$HADAL_TEST" device ops backward gradients sample drafts lanes comm decode_graph engine; }
+ops() { unit "$HADAL_TEST" device ops backward gradients sample drafts lanes rebuild comm decode_graph engine; }
 
 ranks() { unit "$HADAL_TEST" comm decode_graph ranks engine_ranks; }
 
