@@ -38,7 +38,8 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
     const hd_trainer_options *o = &t->o;
     const hd_ops_options ops = {
         .cpu = {.n_threads = o->threads, .untouched = o->shapes_only},
-          .precision = HD_EXACT
+        .precision = HD_EXACT,
+        .kv_type = o->kv_type
     };
     HD_TRY(hd_ops_open(&t->ops, &t->device, o->backend ? o->backend : "cpu", &ops, err));
     HD_TRY(hd_stream_open(&t->stream, t->device, err));
@@ -70,7 +71,8 @@ static hd_status open_pages(hd_trainer *t, hd_err *err) {
     t->seq_pages = (int32_t)hd_ceil_div(o->context, t->page_tokens);
     const int32_t n_pages = trainer_pages(t);
     const hd_kv_options kv = {
-        .n_pages = {n_pages, n_pages}
+        .n_pages = {n_pages, n_pages},
+          .entry_type = t->ops.kv_type
     };
     const hd_batch_limits limits = {o->rows, MAX_SEQS, t->seq_pages};
     HD_TRY(hd_kv_open(&t->kv, o->spec, n_layers, t->device, &kv, err));

@@ -24,6 +24,9 @@ typedef struct hd_trainer_options {
      * goes; NULL: they are where it reads them */
     hd_weights *upload;
     const char *backend;        /* cpu, cuda or auto (ops.h); NULL: cpu */
+    /* of cached entries (ops.h): what attends reads them rounded, and gradients pass unrounded; HD_NONE:
+     * float32, which alone a GPU has */
+    hd_dtype kv_type;
     int32_t rows;               /* of one micro-batch; changes no bit */
     int32_t context;            /* tokens of the longest sequence, at most rows + 1 */
     int32_t threads;            /* of all ranks here; 0: one per core; changes no bit */

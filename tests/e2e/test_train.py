@@ -167,6 +167,18 @@ def test_sampler_and_trainer_agree_to_the_bit(hadal, tmp_path):
     assert digests(tmp_path / "two" / "step-00000002")[:2] == digests(tmp_path / "whole" / "step-00000002")[:2]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_a_rounded_cache_is_that_of_the_sampler(hadal, refused, tmp_path, dtype):
+    """The trainer reads the entries that the sampler read, also after an update; from float32 both differ."""
+    out, args = tmp_path / "out", ["--temperature", "1.3", "--updates", "3"]
+    rounded = learn(hadal, out, *args, "--steps", "2", "--kv-cache-dtype", dtype)
+    exact = learn(hadal, tmp_path / "exact", *args, "--steps", "1")
+    assert all(line["dlogp_max"] == 0 and line["optimizer_steps"] > 0 for line in rounded)
+    assert rounded[0]["entropy"] != exact[0]["entropy"]
+    why = refused("rl", MODEL, "--task", "sort", "--out", out, "--groups", "3", "--samples", "4", "--max-tokens", "40", "--context", "128", "--lr", "1e-4", *args, "--steps", "3", "--resume")
+    assert "--kv-cache-dtype" in why
+
+
 def test_without_advantages_no_bit_changes(hadal, tmp_path):
     lines = learn(hadal, tmp_path / "out", "--steps", "1", "--reward-control", "zero", "--weight-decay", "0.1")
     assert lines[0]["equal_groups"] == 3 and lines[0]["optimizer_steps"] == 0

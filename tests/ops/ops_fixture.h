@@ -50,12 +50,13 @@ REAL_OPS_LIST(X)
 #undef X
 
 /* Those of test_ops_entries.c. */
-#define ENTRY_TESTS_LIST(X)    \
-    X(entries_are_the_nearest) \
-    X(entry_sizes)             \
-    X(entries_keep_nan)        \
-    X(packed_entries_are_read) \
-    X(made_entries_are_packed) \
+#define ENTRY_TESTS_LIST(X)          \
+    X(entries_are_the_nearest)       \
+    X(entry_sizes)                   \
+    X(entries_keep_nan)              \
+    X(packed_entries_are_read)       \
+    X(gradients_read_packed_entries) \
+    X(made_entries_are_packed)       \
     X(packed_entries_are_fetched)
 #define X(test) void test(void **state);
 ENTRY_TESTS_LIST(X)

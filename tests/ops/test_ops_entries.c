@@ -5,6 +5,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/cpu.h"
+#include "ops/backward.h"
+
 enum { SEQS = 3, PAGE = 5, HEADS = 5 };
 static const int32_t seq_entries[SEQS] = {70, 1, 131};
 
@@ -361,6 +364,77 @@ void packed_entries_are_read(void **state) {
     on_tables(check_attention);
     on_tables(check_naive);
     on_tables(check_choices);
+}
+
+/* ---- gradients: of every position of every sequence ---- */
+
+typedef struct slopes {
+    float *dq, *drecent, *dentries;
+    int64_t n_q, n_keys;
+} slopes;
+
+static slopes go_back(const hd_ops *ops, const hd_backward_ops *back, const hd_paged *pool) {
+    enum { ROWS = 70 + 1 + 131 };
+    static int32_t first_row[SEQS + 1], seq[ROWS], pos[ROWS];
+    for (int32_t s = 0; s < SEQS; s++) {
+        first_row[s + 1] = first_row[s] + seq_entries[s];
+        for (int32_t p = 0; p < seq_entries[s]; p++) {
+            seq[first_row[s] + p] = s;
+            pos[first_row[s] + p] = p;
+        }
+    }
+    const int32_t k_dim = pool->width, v_dim = k_dim - 3;
+    const int64_t n_out = (int64_t)ROWS * HEADS * v_dim;
+    slopes x = {.n_q = (int64_t)ROWS * HEADS * k_dim, .n_keys = (int64_t)ROWS * k_dim};
+    float *q = take_nan(x.n_q), *g = take_nan(n_out), *out = take_nan(n_out);
+    for (int64_t i = 0; i < x.n_q; i++) q[i] = sinf((float)i);
+    for (int64_t i = 0; i < n_out; i++) g[i] = cosf((float)i);
+    x.dq = take_nan(x.n_q);
+    x.drecent = take_nan(x.n_keys);
+    x.dentries = take_nan(x.n_keys);
+    const query all = {.q = q, .seq = seq, .pos = pos, .rows = ROWS};
+    run_attention(ops, fix.stream[1], pool, &all, false, out);
+    const hd_attention_back_args a = {
+        .dq = x.dq,
+        .drecent = x.drecent,
+        .dentries = x.dentries,
+        .lse = take_nan(ROWS * HEADS),
+        .delta = take_nan(ROWS * HEADS),
+        .g = hd_f32(g),
+        .out = hd_f32(out),
+        .q = hd_f32(q),
+        .recent = *pool,
+        .entries = *pool,
+        .first_entry = first_row,
+        .seqs = {.n = SEQS, .first_row = first_row, .pos = pos, .most_rows = 131},
+        .rows = ROWS,
+        .heads = HEADS,
+        .k_dim = k_dim,
+        .v_dim = v_dim,
+        .window = 67,
+        .ratio = 1,
+        .scale = 0.3f
+    };
+    back->attention_back(fix.stream[1], &a);
+    finish("attention_back", fix.stream[1]);
+    return x;
+}
+
+void gradients_read_packed_entries(void **state) {
+    (void)state;
+    hd_backward_ops tables[2];
+    hd_backward_init_ref(&tables[0]);
+    hd_backward_init_cpu(&tables[1], hd_cpu_features());
+    for (size_t i = 0; i < 4; i++) { /* the narrow ones: the reference is slow */
+        const pools p = take_pools(&fix.table[0], &formats[i]);
+        for (size_t t = 0; t < HD_LEN(tables); t++) {
+            const slopes want = go_back(&fix.table[0], &tables[t], &p.decoded);
+            const slopes got = go_back(&fix.table[0], &tables[t], &p.packed);
+            check_bits("dq", got.dq, want.dq, want.n_q);
+            check_bits("drecent", got.drecent, want.drecent, want.n_keys);
+            check_bits("dentries", got.dentries, want.dentries, want.n_keys);
+        }
+    }
 }
 
 /* ---- operators that make entries: what they store is what kv_store stores of their float32 ---- */

@@ -127,6 +127,7 @@ static hd_status open_engine(learning *l, int32_t context, hd_err *err) {
                                  .backend = train_settings_backend(&l->set.train),
                                  .precision = "exact",
                                  .mla = "absorbed",
+                                 .kv_cache_dtype = train_settings_kv_type(&l->set.train),
                                  .threads = (int32_t)l->set.train.threads,
                                  .max_running = 64,
                                  .max_context = context,

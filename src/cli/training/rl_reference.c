@@ -14,6 +14,7 @@ hd_status rl_reference_open(rl_reference *out, const char *dir, const hd_trainer
                                   .weights = out->weights,
                                   .upload = out->weights,
                                   .backend = like->backend,
+                                  .kv_type = like->kv_type,
                                   .rows = like->rows,
                                   .context = like->context,
                                   .threads = like->threads,

@@ -14,6 +14,7 @@
 
 static const char *const optimizers[] = {"adamw", "muon", NULL};
 static const char *const backends[] = {"cpu", "cuda", "auto", NULL};
+static const char *const kv_types[] = {"auto", "float32", "bfloat16", "fp8", NULL};
 static const char *const schedules[] = {"constant", "cosine", NULL};
 
 train_settings train_settings_default(void) {
@@ -70,6 +71,9 @@ void train_options_add(option_list *list, train_settings *s) {
                    "GiB of activations that are not computed again; default 2"),
         option_choice("backend", &s->backend, backends,
                       "cpu (default), cuda, or auto: a GPU if there is one"),
+        option_choice("kv-cache-dtype", &s->kv_type, kv_types,
+                      "number format of cached entries, with which the model is trained: as "
+                      "those that serve it; auto is float32"),
         option_int("threads", &s->threads, 0, 1024, "0: one per core; changes no result"),
         option_int("dp", &s->ranks, 1, HD_LOCAL_MAX_RANKS,
                    "data parallel ranks, which share --threads; default 1"),
@@ -84,6 +88,10 @@ void train_options_add(option_list *list, train_settings *s) {
 const char *train_settings_backend(const train_settings *s) {
     if (strcmp(backends[s->backend], "auto") != 0) return backends[s->backend];
     return hd_device_count_gpus() > 0 ? "cuda" : "cpu";
+}
+
+const char *train_settings_kv_type(const train_settings *s) {
+    return kv_types[s->kv_type];
 }
 
 hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *out,
@@ -111,6 +119,7 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
                          .steps = s->steps,
                          .last = s->last_rate}}
     };
+    HD_TRY(hd_kv_type_of(&out->kv_type, train_settings_kv_type(s), err));
     if (s->ranks > 1 && strcmp(out->backend, "cpu") != 0) {
         return HD_FAIL(err, HD_EINVAL, "--dp %d: several ranks train on a CPU only",
                        out->n_ranks);
@@ -126,13 +135,13 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
 
 static hd_status describe(const train_settings *s, json_t *options, hd_err *err) {
     json_t *more = json_pack(
-        "{s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:I, s:f, s:s, s:f}",
-        "seed", (json_int_t)s->seed, "backend", train_settings_backend(s), "optimizer",
-        optimizers[s->optimizer], "lr", s->rate, "muon-lr", s->muon_rate, "beta1", s->beta1,
-        "beta2", s->beta2, "eps", s->eps, "momentum", s->momentum, "weight-decay", s->decay,
-        "clip", s->clip, "schedule", schedules[s->schedule], "warmup", (json_int_t)s->warmup,
-        "last-lr", s->last_rate, "freeze", s->freeze ? s->freeze : "", "mtp-weight",
-        s->mtp_weight);
+        "{s:I, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:I, s:f, s:s, s:f}",
+        "seed", (json_int_t)s->seed, "backend", train_settings_backend(s), "kv-cache-dtype",
+        train_settings_kv_type(s), "optimizer", optimizers[s->optimizer], "lr", s->rate,
+        "muon-lr", s->muon_rate, "beta1", s->beta1, "beta2", s->beta2, "eps", s->eps,
+        "momentum", s->momentum, "weight-decay", s->decay, "clip", s->clip, "schedule",
+        schedules[s->schedule], "warmup", (json_int_t)s->warmup, "last-lr", s->last_rate,
+        "freeze", s->freeze ? s->freeze : "", "mtp-weight", s->mtp_weight);
     if (more && s->schedule == 1) json_object_set_new(more, "steps", json_integer(s->steps));
     const bool ok = more && options && json_object_update(options, more) == 0;
     json_decref(more);

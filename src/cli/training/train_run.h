@@ -15,7 +15,7 @@ typedef struct train_settings {
     const char *model_dir, *out, *freeze, *log;
     const char *init; /* a config to begin with random weights of; NULL: none */
     int64_t steps, rows, keep_gib, context, threads, ranks, seed, save_every, keep, warmup;
-    int optimizer, schedule, backend;
+    int optimizer, schedule, backend, kv_type;
     double rate, muon_rate, beta1, beta2, eps, decay, momentum, clip, last_rate, mtp_weight;
     bool resume, quiet;
     rank_options processes; /* that are ranks */
@@ -36,6 +36,7 @@ train_settings train_settings_default(void);
 void train_options_add(option_list *list, train_settings *s);
 
 const char *train_settings_backend(const train_settings *s); /* cpu or cuda */
+const char *train_settings_kv_type(const train_settings *s); /* --kv-cache-dtype */
 
 /* The trainer's options of the command line. The caller sets the model and the context. */
 hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *out, hd_err *err);

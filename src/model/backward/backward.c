@@ -13,7 +13,10 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+/* Rounded latents are in the cache alone. */
 bool backward_is_naive(const hd_backward *b) {
+    const hd_dtype kv = b->m->env.ops->kv_type;
+    if (kv != HD_NONE && kv != HD_F32) return false;
     for (int32_t l = 0; l < b->m->env.spec->n_layers; l++) {
         if (b->m->env.spec->layers[l].attention != HD_ATTN_MLA) return false;
     }

@@ -16,6 +16,7 @@ typedef struct space {
     float coef[KEYS * HEADS], p[KEYS * HEADS]; /* dS and P by key */
     const float *key[KEYS];
     float *dkey[KEYS];
+    float decoded[KEYS * HD_MAX_ENTRY_COLS]; /* keys that are not stored as float32 */
 } space;
 _Static_assert(sizeof(space) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
@@ -49,15 +50,16 @@ static void list_keys(const part *t, int32_t first, int32_t n) {
     const hd_attention_back_args *a = t->job->a;
     for (int32_t i = 0; i < n; i++) {
         const int32_t at = first + i;
+        float *room = t->at->decoded + i * HD_MAX_ENTRY_COLS;
         if (at < t->n_recent) {
             const int32_t pos = t->pos + 1 - t->n_recent + at;
-            t->at->key[i] = paged_entry(&a->recent, t->seq, pos);
+            t->at->key[i] = ops_entry_cpu(t->job->k, &a->recent, t->seq, pos, room);
             t->at->dkey[i] = a->drecent + ((int64_t)a->seqs.first_row[t->seq] + pos) * a->k_dim;
             continue;
         }
         int32_t e = at - t->n_recent;
         if (a->selected) e = a->selected[(int64_t)t->row * a->n_selected + e];
-        t->at->key[i] = paged_entry(&a->entries, t->seq, e);
+        t->at->key[i] = ops_entry_cpu(t->job->k, &a->entries, t->seq, e, room);
         t->at->dkey[i] = a->dentries + ((int64_t)a->first_entry[t->seq] + e) * a->k_dim;
     }
 }

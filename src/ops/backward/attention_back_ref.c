@@ -3,6 +3,7 @@
 
 #include "ops/backward/backward_internal.h"
 #include "ops/ref/act_internal.h"
+#include "ops/ref/ref_internal.h"
 
 static double dot(const float *a, const float *b, int32_t n) {
     double sum = 0.0;
@@ -45,19 +46,21 @@ static int32_t n_entries_of(const hd_attention_back_args *a, int32_t row) {
     return n;
 }
 
-/* Key i of a row, recent ones first. */
-static key key_of(const hd_attention_back_args *a, int32_t seq, int32_t row, int32_t i) {
+/* Key i of a row, recent ones first; in room [k_dim] if it is not stored as float32. */
+static key key_of(const hd_attention_back_args *a, int32_t seq, int32_t row, int32_t i,
+                  float *room) {
     const int32_t pos = a->seqs.pos[row];
     const int32_t first = a->window ? first_recent(a, pos) : pos + 1,
                   n_recent = pos + 1 - first;
     if (i < n_recent) {
         const int64_t at = a->seqs.first_row[seq] + first + i;
-        return (key){paged_entry(&a->recent, seq, first + i), a->drecent + at * a->k_dim};
+        return (key){ops_read_entry(&a->recent, seq, first + i, room),
+                     a->drecent + at * a->k_dim};
     }
     int32_t e = i - n_recent;
     if (a->selected) e = a->selected[(int64_t)row * a->n_selected + e];
     const int64_t at = a->first_entry[seq] + e;
-    return (key){paged_entry(&a->entries, seq, e), a->dentries + at * a->k_dim};
+    return (key){ops_read_entry(&a->entries, seq, e, room), a->dentries + at * a->k_dim};
 }
 
 static int32_t n_keys_of(const hd_attention_back_args *a, int32_t row) {
@@ -70,13 +73,14 @@ static void find_denominator(const hd_attention_back_args *a, int32_t seq, int32
     const int64_t at = (int64_t)row * a->heads + head;
     const float *q = act_in(a->q) + at * a->k_dim;
     const int32_t n = n_keys_of(a, row);
+    float room[HD_MAX_ENTRY_COLS];
     double top = a->sink ? (double)a->sink[head] : -(double)INFINITY, total = 0.0;
     for (int32_t i = 0; i < n; i++) {
-        top = fmax(top, dot(q, key_of(a, seq, row, i).k, a->k_dim) * (double)a->scale);
+        top = fmax(top, dot(q, key_of(a, seq, row, i, room).k, a->k_dim) * (double)a->scale);
     }
     if (a->sink) total = exp((double)a->sink[head] - top);
     for (int32_t i = 0; i < n; i++) {
-        total += exp(dot(q, key_of(a, seq, row, i).k, a->k_dim) * (double)a->scale - top);
+        total += exp(dot(q, key_of(a, seq, row, i, room).k, a->k_dim) * (double)a->scale - top);
     }
     a->lse[at] = (float)(top + log(total));
     a->delta[at] =
@@ -88,9 +92,10 @@ static void query_back(const hd_attention_back_args *a, int32_t seq, int32_t row
                        double *dq) {
     const query t = query_of(a, row, head);
     const int32_t n = n_keys_of(a, row);
+    float room[HD_MAX_ENTRY_COLS];
     for (int32_t c = 0; c < a->k_dim; c++) dq[c] = 0.0;
     for (int32_t i = 0; i < n; i++) {
-        const key at = key_of(a, seq, row, i);
+        const key at = key_of(a, seq, row, i, room);
         const double p = exp(dot(t.q, at.k, a->k_dim) * (double)a->scale - t.lse);
         const double ds = p * (dot(t.g, at.k, a->v_dim) - t.delta) * (double)a->scale;
         for (int32_t c = 0; c < a->k_dim; c++) {
