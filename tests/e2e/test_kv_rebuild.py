@@ -80,6 +80,7 @@ CASES = {
     "tp": ("--tp", 2, "--draft-tokens", 2),
     "ep": ("--ep", 2, "--chunk", 100),
     "hisparse": ("--hisparse", 20, "--chunk", 100),
+    "fp8": ("--kv-cache-dtype", "fp8", "--chunk", 100),
 }
 
 
