@@ -76,15 +76,17 @@ static void add_up(totals *t, const world *w) {
 /* The seeds must have caused enough of every kind of event. */
 static void check_totals(const totals *t, int64_t seeds) {
     print_message("%" PRId64 " events, %" PRId64 " steps, %" PRId64 " hits, %" PRId64
-                  " retractions, %" PRId64 " evictions, %" PRId64 " window copies\n",
+                  " retractions, %" PRId64 " evictions, %" PRId64 " window copies, %" PRId64
+                  " rows skipped, %" PRId64 " windows rebuilt\n",
                   t->events, t->steps, t->hits, t->retracted,
-                  t->evicted[HD_KV_FULL] + t->evicted[HD_KV_WINDOW], t->copies);
+                  t->evicted[HD_KV_FULL] + t->evicted[HD_KV_WINDOW], t->copies, t->skipped,
+                  t->rebuilds);
     assert_true(t->events > seeds * 10000);
-    assert_true(t->hits > seeds * 10 && t->retracted > seeds * 10 && t->copies > seeds * 10);
+    assert_true(t->hits > seeds * 10 && t->retracted > seeds * 5 && t->copies > seeds * 10);
     assert_true(t->accepted > seeds * 100);
     assert_true(t->declined > seeds);
     assert_true(t->scored > seeds * 100 && t->followed > seeds * 10);
-    assert_true(t->skipped > seeds * 50 && t->rebuilds > seeds * 10);
+    assert_true(t->skipped > seeds * 50 && t->rebuilds > seeds);
     assert_true(t->unread > seeds);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_true(t->evicted[l] > seeds * 100);
     for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > seeds);
