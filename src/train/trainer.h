@@ -23,7 +23,7 @@ typedef struct hd_trainer_options {
     /* these weights if they are to be uploaded to the trainer's device, with which their memory there
      * goes; NULL: they are where it reads them */
     hd_weights *upload;
-    const char *backend;        /* cpu, cuda or auto (ops.h); NULL: cpu */
+    const char *backend; /* cpu, cuda or auto (ops.h); NULL: cpu */
     /* of cached entries (ops.h): what attends reads them rounded, and gradients pass unrounded; HD_NONE:
      * float32, which alone a GPU has */
     hd_dtype kv_type;
