@@ -21,7 +21,6 @@ static const char *const backends[] = {"auto", "cpu", "cuda", "ref", "null", NUL
 static const char *const step_backends[] = {"auto", "cpu", "cuda", "ref", NULL};
 static const char *const precisions[] = {"exact", "fast", "official", NULL};
 static const char *const mla_forms[] = {"absorbed", "naive", NULL};
-static const char *const kv_types[] = {"auto", "float32", "bfloat16", "fp8", NULL};
 static const char *const drafters[] = {"auto", "mtp", "dspark", "none", NULL};
 static const char *const prompt_decoders[] = {"tail", "whole", NULL};
 static const char *const layouts[] = {"auto", NULL};
@@ -148,7 +147,7 @@ static const engine_option rows[] = {
      HELP("attention of V2 and V3: naive is faster for prompts in large chunks; on a GPU with "
           "fast or official"),
      .offered = ALL},
-    {WORD("kv-cache-dtype", options.kv_cache_dtype, kv_types),
+    {WORD("kv-cache-dtype", options.kv_cache_dtype, hd_kv_type_names),
      HELP("number format of the KV cache on the CPU: bfloat16 takes half the memory, fp8 a quarter; "
           "auto is float32"),
      .offered = ALL},
@@ -257,7 +256,7 @@ engine_settings engine_settings_default(void) {
                     .backend = backends[0],
                     .precision = precisions[0],
                     .mla = mla_forms[0],
-                    .kv_cache_dtype = kv_types[0],
+                    .kv_cache_dtype = hd_kv_type_names[0],
                     .tp = 1,
                     .cp = 1,
                     .dp = 1,

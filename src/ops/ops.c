@@ -40,22 +40,15 @@ hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "precision '%s' is none of exact, fast, official", name);
 }
 
-static const struct {
-    const char *name;
-    hd_dtype type;
-} kv_types[] = {
-    {"auto",     HD_NONE},
-    {"float32",  HD_F32 },
-    {"bfloat16", HD_BF16},
-    {"fp8",      HD_E4M3}
-};
+const char *const hd_kv_type_names[] = {"auto", "float32", "bfloat16", "fp8", NULL};
+static const hd_dtype kv_types[] = {HD_NONE, HD_F32, HD_BF16, HD_E4M3};
 
 hd_status hd_kv_type_of(hd_dtype *out, const char *name, hd_err *err) {
     *out = HD_NONE;
     if (!name) return HD_OK;
     for (size_t i = 0; i < HD_LEN(kv_types); i++) {
-        *out = kv_types[i].type;
-        if (strcmp(name, kv_types[i].name) == 0) return HD_OK;
+        *out = kv_types[i];
+        if (strcmp(name, hd_kv_type_names[i]) == 0) return HD_OK;
     }
     return HD_FAIL(err, HD_EINVAL,
                    "kv_cache_dtype '%s' is none of auto, float32, bfloat16, fp8", name);
@@ -63,7 +56,7 @@ hd_status hd_kv_type_of(hd_dtype *out, const char *name, hd_err *err) {
 
 const char *hd_kv_type_name(hd_dtype type) {
     for (size_t i = 1; i < HD_LEN(kv_types); i++) {
-        if (kv_types[i].type == type) return kv_types[i].name;
+        if (kv_types[i] == type) return hd_kv_type_names[i];
     }
     return "float32";
 }

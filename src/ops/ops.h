@@ -115,7 +115,10 @@ hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
  * "cpu", or on a GPU for "cuda": "14-bit integers (AVX2)". NULL: backend and build refuse it. */
 const char *hd_ops_activations(const char *backend, hd_precision precision);
 
-/* Parses "auto" (HD_NONE), "float32", "bfloat16" or "fp8" (E4M3); NULL is "auto". */
+/* "auto" (HD_NONE), "float32", "bfloat16", "fp8" (E4M3); NULL ends the list. */
+extern const char *const hd_kv_type_names[];
+
+/* Parses one of them; NULL is "auto". */
 hd_status hd_kv_type_of(hd_dtype *out, const char *name, hd_err *err);
 const char *hd_kv_type_name(hd_dtype type); /* HD_NONE: "float32" */
 

@@ -14,7 +14,6 @@
 
 static const char *const optimizers[] = {"adamw", "muon", NULL};
 static const char *const backends[] = {"cpu", "cuda", "auto", NULL};
-static const char *const kv_types[] = {"auto", "float32", "bfloat16", "fp8", NULL};
 static const char *const schedules[] = {"constant", "cosine", NULL};
 
 train_settings train_settings_default(void) {
@@ -71,7 +70,7 @@ void train_options_add(option_list *list, train_settings *s) {
                    "GiB of activations that are not computed again; default 2"),
         option_choice("backend", &s->backend, backends,
                       "cpu (default), cuda, or auto: a GPU if there is one"),
-        option_choice("kv-cache-dtype", &s->kv_type, kv_types,
+        option_choice("kv-cache-dtype", &s->kv_type, hd_kv_type_names,
                       "number format of cached entries, with which the model is trained: as "
                       "those that serve it; auto is float32"),
         option_int("threads", &s->threads, 0, 1024, "0: one per core; changes no result"),
@@ -91,7 +90,7 @@ const char *train_settings_backend(const train_settings *s) {
 }
 
 const char *train_settings_kv_type(const train_settings *s) {
-    return kv_types[s->kv_type];
+    return hd_kv_type_names[s->kv_type];
 }
 
 hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *out,

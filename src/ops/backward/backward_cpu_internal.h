@@ -22,4 +22,16 @@
 HD_BACKWARD_CPU_LIST(X)
 #undef X
 
+/* <a, b>, as OPS_LANES partial sums. */
+static inline float back_dot(const float *restrict a, const float *restrict b, int32_t n) {
+    float part[OPS_LANES] = {0}, sum = 0.0f;
+    int32_t i = 0;
+    for (; i + OPS_LANES <= n; i += OPS_LANES) {
+        for (int32_t u = 0; u < OPS_LANES; u++) part[u] += a[i + u] * b[i + u];
+    }
+    for (; i < n; i++) sum += a[i] * b[i];
+    for (int32_t u = 0; u < OPS_LANES; u++) sum += part[u];
+    return sum;
+}
+
 #endif

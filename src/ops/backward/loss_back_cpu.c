@@ -36,24 +36,13 @@ static float exponentials(const row_loss *x, float *restrict z, float *restrict 
     return x->k->exp_sum(e, n, 0.0f);
 }
 
-static float dot_lanes(const float *restrict a, const float *restrict b, int32_t n) {
-    float part[OPS_LANES] = {0}, sum = 0.0f;
-    int32_t i = 0;
-    for (; i + OPS_LANES <= n; i += OPS_LANES) {
-        for (int32_t u = 0; u < OPS_LANES; u++) part[u] += a[i + u] * b[i + u];
-    }
-    for (; i < n; i++) sum += a[i] * b[i];
-    for (int32_t u = 0; u < OPS_LANES; u++) sum += part[u];
-    return sum;
-}
-
 static void add_stretch(row_loss *x, const float *l, int32_t n) {
     float z[STRETCH], e[STRETCH];
     uint64_t weight[STRETCH];
     x->k->weigh(z, weight, l, n, x->max, x->inverse);
     for (int32_t i = 0; i < n; i++) x->weights += weight[i];
     x->total += (double)exponentials(x, z, e, l, n);
-    x->along += (double)dot_lanes(e, z, n);
+    x->along += (double)back_dot(e, z, n);
 }
 
 /* l = factor p inverse + more p (log p + entropy) inverse; the target is not yet subtracted. */

@@ -118,17 +118,6 @@ static void sum_tile(const head_task *t, const tile *x) {
     }
 }
 
-static float dot(const float *restrict a, const float *restrict b, int32_t n) {
-    float part[OPS_LANES] = {0}, sum = 0.0f;
-    int32_t i = 0;
-    for (; i + OPS_LANES <= n; i += OPS_LANES) {
-        for (int32_t u = 0; u < OPS_LANES; u++) part[u] += a[i + u] * b[i + u];
-    }
-    for (; i < n; i++) sum += a[i] * b[i];
-    for (int32_t u = 0; u < OPS_LANES; u++) sum += part[u];
-    return sum;
-}
-
 static void begin_rows(const head_task *t) {
     for (int32_t r = t->first; r < t->end; r++) {
         t->a->lse[at_head(t, r)] = -INFINITY;
@@ -142,7 +131,7 @@ static void end_rows(const head_task *t) {
         const int64_t at = at_head(t, r);
         a->lse[at] = (float)((double)a->lse[at] + log((double)a->delta[at]));
         a->delta[at] =
-            dot(act_in(a->out) + at * a->v_dim, act_in(a->g) + at * a->v_dim, a->v_dim);
+            back_dot(act_in(a->out) + at * a->v_dim, act_in(a->g) + at * a->v_dim, a->v_dim);
     }
 }
 
