@@ -6,20 +6,21 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
-from check_golden import stack_experts
+from check_golden import read_weights
 from dspark import FORMS, Anchors, DSpark, DSparkConfig
 from families import family_of
 
 
-def open_drafter(j: dict, w: dict[str, torch.Tensor], longest: int) -> DSpark:
-    """The stages among the weights of a whole checkpoint, behind the rest."""
-    family = family_of(j)
+def open_drafter(path: str, j: dict, longest: int) -> DSpark:
+    """The stages of a whole checkpoint, on the rest."""
+    family, w = family_of(j), read_weights(path, j)
     c = family.from_json(j)
+    c.tokenizer = f"{path}/tokenizer.json"
     model = family.model(c, {k: x for k, x in w.items() if not k.startswith("mtp.")}, longest)
     model.sparse = True
-    d = DSparkConfig(**{k: j["dspark_" + k] for k in DSparkConfig.__dataclass_fields__})
+    keys = {**j, **j.get("text_config", {})}
+    d = DSparkConfig(**{k: keys["dspark_" + k] for k in DSparkConfig.__dataclass_fields__ if "dspark_" + k in keys})
     return DSpark(model, {k: x for k, x in w.items() if k.startswith("mtp.")}, d, FORMS[family.name])
 
 
@@ -28,10 +29,9 @@ def main() -> None:
     path = sys.argv[1]
     torch.set_num_threads(1)
     j, tokens, cases = (json.load(open(f"{path}/{name}.json")) for name in ("config", "tokens", "drafts"))
-    w = stack_experts({k: x.float() if x.is_floating_point() else x for k, x in load_file(f"{path}/model.safetensors").items()})
     pad_to = family_of(j).from_json(j).pad_to
     padded = -(-(len(tokens) + 1) // pad_to) * pad_to
-    drafter = open_drafter(j, w, padded)
+    drafter = open_drafter(path, j, padded)
     ids = F.pad(torch.tensor(tokens), (0, padded - len(tokens)))[None]
     start = torch.zeros_like(ids)
     taps, _ = drafter.trunk(ids, start)

@@ -14,17 +14,20 @@ from export import load_weights, stack_experts
 from families import family_of
 
 
+def read_weights(path: str, j: dict) -> dict[str, torch.Tensor]:
+    """Float32 weights of a checkpoint, quantized or not, experts stacked."""
+    if "quantization_config" in j:
+        return load_weights(path)
+    w = {k: v.float() if v.is_floating_point() else v for k, v in load_file(f"{path}/model.safetensors").items()}
+    w = {k: v for k, v in w.items() if not k.endswith((".embed_tokens.weight", ".shared_head.head.weight")) or k == "model.embed_tokens.weight"}
+    return stack_experts(w)
+
+
 def run(path: str, j: dict, ids: list[int], drafts: bool) -> list[np.ndarray]:
     """Logits after each token, and of the first drafts."""
     family = family_of(j)
-    c, n = family.from_json(j), len(ids)
+    c, n, w = family.from_json(j), len(ids), read_weights(path, j)
     c.tokenizer = f"{path}/tokenizer.json"
-    if "quantization_config" in j:
-        w = load_weights(path)
-    else:
-        w = {k: v.float() if v.is_floating_point() else v for k, v in load_file(f"{path}/model.safetensors").items()}
-        w = {k: v for k, v in w.items() if not k.endswith((".embed_tokens.weight", ".shared_head.head.weight")) or k == "model.embed_tokens.weight"}
-        w = stack_experts(w)
     if not any(k.startswith("mtp.") for k in family.shapes(c)):
         w = {k: v for k, v in w.items() if not k.startswith("mtp.")}
     for name, shape in missing(family.shapes(c), w).items():

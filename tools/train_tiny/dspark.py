@@ -7,7 +7,7 @@ trunk's taps at the last `sliding_window` positions up to p, and to each other. 
 
 Shapes: B sequences of T tokens, G groups, A anchors in each, K rows in a block, N = G * A * K rows in all.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable
 
 import torch
@@ -17,6 +17,10 @@ from layers import Model, linear, rms_norm, rope, sub
 from model_v4 import SHIFT, V4Config, hc_last
 from model_v4 import init as init_v4
 from model_v4 import shapes as shapes_v4
+from model_v41 import V41Config
+from model_v41 import collapse as collapse_v41
+from model_v41 import init as init_v41
+from model_v41 import shapes as shapes_v41
 
 Tensor = torch.Tensor
 
@@ -28,6 +32,16 @@ class DSparkConfig:
     noise_token_id: int
     markov_rank: int
     target_layer_ids: list
+    n_routed_experts: int = 0  # of a stage; 0: as many as the trunk's layers have
+    num_experts_per_tok: int = 0
+
+    def of_stages(self, c):
+        """The trunk's config with what the stages have of their own."""
+        own = {k: getattr(self, k) for k in ("n_routed_experts", "num_experts_per_tok")}
+        return replace(c, **{k: v for k, v in own.items() if v})
+
+    def to_json(self) -> dict:
+        return {"dspark_" + k: getattr(self, k) for k, f in self.__dataclass_fields__.items() if getattr(self, k) != f.default}
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,8 @@ class Form:
     layer: Callable        # config -> {name behind `mtp.S.`: shape} of a stage, those of the last too
     fresh: Callable        # config, seed -> such weights
     last: tuple[str, ...]  # the names of `layer` that only the last stage has
-    collapse: Callable     # streams of the last stage, its weights, config -> the vector before the last norm
+    run: Callable          # model, weights of the stages, ids [1, N], attend(h, weights), config -> the vectors before
+    #                        the last norm [N, H], loads
 
 
 def layer_v4(c: V4Config) -> dict[str, tuple[int, ...]]:
@@ -52,12 +67,40 @@ def fresh_v4(c: V4Config, seed: int) -> dict[str, Tensor]:
     return sub(init_v4(c, seed), "mtp.0.")
 
 
-def collapse_v4(x: Tensor, p: dict, c: V4Config) -> Tensor:
-    return hc_last(x, p["hc_head_fn"], p["hc_head_scale"], p["hc_head_base"], c)
+def run_v4(model, stages: list[dict], ids: Tensor, attend: Callable, c: V4Config) -> tuple[Tensor, list[Tensor]]:
+    x = F.embedding(ids, model.w["embed.weight"]).unsqueeze(2).expand(-1, -1, c.hc_mult, -1).contiguous()
+    loads = []
+    for p in stages:
+        x, _, _, load = model.block(x, p, ids, None, 0, lambda h, w: (attend(h, w), None, None))
+        loads.append(load)
+    last = stages[-1]["hc"]
+    return hc_last(x[0], last["hc_head_fn"], last["hc_head_scale"], last["hc_head_base"], c), loads
+
+
+def one_layer_v41(c: V41Config) -> V41Config:
+    return replace(c, num_hidden_layers=1, compress_ratios=[0], kv_source_layer_ids=[], index_source_layer_ids=[], engram_layer_ids=[])
+
+
+def layer_v41(c: V41Config) -> dict[str, tuple[int, ...]]:
+    return {**sub(shapes_v41(one_layer_v41(c)), "layers.0."), "norm.weight": (c.hidden_size,)}
+
+
+def fresh_v41(c: V41Config, seed: int) -> dict[str, Tensor]:
+    return sub(init_v41(one_layer_v41(c), seed), "layers.0.")
+
+
+def run_v41(model, stages: list[dict], ids: Tensor, attend: Callable, c: V41Config) -> tuple[Tensor, list[Tensor]]:
+    x, pre = model.streams(ids)
+    loads = []
+    for p in stages:
+        x, pre, load = model.block(x, pre, p, ids, lambda h: attend(h, p["attn"]), c)
+        loads.append(load)
+    return collapse_v41(x, pre)[0], loads
 
 
 FORMS = {"v4": Form("markov_head.markov_w1.weight", "markov_head.markov_w2.weight", True, layer_v4, fresh_v4,
-                    ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale"), collapse_v4)}
+                    ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale"), run_v4),
+         "v41": Form("markov_head.embed.weight", "markov_head.head.weight", False, layer_v41, fresh_v41, ("norm.weight",), run_v41)}
 
 
 def shapes(c, d: DSparkConfig, stages: int, form: Form) -> dict[str, tuple[int, ...]]:
@@ -73,8 +116,9 @@ def shapes(c, d: DSparkConfig, stages: int, form: Form) -> dict[str, tuple[int, 
 
 
 def init(c, d: DSparkConfig, stages: int, form: Form, trunk: dict[str, Tensor], like: list[str], seed: int) -> dict[str, Tensor]:
-    """Float32 weights. Stage s begins as the trunk's layer like[s], where it has such a tensor, or fresh; the last
-    norm and collapse as the trunk's MTP layer, the keys' projection as the last tap, the Markov head as nothing."""
+    """Float32 weights. Stage s begins as the trunk's layer like[s], its first experts if there are more, where it has
+    such a tensor, or fresh; the last norm and collapse as the trunk's MTP layer or its own, the keys' projection as
+    the last tap, the Markov head as nothing. c is the config of the stages."""
     g = torch.Generator().manual_seed(seed)
     fresh = [form.fresh(c, seed + s) for s in range(stages)]
     w = {}
@@ -91,7 +135,8 @@ def init(c, d: DSparkConfig, stages: int, form: Form, trunk: dict[str, Tensor], 
         elif rest.startswith("main_norm"):
             w[name] = torch.ones(shape)
         else:
-            w[name] = trunk.get(mtp, trunk.get(source, fresh[int(stage)].get(rest)))
+            known = [x for x in (trunk.get(mtp), trunk.get(source), fresh[int(stage)].get(rest), trunk.get(rest)) if x is not None]
+            w[name] = known[0][:shape[0]]
         assert w[name].shape == shape, name
     return {k: x.clone() for k, x in w.items()}
 
@@ -189,11 +234,11 @@ class DSpark:
     """The stages beside their frozen trunk, `model`."""
 
     def __init__(self, model: Model, weights: dict[str, Tensor], config: DSparkConfig, form: Form, compiled: bool = False):
-        self.model, self.w, self.d, self.form, self.c = model, weights, config, form, model.c
+        self.model, self.w, self.d, self.form, self.c = model, weights, config, form, config.of_stages(model.c)
         self.stages = 1 + max(int(k.split(".")[1]) for k in weights)
         self.last = sub(weights, f"mtp.{self.stages - 1}.")
         self.blocks = [model.parts_of(sub(weights, f"mtp.{s}.")) for s in range(self.stages)]
-        self.plain = dict(attention=block_attention, losses=block_losses, collapse=form.collapse)
+        self.plain = dict(attention=block_attention, losses=block_losses)
         self.f = {k: torch.compile(f, dynamic=False) for k, f in self.plain.items()} if compiled else self.plain
 
     @property
@@ -224,17 +269,12 @@ class DSpark:
         ids = torch.full((*known.shape, k), self.d.noise_token_id, dtype=known.dtype, device=known.device)
         ids[..., 0] = known
         ids = ids.view(1, -1)
-        x = F.embedding(ids, self.model.w["embed.weight"]).unsqueeze(2).expand(-1, -1, c.hc_mult, -1).contiguous()
-        loads = []
+        where = (anchors.chunk, anchors.at, anchors.row)
 
-        def attend(h: Tensor, p: dict) -> tuple[Tensor, None, None]:
-            where = (anchors.chunk, anchors.at, anchors.row)
-            return self.f["attention"](h, p, absorbed, where, start, self.model.tables["main"], k, self.form.query_norm, c), None, None
+        def attend(h: Tensor, p: dict) -> Tensor:
+            return self.f["attention"](h, p, absorbed, where, start, self.model.angles["main"], k, self.form.query_norm, c)
 
-        for p in self.blocks:
-            x, _, _, load = self.model.block(x, p, ids, None, 0, attend)
-            loads.append(load)
-        return self.f["collapse"](x[0], self.last, c), loads
+        return self.form.run(self.model, self.blocks, ids, attend, c)
 
     def losses(self, mixed: Tensor, before: Tensor, want: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """block_losses of rows whose token before is known."""

@@ -3,6 +3,7 @@ the tokenizer files. `export.py [--bf16] small.pt tokenizer.json OUT`; load_mode
 With --bf16 nothing is rounded to FP8 or FP4: the same model before quantization.
 """
 import argparse
+import glob
 import json
 import os
 import shutil
@@ -103,9 +104,11 @@ def stack_experts(w: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_weights(path: str) -> dict[str, Tensor]:
-    """Float32 weights as a reader of the file gets them, experts stacked again."""
+    """Float32 weights as a reader of the file or files gets them, experts stacked again."""
     from safetensors.torch import load_file
-    raw = load_file(f"{path}/model.safetensors")
+    raw = {}
+    for file in sorted(glob.glob(f"{glob.escape(path)}/*.safetensors")):
+        raw.update(load_file(file))
     family = family_of(json.load(open(f"{path}/config.json"))).name
     out = {}
     for name, w in raw.items():

@@ -348,9 +348,9 @@ class V4(Model):
         far = yarn_frequencies(c.qk_rope_head_dim, c.compress_rope_theta, c.rope_factor, c.rope_original,
                                c.beta_fast, c.beta_slow)
         n = max_len + 8
-        self.tables = {"main": rope_table(main, n), "compress": rope_table(far, n),
+        self.angles = {"main": rope_table(main, n), "compress": rope_table(far, n),
                        "entry4": rope_table(far, n // 4 + 1, 4), "entry128": rope_table(far, n // 128 + 1, 128)}
-        self.tables = {k: v.to(device) for k, v in self.tables.items()}
+        self.angles = {k: v.to(device) for k, v in self.angles.items()}
         self.blocks = [self._block(f"layers.{i}.") for i in range(c.num_hidden_layers)]
         self.mtp_block = self._block("mtp.0.")
 
@@ -368,9 +368,9 @@ class V4(Model):
                 "attn": sub(p, "attn."), "ffn": sub(p, "ffn.")}
 
     def _rope_tables(self, t: int, ratio: int) -> dict:
-        out = {"main": self.tables["main"][:t + 4]} if not ratio else {"compress": self.tables["compress"][:t]}
+        out = {"main": self.angles["main"][:t + 4]} if not ratio else {"compress": self.angles["compress"][:t]}
         if ratio:
-            out[f"entry{ratio}"] = self.tables[f"entry{ratio}"][:t // ratio]
+            out[f"entry{ratio}"] = self.angles[f"entry{ratio}"][:t // ratio]
         return out
 
     def block(self, x: Tensor, p: dict, ids: Tensor, start: Tensor | None, ratio: int, attend: Callable | None = None, **draft):

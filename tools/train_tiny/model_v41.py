@@ -5,6 +5,7 @@ All that happens to a token by itself sees the batch as one row [1, N, ...], so 
 same number of tokens run the same compiled kernels; only attention and the indexer see rows.
 """
 from dataclasses import dataclass, field
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -250,12 +251,16 @@ class V41(Model):
         c, device = config, weights["embed.weight"].device
         main = yarn_frequencies(c.qk_rope_head_dim, c.rope_theta)
         far = yarn_frequencies(c.qk_rope_head_dim, c.compress_rope_theta, c.rope_factor, c.rope_original, c.beta_fast, c.beta_slow)
-        self.angles = {"main": rope_table(main, max_len), 1: rope_table(far, max_len), 2: rope_table(far, max_len // 2, 2)}
+        self.angles = {"main": rope_table(main, max_len + 8), 1: rope_table(far, max_len), 2: rope_table(far, max_len // 2, 2)}
         self.angles = {k: v.to(device) for k, v in self.angles.items()}
         self.addresses = Addresses(c, device)
-        self.blocks = [sub(weights, f"layers.{i}.") for i in range(c.num_hidden_layers)]
-        self.parts_of = [{k: sub(p, k + ".") for k in ("attn", "ffn", "engram")} for p in self.blocks]
+        self.blocks = [self.parts_of(sub(weights, f"layers.{i}.")) for i in range(c.num_hidden_layers)]
         self.rounded, self.index = False, True
+
+    @staticmethod
+    def parts_of(p: dict) -> dict:
+        """A layer's weights as block() takes them."""
+        return {**p, **{k: sub(p, k + ".") for k in ("attn", "ffn", "engram")}}
 
     def routed_layers(self) -> list[str]:
         """Name prefixes in the order of the loads that the trunk reports."""
@@ -270,7 +275,7 @@ class V41(Model):
 
     def choose(self, layer: int, h: Tensor, latent: Tensor, state: dict) -> None:
         """Sets what layers from this one on may read of the shared cache."""
-        c, p, visible = self.c, self.parts_of[layer]["attn"], state["visible"]
+        c, p, visible = self.c, self.blocks[layer]["attn"], state["visible"]
         width = visible.shape[-1]
         state["wish"], state["live"], state["mass"] = None, visible, []
         selects = self.sparse and width > c.index_topk
@@ -292,7 +297,7 @@ class V41(Model):
         state["live"] = self.f["best"](score, c.index_topk) & visible
 
     def attention(self, layer: int, h: Tensor, start: Tensor, state: dict) -> Tensor:
-        c, f, p = self.c, self.f, self.parts_of[layer]["attn"]
+        c, f, p = self.c, self.f, self.blocks[layer]["attn"]
         ratio, tables = c.compress_ratios[layer], state["tables"]
         table = tables[1 if ratio else "main"]
         latent, q, kv = f["project"](h, p, table, c)
@@ -309,26 +314,38 @@ class V41(Model):
             state["mass"].append(mass)
         return f["output"](out, p, table, c)
 
-    def trunk(self, ids: Tensor, start: Tensor):
-        """What the head reads, before its norm [B, T, H]; indexer loss; loads (one [E] per layer)."""
+    def streams(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the tokens ids [1, N], and how the first block mixes them."""
+        x = F.embedding(ids, self.w["embed.weight"]).unsqueeze(2).repeat(1, 1, self.c.hc_mult, 1)
+        pre = x.new_zeros(*x.shape[:3], dtype=torch.float32)
+        pre[..., 0] = 1
+        return x, pre.requires_grad_(torch.is_grad_enabled())  # as in later layers, so that one kernel serves all
+
+    def block(self, x: Tensor, pre: Tensor, p: dict, ids: Tensor, attend: Callable, c: V41Config):
+        """One layer, whose attention is attend(h): streams, how the next block mixes them, the experts' load."""
+        f = self.f
+        h, pre, post, mix = f["hc_enter"](x, pre, p["hc_attn_fn"], p["hc_attn_scale"], p["hc_attn_base"], p["attn_norm.weight"], c)
+        x = f["hc_post"](attend(h), x, post, sinkhorn(mix))
+        h, pre, post, mix = f["hc_enter"](x, pre, p["hc_ffn_fn"], p["hc_ffn_scale"], p["hc_ffn_base"], p["ffn_norm.weight"], c)
+        y, load = f["ffn"](h, p["ffn"], ids, c)
+        return f["hc_post"](y, x, post, sinkhorn(mix)), pre, load
+
+    def trunk(self, ids: Tensor, start: Tensor, taps: dict | None = None):
+        """What the head reads, before its norm [B, T, H]; indexer loss; loads (one [E] per layer). taps gets the mean
+        of the streams before the layers that it names."""
         c, f = self.c, self.f
         b, t = ids.shape
-        x = F.embedding(ids.reshape(1, -1), self.w["embed.weight"]).unsqueeze(2).repeat(1, 1, c.hc_mult, 1)
-        pre = x.new_zeros(1, b * t, c.hc_mult, dtype=torch.float32)
-        pre[..., 0] = 1
-        pre.requires_grad_(torch.is_grad_enabled())  # as in later layers, so that one kernel serves all
+        x, pre = self.streams(ids.reshape(1, -1))
         rows = dict(zip(c.engram_layer_ids, self.addresses.rows(ids, start)))
         state, index, loads = {"tables": self.tables(b, t), "pool": None}, 0.0, []
         for i, p in enumerate(self.blocks):
             if i in rows:
-                e = self.parts_of[i]["engram"]
+                e = p["engram"]
                 found = F.embedding(rows[i].view(1, b * t, -1), e["embed.weight"]).flatten(2)
                 x = f["engram"](x, found, e["wkv.weight"], e["q_weight"], e["k_weight"], c)
-            h, pre, post, mix = f["hc_enter"](x, pre, p["hc_attn_fn"], p["hc_attn_scale"], p["hc_attn_base"], p["attn_norm.weight"], c)
-            x = f["hc_post"](self.attention(i, h, start, state), x, post, sinkhorn(mix))
-            h, pre, post, mix = f["hc_enter"](x, pre, p["hc_ffn_fn"], p["hc_ffn_scale"], p["hc_ffn_base"], p["ffn_norm.weight"], c)
-            y, load = f["ffn"](h, self.parts_of[i]["ffn"], ids, c)
-            x = f["hc_post"](y, x, post, sinkhorn(mix))
+            if taps and i in taps:
+                taps[i] = x.float().mean(2).to(x.dtype).view(b, t, -1)
+            x, pre, load = self.block(x, pre, p, ids, lambda h: self.attention(i, h, start, state), c)
             loads.append(load)
             if state.get("mass") and i + 1 in (*c.index_source_layer_ids, len(self.blocks)):
                 index = index + f["index_loss"](state["wish"], sum(state["mass"]), state["live"])

@@ -336,7 +336,7 @@ def main(kind: type = Trainer) -> None:
     ap.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1), help="processes that make batches, for each GPU")
     ap.add_argument("--gpus", type=int, default=1, help="processes that share every batch, each on one GPU")
     ap.add_argument("--init", help="exported model to begin with")
-    ap.add_argument("--compile", action="store_true", help="on a CPU too")
+    ap.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile; by default on a GPU only")
     ap.add_argument("--held-out", type=int, default=4, help="batches to measure with at the end")
     args = ap.parse_args()
     if args.gpus > 1 and "RANK" not in os.environ:
@@ -347,7 +347,7 @@ def main(kind: type = Trainer) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # V3's masks are for the memory-efficient kernel
     torch._dynamo.config.recompile_limit = 64
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    t = kind(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device, device == "cuda" or args.compile)
+    t = kind(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device, device == "cuda" if args.compile is None else args.compile)
     t.within = args.within * 60
     if os.path.exists(f"{args.dir}/state.pt"):
         t.load()

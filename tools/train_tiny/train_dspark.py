@@ -32,7 +32,7 @@ class DSparkTrainer(Trainer):
         trunk = load_model(run["trunk"], longest, device, dtype, compiled=compiled)
         config, form = DSparkConfig(**run["dspark"]), FORMS[run["family"]]
         self.w = {}
-        for k, x in init(trunk.c, config, run["stages"], form, load_weights(run["trunk"]), run["like"], run["seed"]).items():
+        for k, x in init(config.of_stages(trunk.c), config, run["stages"], form, load_weights(run["trunk"]), run["like"], run["seed"]).items():
             self.w[k] = working(k, x, device, dtype).requires_grad_(not k.endswith(BIASES))
         self.c = trunk.c
         self.model = DSpark(trunk, self.w, config, form, compiled=compiled)
