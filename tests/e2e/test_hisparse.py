@@ -5,12 +5,13 @@ import concurrent.futures
 import re
 
 import pytest
+from conftest import BACKEND
 from serving import Server
 from toy_models import make_toy_model
 
 CLIENTS = 32
 TOP_K = {"v4": 6, "v32": 10}
-FLAGS = ("--max-running", CLIENTS, "--context", 400)
+FLAGS = ("--max-running", CLIENTS, "--context", 400, "--backend", BACKEND)
 
 
 @pytest.fixture(scope="module", params=TOP_K)

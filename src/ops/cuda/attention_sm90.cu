@@ -15,7 +15,7 @@
 constexpr int HEADS = BOX_ROWS, TILE = BOX_ROWS, V_DIM = 512, V_BOXES = V_DIM / BOX_COLS;
 constexpr int THREADS = 3 * WARPGROUP, MATH_THREADS = 2 * WARPGROUP, HALF_COLS = V_DIM / 2;
 constexpr int PART_STRIDE = V_DIM + 4; /* floats of a part: its sum, maximum, total, any key */
-constexpr int MAX_PARTS = 64, SHORT_PART = 256, LONG_PART = 512, SHORT_ROW = 1024;
+constexpr int MAX_PARTS = 64, LEAST_PART = 1536;
 
 enum { Q_BARRIER = 1, P_READY, P_FREE }; /* named barriers of the two that compute */
 
@@ -27,11 +27,10 @@ struct row_keys {
     int32_t part, n_parts; /* keys of a part */
 };
 
-static __host__ __device__ __forceinline__ int32_t part_of(int32_t n) {
-    const int32_t each = (n + MAX_PARTS - 1) / MAX_PARTS;
-    return n <= SHORT_ROW     ? SHORT_PART
-           : each < LONG_PART ? LONG_PART
-                              : (each + TILE - 1) / TILE * TILE;
+/* A part has LEAST_PART keys or more: each costs its queries and the join of its sums. */
+static __host__ __device__ __forceinline__ int32_t parts_of(int64_t n) {
+    const int64_t parts = n / LEAST_PART;
+    return parts < 1 ? 1 : parts < MAX_PARTS ? (int32_t)parts : MAX_PARTS;
 }
 
 static __device__ row_keys keys_of(const hd_attention_args &a, int32_t row) {
@@ -44,7 +43,8 @@ static __device__ row_keys keys_of(const hd_attention_args &a, int32_t row) {
     }
     if (a.selected) k.selected_keys = a.selected + (int64_t)row * a.n_selected;
     k.n = k.n_recent + (a.selected ? min(visible, a.n_selected) : visible);
-    k.part = part_of(k.n);
+    const int32_t parts = parts_of(k.n), each = max((k.n + parts - 1) / parts, 1);
+    k.part = (each + TILE - 1) / TILE * TILE;
     k.n_parts = max((k.n + k.part - 1) / k.part, 1);
     return k;
 }
@@ -229,6 +229,18 @@ static __device__ __forceinline__ void announce(const block_memory &m, uint32_t 
     if (threadIdx.x % WARP == 0) mbarrier_arrive(m.full + 8 * (tile & 1));
 }
 
+/* An item's queries into the L2 cache, before the block needs them. */
+template <int BOXES>
+static __device__ __forceinline__ void prefetch_queries(const part_item &item,
+                                                        const hd_attention_args &a) {
+    constexpr int LINE = 128, FLOATS = LINE / (int)sizeof(float);
+    const int32_t k_dim = BOXES * BOX_COLS, heads = min(HEADS, a.heads - item.first_head);
+    const cuda_act *q = acts(a.q) + ((int64_t)item.row * a.heads + item.first_head) * k_dim;
+    for (int32_t i = threadIdx.x % WARPGROUP; i < heads * k_dim / FLOATS; i += WARPGROUP) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(q + i * FLOATS));
+    }
+}
+
 /* A tile is announced once it has arrived; before that the next is asked for, if its place is
  * free by then. */
 template <int BOXES>
@@ -242,7 +254,9 @@ static __device__ void load_tiles(const hd_attention_args &a, const block_memory
     for (; live; tile++) {
         const uint32_t stage = tile & 1, empty = m.empty + 8 * stage;
         const uint32_t parity = (tile >> 1 & 1) ^ 1;
+        const int32_t index = c.index;
         next_tile(&c, a, groups);
+        if (c.index != index && c.item.row >= 0) prefetch_queries<BOXES>(c.item, a);
         const uint8_t *next = find_key(c, a);
         const unsigned keys = __ballot_sync(ALL_LANES, is_key(found));
         const bool early = tile > 0 && !__all_sync(ALL_LANES, mbarrier_test(empty, parity));
@@ -264,8 +278,8 @@ static __device__ void load_tiles(const hd_attention_args &a, const block_memory
 template <int BOXES>
 static __device__ void load_queries(const hd_attention_args &a, const block_memory &m,
                                     const part_item &item) {
-    constexpr int UNITS = BOXES * BOX_COLS / 4, EACH = 12;
-    static_assert(HEADS * UNITS % (MATH_THREADS * 4) == 0, "whole batches");
+    constexpr int UNITS = BOXES * BOX_COLS / 4, EACH = HEADS * UNITS / MATH_THREADS / 2;
+    static_assert(HEADS * UNITS == 2 * EACH * MATH_THREADS, "two whole batches");
     const int32_t k_dim = BOXES * BOX_COLS;
     const cuda_act *q = acts(a.q) + ((int64_t)item.row * a.heads + item.first_head) * k_dim;
     for (int first = (int)threadIdx.x; first < HEADS * UNITS; first += EACH * MATH_THREADS) {
@@ -273,14 +287,13 @@ static __device__ void load_queries(const hd_attention_args &a, const block_memo
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const int unit = first + i * MATH_THREADS, head = unit / UNITS;
-            const bool live = unit < HEADS * UNITS && item.first_head + head < a.heads;
+            const bool live = item.first_head + head < a.heads;
             const float4 *at = reinterpret_cast<const float4 *>(q + head * k_dim);
             x[i] = live ? load_four(at + unit % UNITS) : float4{};
         }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const int unit = first + i * MATH_THREADS;
-            if (unit >= HEADS * UNITS) continue;
             const int head = unit / UNITS, four = unit % UNITS; /* two of them are a chunk */
             put_four(m.q + (uint32_t)(four / 16 * BOX_BYTES + four % 2 * 8) +
                          box_at(head, four % 16 / 2),
@@ -607,11 +620,7 @@ static int32_t most_parts(const hd_attention_args *a) {
     } else if (a->ratio) {
         keys += (int64_t)a->entries.table_stride * a->entries.page_entries;
     }
-    const int64_t of_short =
-        ((keys < SHORT_ROW ? keys : SHORT_ROW) + SHORT_PART - 1) / SHORT_PART;
-    const int64_t of_long = keys > SHORT_ROW ? (keys + LONG_PART - 1) / LONG_PART : 1;
-    const int64_t most = of_short > of_long ? of_short : of_long;
-    return most < 1 ? 1 : most < MAX_PARTS ? (int32_t)most : MAX_PARTS;
+    return parts_of(keys);
 }
 
 static bool is_aligned(const hd_paged &p, int32_t width) {

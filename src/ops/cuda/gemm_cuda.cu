@@ -43,7 +43,7 @@ template <int R, int P, int MT>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     small_m_heads(heads_job h, weight_shape s, weight_arrays a, int32_t outs) {
     griddepcontrol_launch_dependents();
-    extern __shared__ __align__(128) uint8_t shared[];
+    extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x * outs;
     const mma_block block = {h.rows, h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
@@ -85,7 +85,7 @@ template <int R, int P, int MT>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     small_m_set(const __grid_constant__ set_job j) {
     griddepcontrol_launch_dependents();
-    extern __shared__ __align__(128) uint8_t shared[];
+    extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ mma_job job;
     int i = 0;
     while (i + 1 < j.n && (int32_t)blockIdx.x >= j.part[i + 1].first_block) i++;
@@ -172,11 +172,11 @@ uint32_t multiply_several(hd_stream *s, const hd_linear_set_args *a, uint32_t le
 
 /* n_blocks share each row's slices. */
 template <int R, int P, int ROWS>
-static __global__ void __launch_bounds__(large_m_of<R, ROWS>::THREADS,
-                                         large_m_of<R, ROWS>::AT_ONCE)
+static __global__ void __launch_bounds__(large_m_of<R, P, ROWS>::THREADS,
+                                         large_m_of<R, P, ROWS>::AT_ONCE)
     large_m_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
     begin_kernel();
-    extern __shared__ __align__(128) uint8_t shared[];
+    extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t first = (int32_t)blockIdx.z * ROWS;
     const int32_t col = (int32_t)blockIdx.x / n_blocks * LARGE_M_OUTS;
@@ -193,7 +193,7 @@ static void launch_large_m(hd_stream *stream, const heads_job &h, const hd_weigh
                     blocks_for(h.rows, ROWS));
     const int64_t blocks = (int64_t)grid.x * grid.y * grid.z;
     const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
-    launch_cluster(large_m_heads<R, P, ROWS>, grid, large_m_of<R, ROWS>::THREADS, n,
+    launch_cluster(large_m_heads<R, P, ROWS>, grid, large_m_of<R, P, ROWS>::THREADS, n,
                    large_m_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), h, shape_of(w),
                    arrays_of(w), n);
 }

@@ -580,6 +580,8 @@ static void launch_large_m(hd_stream *s, const fp8_product &p) {
 static void launch_grouped(hd_stream *s, const fp8_product &p) {
     const int32_t each = p.x.rows / p.n_experts; /* places of an expert, on average */
     if (p.other) {
+        if (each >= 80) return launch<128, 64, 2, SHARED, GATED_EXPERTS>(s, p);
+        if (each >= 32) return launch<64, 64, 2, ALONE, GATED_EXPERTS>(s, p);
         if (each >= 4) return launch<32, 64, 2, ALONE, GATED_EXPERTS>(s, p);
         return launch<16, 64, 2, ALONE, GATED_EXPERTS>(s, p);
     }
@@ -591,7 +593,7 @@ static void launch_grouped(hd_stream *s, const fp8_product &p) {
 }
 
 bool fp8_takes_two(const fp8_product &p) {
-    return p.offset ? p.x.rows / p.n_experts < 32 : p.x.rows <= 64;
+    return p.offset || p.x.rows <= 64;
 }
 
 void launch_fp8(hd_stream *s, const fp8_product &p) {

@@ -93,7 +93,7 @@ static __device__ __forceinline__ uint32_t transposed_pair(const transposed_raw<
         const uint32_t two = __byte_perm(first[0], second[0], (uint32_t)(col | (4 + col) << 4));
         const float2 f = __half22float2(
             __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3)));
-        return bf16_pair(f.x, f.y);
+        return exact_pair(f.x, f.y);
     }
 }
 

@@ -82,7 +82,7 @@ template <int R, int P, int MT>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     small_m_grouped(grouped_job g, weight_shape s, int32_t outs) {
     begin_kernel();
-    extern __shared__ __align__(128) uint8_t shared[];
+    extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x * outs;
     const tile mine = take_tile<SMALL_M_ROWS>(&job, g, s, col);
@@ -93,11 +93,11 @@ static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
 
 /* n_blocks share each row's slices. */
 template <int R, int P, int ROWS>
-static __global__ void __launch_bounds__(large_m_of<R, ROWS>::THREADS,
-                                         large_m_of<R, ROWS>::AT_ONCE)
+static __global__ void __launch_bounds__(large_m_of<R, P, ROWS>::THREADS,
+                                         large_m_of<R, P, ROWS>::AT_ONCE)
     large_m_grouped(grouped_job g, weight_shape s, int n_blocks) {
     begin_kernel();
-    extern __shared__ __align__(128) uint8_t shared[];
+    extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x / n_blocks * LARGE_M_OUTS;
     const tile mine = take_tile<ROWS>(&job, g, s, col);
@@ -136,7 +136,7 @@ static void launch_large_m(hd_stream *stream, const grouped_job &g, const hd_wei
     const dim3 grid(blocks_for(w->rows, LARGE_M_OUTS), most_tiles(g, ROWS));
     const int64_t blocks = (int64_t)grid.x * grid.y;
     const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
-    launch_cluster(large_m_grouped<R, P, ROWS>, grid, large_m_of<R, ROWS>::THREADS, n,
+    launch_cluster(large_m_grouped<R, P, ROWS>, grid, large_m_of<R, P, ROWS>::THREADS, n,
                    large_m_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), g, shape_of(w), n);
 }
 

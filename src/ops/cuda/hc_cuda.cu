@@ -1,13 +1,13 @@
 /* hc_cuda.cu - the manifold-constrained hyper-connections of V4 and, in one pass, of V4.1; models.md
  * 2.8 and 2.17. Sums in double, like
  * the reference: the mixing weights reach every element of the streams. The products with fn
- * are a kernel of their own over (row, value, stretch of columns), so that one row keeps more
- * than one multiprocessor busy. */
+ * are a kernel of their own over stretches of columns, so that one row keeps more than one
+ * multiprocessor busy. */
 #include "ops/cuda/hc_internal.cuh"
 #include "ops/fused_internal.h"
 
 constexpr int LARGE_M_ROWS = 8,
-              LARGE_M_MIX = 5; /* of a block of mix_values, where there are many */
+              LARGE_M_VALUES = 25; /* of a block of mix_rows: of four streams */
 
 /* Row r's products with fn [n] and, behind them, its sum of squares, of every stretch. */
 struct mixes {
@@ -21,52 +21,104 @@ static __host__ __device__ __forceinline__ int32_t stretches_of(int32_t cols) {
     return (cols + STRETCH - 1) / STRETCH;
 }
 
-/* ROWS rows of x times MIX rows of fn, the squares standing for row n, over one stretch. Every
- * sum has the same order for every ROWS and MIX. */
-template <int ROWS, int MIX>
-static __global__ void __launch_bounds__(BLOCK, 2) mix_values(mixes a) {
-    begin_kernel();
-    const int32_t r0 = (int32_t)blockIdx.x * ROWS, i0 = (int32_t)blockIdx.y * MIX;
-    const int32_t begin = (int32_t)blockIdx.z * STRETCH, end = min(begin + STRETCH, a.cols);
-    double sum[ROWS][MIX] = {};
-#pragma unroll ROWS == 1 ? 8 : 1
-    for (int32_t c = begin + (int32_t)threadIdx.x; c < end; c += BLOCK) {
-        double x[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            x[r] = (double)wide(a.x[(int64_t)min(r0 + r, a.rows - 1) * a.cols + c]);
-        }
-#pragma unroll
-        for (int i = 0; i < MIX; i++) {
-            const bool square = i0 + i >= a.n;
-            const double f = square ? 0.0 : (double)a.fn[(int64_t)(i0 + i) * a.cols + c];
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) sum[r][i] = fma(square ? x[r] : f, x[r], sum[r][i]);
-        }
-    }
-    __shared__ double part[BLOCK / WARP][ROWS * MIX];
-#pragma unroll
-    for (int k = 0; k < ROWS * MIX; k++) {
-        const double own = warp_sum(sum[k / MIX][k % MIX]);
-        if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP][k] = own;
-    }
-    __syncthreads();
-    const int k = threadIdx.x, r = r0 + k / MIX, i = i0 + k % MIX;
-    if (k >= ROWS * MIX || r >= a.rows || i > a.n) return;
-    double all = part[0][k];
-    for (int w = 1; w < BLOCK / WARP; w++) all += part[w][k];
-    a.value[((int64_t)r * gridDim.z + blockIdx.z) * (a.n + 1) + i] = all;
+/* What value i of row r is in a stretch. */
+static __device__ __forceinline__ double *value_at(const mixes &a, int32_t r, int32_t stretch,
+                                                   int32_t i) {
+    return a.value + ((int64_t)r * stretches_of(a.cols) + stretch) * (a.n + 1) + i;
 }
 
-static void mix_rows(cudaStream_t queue, const mixes &a) {
+/* A row of x times a row of fn, the squares standing for row n, over one stretch. A thread adds every
+ * 256th column in order, then the lanes of a warp meet, then the warps. */
+static __global__ void __launch_bounds__(BLOCK, 2) mix_row(mixes a) {
+    begin_kernel();
+    const int32_t r = (int32_t)blockIdx.x, i = (int32_t)blockIdx.y,
+                  stretch = (int32_t)blockIdx.z;
+    const int32_t begin = stretch * STRETCH, end = min(begin + STRETCH, a.cols);
+    const cuda_act *x = a.x + (int64_t)r * a.cols;
+    double sum = 0.0;
+#pragma unroll 8
+    for (int32_t c = begin + (int32_t)threadIdx.x; c < end; c += BLOCK) {
+        const double own = (double)wide(x[c]);
+        sum = fma(i == a.n ? own : (double)a.fn[(int64_t)i * a.cols + c], own, sum);
+    }
+    sum = block_sum<BLOCK>(sum);
+    if (threadIdx.x == 0) *value_at(a, r, stretch, i) = sum;
+}
+
+/* Of eight sums that each lane has a part of: sum lane / 4, in the order of warp_sum(). */
+static __device__ __forceinline__ double warp_sum_of_eight(double (&x)[8]) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int left = 4, step = WARP / 2; left > 0; left /= 2, step /= 2) {
+        const bool upper = lane & step;
+#pragma unroll
+        for (int k = 0; k < left; k++) {
+            const double sent = upper ? x[k] : x[left + k];
+            x[k] = (upper ? x[left + k] : x[k]) + __shfl_xor_sync(ALL_LANES, sent, step);
+        }
+    }
+    x[0] += __shfl_xor_sync(ALL_LANES, x[0], 2);
+    return x[0] + __shfl_xor_sync(ALL_LANES, x[0], 1);
+}
+
+/* LARGE_M_ROWS rows, which stay in registers, times all rows of fn; sums have the order of mix_row(). */
+static __global__ void __launch_bounds__(BLOCK, 1) mix_rows(mixes a) {
+    constexpr int EACH = STRETCH / BLOCK, WARPS = BLOCK / WARP;
+    static_assert(LARGE_M_ROWS == 8, "warp_sum_of_eight");
+    begin_kernel();
+    __shared__ double part[WARPS][LARGE_M_VALUES][LARGE_M_ROWS];
+    const int32_t r0 = (int32_t)blockIdx.x * LARGE_M_ROWS, stretch = (int32_t)blockIdx.y;
+    const int32_t first = stretch * STRETCH + (int32_t)threadIdx.x;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    float x[LARGE_M_ROWS][EACH], f[2][EACH];
+    const auto load = [&](float *to, const float *from) {
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int32_t c = first + e * BLOCK;
+            to[e] = c < a.cols ? from[c] : 0.0f;
+        }
+    };
+#pragma unroll
+    for (int r = 0; r < LARGE_M_ROWS; r++) {
+        load(x[r], a.x + (int64_t)min(r0 + r, a.rows - 1) * a.cols);
+    }
+    load(f[0], a.fn);
+    for (int32_t i = 0; i <= a.n; i += 2) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) { /* the next row of fn is on its way */
+            if (i + half > a.n) break;
+            double sum[LARGE_M_ROWS] = {};
+            if (i + half + 1 < a.n) load(f[half ^ 1], a.fn + (int64_t)(i + half + 1) * a.cols);
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                const double own = (double)f[half][e];
+#pragma unroll
+                for (int r = 0; r < LARGE_M_ROWS; r++) {
+                    const double v = (double)x[r][e];
+                    sum[r] = fma(i + half == a.n ? v : own, v, sum[r]);
+                }
+            }
+            const double all = warp_sum_of_eight(sum);
+            if (lane % 4 == 0) part[warp][i + half][lane / 4] = all;
+        }
+    }
+    __syncthreads();
+    for (int32_t k = threadIdx.x; k < LARGE_M_ROWS * (a.n + 1); k += BLOCK) {
+        const int32_t r = k / (a.n + 1), i = k % (a.n + 1);
+        double sum = part[0][i][r];
+        for (int w = 1; w < WARPS; w++) sum += part[w][i][r];
+        if (r0 + r < a.rows) *value_at(a, r0 + r, stretch, i) = sum;
+    }
+}
+
+static void sum_mixes(cudaStream_t queue, const mixes &a) {
     const unsigned stretches = (unsigned)stretches_of(a.cols);
-    if (a.rows < 64) {
-        const dim3 grid((unsigned)a.rows, (unsigned)a.n + 1, stretches);
-        launch_kernel(queue, mix_values<1, 1>, grid, BLOCK, 0, 1, a);
+    if (a.rows < 64 || a.n >= LARGE_M_VALUES) {
+        launch_kernel(queue, mix_row, dim3((unsigned)a.rows, (unsigned)a.n + 1, stretches),
+                      BLOCK, 0, 1, a);
     } else {
-        const dim3 grid(blocks_for(a.rows, LARGE_M_ROWS), blocks_for(a.n + 1, LARGE_M_MIX),
-                        stretches);
-        launch_kernel(queue, mix_values<LARGE_M_ROWS, LARGE_M_MIX>, grid, BLOCK, 0, 1, a);
+        launch_kernel(queue, mix_rows, dim3(blocks_for(a.rows, LARGE_M_ROWS), stretches), BLOCK,
+                      0, 1, a);
     }
 }
 
@@ -112,9 +164,10 @@ static __device__ void weigh_streams(cuda_act *out, const cuda_act *x, const dou
     }
 }
 
-/* How many blocks share a row's columns. */
-static unsigned column_blocks(int32_t rows) {
-    return rows < 64 ? 8 : 1;
+/* How many blocks share a row's columns, so that a multiprocessor has about as many as it holds. */
+static unsigned column_blocks(const hd_stream *s, int32_t rows) {
+    const int32_t parts = 8 * hd_stream_workers(s) / rows;
+    return parts < 1 ? 1 : parts > 8 ? 8 : (unsigned)parts;
 }
 
 /* The last block of a row finds the way back, the others the row itself. */
@@ -159,14 +212,14 @@ static void weigh(hd_stream *s, const hd_hc_pre_args *a, float *pre) {
         part.out = hd_rows_at(a->out, (int64_t)first * a->cols);
         part.post += (int64_t)first * a->hc;
         part.comb += (int64_t)first * a->hc * a->hc;
-        mix_rows(queue, {value, acts(part.x), a->fn, part.rows, n, all});
+        sum_mixes(queue, {value, acts(part.x), a->fn, part.rows, n, all});
         if (pre) {
             launch_kernel(queue, hc_predict, dim3((unsigned)part.rows), BLOCK, 0, 1, part,
                           pre + (int64_t)first * a->hc, value);
         } else {
             launch_kernel(queue, hc_pre,
-                          dim3((unsigned)part.rows, column_blocks(part.rows) + 1), BLOCK, 0, 1,
-                          part, value);
+                          dim3((unsigned)part.rows, column_blocks(s, part.rows) + 1), BLOCK, 0,
+                          1, part, value);
         }
     }
 }
@@ -190,7 +243,7 @@ static __global__ void __launch_bounds__(BLOCK) hc_mix(hd_hc_mix_args a, bool fi
 
 static void mix(hd_stream *s, const hd_hc_mix_args *a, bool first) {
     if (a->rows == 0) return;
-    launch_kernel(hd_cuda_stream(s), hc_mix, dim3((unsigned)a->rows, column_blocks(a->rows)),
+    launch_kernel(hd_cuda_stream(s), hc_mix, dim3((unsigned)a->rows, column_blocks(s, a->rows)),
                   BLOCK, 0, 1, *a, first);
 }
 
@@ -261,8 +314,8 @@ void hd_hc_head_cuda(hd_stream *s, const hd_hc_head_args *a) {
         part.rows = a->rows - first < at_once ? a->rows - first : at_once;
         part.x = hd_rows_at(a->x, (int64_t)first * all);
         part.out = hd_rows_at(a->out, (int64_t)first * a->cols);
-        mix_rows(queue, {value, acts(part.x), a->fn, part.rows, a->hc, all});
-        launch_kernel(queue, hc_head, dim3((unsigned)part.rows, column_blocks(part.rows)),
+        sum_mixes(queue, {value, acts(part.x), a->fn, part.rows, a->hc, all});
+        launch_kernel(queue, hc_head, dim3((unsigned)part.rows, column_blocks(s, part.rows)),
                       BLOCK, 0, 1, part, value);
     }
     hd_cuda_check(s, "hc_head");

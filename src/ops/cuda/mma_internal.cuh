@@ -40,8 +40,9 @@ static __device__ __forceinline__ uint32_t word_of(const lane_raw<R> &raw, int i
     return i % 4 == 0 ? q.x : i % 4 == 1 ? q.y : i % 4 == 2 ? q.z : q.w;
 }
 
-static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
-    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632); /* truncates */
+/* Of numbers that are exact in bfloat16. */
+static __device__ __forceinline__ uint32_t exact_pair(float low, float high) {
+    return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
 }
 
 static __device__ __forceinline__ uint32_t times(uint32_t pair, uint32_t factor) {
@@ -75,16 +76,16 @@ static __device__ __forceinline__ void pairs_of(uint32_t *low, uint32_t *high,
             __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)w, __NV_E4M3)));
         const float2 b = __half22float2(
             __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(w >> 16), __NV_E4M3)));
-        *low = bf16_pair(a.x, a.y);
-        *high = bf16_pair(b.x, b.y);
+        *low = exact_pair(a.x, a.y);
+        *high = exact_pair(b.x, b.y);
         if constexpr (R == READ_MXE4M3) {
-            const uint32_t scale = bf16_pair(raw.scale[0], raw.scale[0]);
+            const uint32_t scale = exact_pair(raw.scale[0], raw.scale[0]);
             *low = times(*low, scale);
             *high = times(*high, scale);
         }
     } else {
         const float scale = raw.scale[step / (GROUP / 4)];
-        const uint32_t pair = bf16_pair(scale, scale);
+        const uint32_t pair = exact_pair(scale, scale);
         e2m1_pairs(low, high, word_of(raw, step / 2) >> (step % 2 * 16));
         *low = times(*low, pair);
         *high = times(*high, pair);

@@ -171,24 +171,32 @@ fp8_product product_of(const hd_expert_table *table, const hd_rows &out, const i
     return p;
 }
 
-/* Products of j.rows rows: as many at a time as fit. */
-void multiply_fp8(hd_stream *s, rows_job j, fp8_product p) {
-    const int32_t cols = p.w->cols, rows = j.rows;
+/* n products of the same j.rows rows: as many rows at a time as fit. */
+void multiply_fp8(hd_stream *s, rows_job j, fp8_product *p, int32_t n) {
+    const int32_t cols = p->w->cols, rows = j.rows;
     const int32_t fit = rows_that_fit(s, (size_t)cols + (size_t)j.spans * sizeof(float), rows);
     if (fit == 0) return hd_stream_fail(s, HD_ENOMEM, "no scratch for rows in FP8");
     for (int32_t done = 0; done < rows; done += fit) {
-        j.from = p.from = done;
+        j.from = done;
         j.rows = rows - done < fit ? rows - done : fit;
-        p.x = place_rows(s, j.rows, cols);
-        launch_kernel(hd_cuda_stream(s), quantise, dim3(grid_of(j)), BLOCK, 0, 1, p.x, j);
-        if (j.parted) {
-            launch_grouped_fp4(s, p);
-        } else {
-            launch_fp8(s, p);
+        const quantised x = place_rows(s, j.rows, cols);
+        launch_kernel(hd_cuda_stream(s), quantise, dim3(grid_of(j)), BLOCK, 0, 1, x, j);
+        for (int32_t i = 0; i < n; i++) {
+            p[i].x = x;
+            p[i].from = done;
+            if (j.parted) {
+                launch_grouped_fp4(s, p[i]);
+            } else {
+                launch_fp8(s, p[i]);
+            }
+            p[i].out += fit * p[i].out_stride;
+            p[i].other_out += fit * p[i].other_stride;
         }
-        p.out += fit * p.out_stride;
-        p.other_out += fit * p.other_stride;
     }
+}
+
+void multiply_fp8(hd_stream *s, const rows_job &j, fp8_product p) {
+    multiply_fp8(s, j, &p, 1);
 }
 
 /* Rows as they are multiplied, in the scratch; without data: they do not fit. */
@@ -266,9 +274,25 @@ bool multiply_pair(hd_stream *s, const hd_linear_set_args *a, int32_t i, int32_t
     return true;
 }
 
+/* Product i and those behind it, of those left, that have the same rows in E4M3; returns them as bits. */
+uint32_t multiply_sharing(hd_stream *s, const hd_linear_set_args *a, int32_t i, uint32_t left) {
+    fp8_product p[HD_MAX_SET];
+    uint32_t taken = 0;
+    int32_t n = 0;
+    for (int32_t k = i; k < a->n; k++) {
+        const bool shares = left >> k & 1 && share_rows(a->w[i], a->w[k]);
+        if (!shares || !fp8_fits(a->w[k], nullptr)) continue;
+        p[n++] = product_of(a->w[k], a->out[k], a->rows);
+        taken |= 1u << k;
+    }
+    if (n > 0) multiply_fp8(s, rows_of(a->x, a->w[i], a->rows), p, n);
+    return taken;
+}
+
 } // namespace
 
-/* Pairs of FP8 matrices, then what else few rows have in common, then one by one. */
+/* Pairs of FP8 matrices, then what else few rows have in common, then those that share rows in E4M3, then
+ * one by one. */
 void hd_linear_set_cuda_official(hd_stream *s, const hd_linear_set_args *a) {
     uint32_t left = (1u << a->n) - 1;
     if (a->rows == 0) return;
@@ -281,6 +305,7 @@ void hd_linear_set_cuda_official(hd_stream *s, const hd_linear_set_args *a) {
     for (int32_t i = 0; i < a->n; i++) rest &= ~((uint32_t)is_quantised(a->w[i]) << i);
     left &= ~multiply_several(s, a, rest, FAST);
     for (int32_t i = 0; i < a->n; i++) {
+        if (left >> i & 1) left &= ~multiply_sharing(s, a, i, left);
         const hd_linear_args one = ops_set_linear(a, i);
         if (left >> i & 1) hd_linear_cuda_official(s, &one);
     }
