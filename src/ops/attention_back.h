@@ -40,11 +40,9 @@ typedef struct hd_attention_naive_back_args {
     const float *made; /* as dmade */
     hd_rows rotated;   /* [rows, rope_dim] of the latents */
     hd_seqs seqs;
-    int32_t heads, nope_dim, rope_dim, v_dim;
+    int32_t rows, heads, nope_dim, rope_dim, v_dim; /* rows of all sequences */
     float scale;
 } hd_attention_naive_back_args;
-
-typedef void hd_attention_naive_back_fn(hd_stream *s, const hd_attention_naive_back_args *a);
 
 HD_END_C
 

@@ -1,14 +1,15 @@
-/* backward.h - backward operators: the gradients of the operators of ops.h.
+/* backward.h - backward operators: the gradients of the operators of ops.h; and the optimizer's.
  *
  * They have a table of their own, because serving never runs them. The contract is that of
  * ops.h. Names: g is the gradient of a forward output; dx, dq, ... are gradients of forward
  * inputs, float32. Gradients of activations are written. Gradients of parameters are added
  * to, and left out where they are NULL: row by row in ascending order, each sum in one float32 accumulator that starts at the
- * stored value. So they do not depend on threads, nor on how rows are divided into calls, as
- * long as the rows come in the same order (design D8).
+ * stored value. A GPU sums rows of a matrix's gradient by sequences, and adds those sums in order
+ * (gemm_back_cuda.cu). So they do not depend on threads, nor on how sequences are divided into calls, as
+ * long as they come in the same order (design D8).
  *
  * There is no operator where a forward one does it: the input gradient of linear is
- * linear_heads with `transpose`, that of linear_heads is linear_heads with the other
+ * linear_heads with `transpose` (or linear_back), that of linear_heads is linear_heads with the other
  * `transpose`, that of rope is rope with the other `inverse`, and the experts' input
  * gradients of a token are summed by moe_combine. Formulas: docs/training.md. */
 #ifndef HD_OPS_BACKWARD_H
@@ -17,6 +18,8 @@
 #include "base/expert_table.h"
 #include "base/router_rule.h"
 #include "ops/attention_back.h"
+#include "ops/linear.h"
+#include "ops/optimizer.h"
 #include "ops/types.h"
 
 HD_BEGIN_C
@@ -29,6 +32,10 @@ typedef struct hd_weight_grad_args {
     hd_rows right; /* [rows, heads, cols] with right_head elements between heads */
     int32_t rows, heads, n_rows, cols, first_row, head_rows;
     int32_t left_head, right_head;
+    /* of the rows, or of groups of as many each; n 0: a GPU adds rows one by one, as a CPU */
+    hd_seqs seqs;
+    float *parts;    /* [n_parts] for the operator's own use, of a GPU */
+    int64_t n_parts; /* no bit depends on it */
 } hd_weight_grad_args;
 
 /* dw[s, i, c] += g[p, i] * x[row of p, c] for the places p of slot s, in ascending order. The
@@ -39,6 +46,9 @@ typedef struct hd_grouped_weight_grad_args {
     hd_rows x;                          /* [*, cols] */
     const int32_t *offset, *assignment; /* offset: [n_slots + 1] */
     int32_t n_slots, n_rows, cols, top_k;
+    hd_seqs seqs; /* as of weight_grad */
+    const int32_t
+        *choice; /* [n places] choice / top_k is the row of the batch; read with seqs */
 } hd_grouped_weight_grad_args;
 
 /* dx[p, :] = g[p, :] W_s for the places p of slot s */
@@ -199,11 +209,16 @@ typedef struct hd_cross_entropy_args {
     X(moe_topk_back)           \
     X(moe_combine_back)        \
     X(attention_back)          \
+    X(attention_naive_back)    \
     X(compress_back)           \
     X(hc_post_back)            \
     X(hc_pre_back)             \
     X(hc_head_back)            \
-    X(cross_entropy)
+    X(cross_entropy)           \
+    X(sum_squares)             \
+    X(adamw)                   \
+    X(muon)                    \
+    X(round_weights)
 
 #define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
 HD_BACKWARD_OP_LIST(X)
@@ -213,7 +228,8 @@ typedef struct hd_backward_ops {
 #define X(op) hd_##op##_fn *op;
     HD_BACKWARD_OP_LIST(X)
 #undef X
-    hd_attention_naive_back_fn *attention_naive_back; /* NULL: the absorbed form has to do */
+    /* linear_heads with `transpose`, in another order of sums; NULL: linear_heads has to do */
+    void (*linear_back)(hd_stream *s, const hd_linear_heads_args *a);
 } hd_backward_ops;
 
 /* Fills the table of the reference: one thread, sums of activations' gradients in float64. */

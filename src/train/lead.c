@@ -136,15 +136,14 @@ hd_replay_count hd_trainer_replayed(const hd_trainer *t) {
 /* Sums the gradients of this rank's slice, and *squares of all. */
 static hd_status sum_gradients(hd_trainer *t, double *squares, hd_err *err) {
     double all[HD_LOCAL_MAX_RANKS];
-    int64_t first, own, summed;
-    int32_t n;
+    int64_t first, own, n;
     const hd_parameters *p = t->parameters;
-    const hd_parameter *list = hd_parameters_all(p, &n);
-    float *gradients = hd_parameters_host_gradients(p, &summed);
+    float *gradients = hd_gradients_all(hd_parameters_gradients(p), &n);
+    const float *slice = hd_parameters_gradient_slice(p, &n);
     hd_parameters_slice(p, HD_PARAMETER_MASTER, &first, &own);
     HD_TRY(hd_trainer_finish_gradients(t, err));
-    HD_TRY(train_ranks_sum(&t->ranks, gradients, summed, first, own, err));
-    *squares = hd_optimizer_squares(list, n, t->update_stream);
+    HD_TRY(train_ranks_sum(&t->ranks, gradients, hd_parameters_summed(p), first, own, err));
+    HD_TRY(hd_optimizer_squares(squares, &t->optimizer, slice, n, err));
     if (is_alone(t)) return HD_OK;
     HD_TRY(train_ranks_collect(&t->ranks, squares, sizeof *squares, all, err));
     *squares = 0.0;
@@ -169,40 +168,51 @@ static hd_status sum_selected(hd_trainer *t, hd_err *err) {
 static hd_status gather(hd_trainer *t, hd_parameter_array which, float *to, hd_err *err) {
     int64_t first, own;
     const float *slice = hd_parameters_slice(t->parameters, which, &first, &own);
+    if (!hd_device_is_host(t->device)) { /* which has one rank */
+        hd_stream_download(t->stream, to, slice, (size_t)own * sizeof *to);
+        return hd_stream_sync(t->stream, err);
+    }
     return train_ranks_gather(&t->ranks, slice, first, own, to,
                               hd_parameters_count(t->parameters), err);
 }
 
-/* One step of this rank. masters receives those of all ranks, unless it is skipped; NULL: this rank
- * needs none. */
-static hd_status step(hd_trainer *t, float *masters, hd_optimizer_report *report, hd_err *err) {
+/* One step of this rank. */
+static hd_status step(hd_trainer *t, hd_optimizer_report *report, hd_err *err) {
     int32_t n;
     double squares;
     const hd_parameter *all = hd_parameters_all(t->parameters, &n);
     HD_TRY(sum_gradients(t, &squares, err));
-    hd_optimizer_step(&t->o.optimizer, all, n, t->steps, squares, t->update_stream, report);
+    hd_optimizer_step(&t->o.optimizer, all, n, t->steps, squares, &t->optimizer, report);
+    HD_TRY(hd_stream_sync(t->optimizer.stream, err));
     hd_parameters_clear_gradients(t->parameters, t->stream);
     HD_TRY(sum_selected(t, err));
     if (t->n_selected && !report->skipped)
-        hd_parameters_balance(t->parameters, t->selected, t->o.balance);
+        HD_TRY(hd_parameters_balance(t->parameters, t->selected, t->o.balance, err));
     memset(t->selected, 0, (size_t)t->n_selected * sizeof *t->selected);
     t->steps++;
-    return report->skipped ? HD_OK : gather(t, HD_PARAMETER_MASTER, masters, err);
+    return hd_stream_sync(t->stream, err);
 }
 
-/* The same, with an update by the masters; NULL if it is skipped. */
-static hd_status step_to_update(hd_trainer *t, hd_weights_update **u,
-                                hd_optimizer_report *report, hd_err *err) {
+/* An update by the masters of all ranks. */
+static hd_status gather_update(hd_trainer *t, hd_weights_update **u, hd_err *err) {
     hd_map masters;
     const size_t bytes = (size_t)hd_parameters_count(t->parameters) * sizeof(float);
-    *u = NULL;
     HD_TRY(hd_map_take(&masters, bytes, "trained weights", err));
-    const hd_status st = step(t, (float *)(void *)hd_map_writable(&masters), report, err);
-    if (st == HD_OK && !report->skipped) {
-        return hd_parameters_update(t->parameters, &masters, u, err);
-    }
+    float *to = (float *)(void *)hd_map_writable(&masters);
+    const hd_status st = gather(t, HD_PARAMETER_MASTER, to, err);
+    if (st == HD_OK) return hd_parameters_update(t->parameters, &masters, u, err);
     hd_map_close(&masters);
     return st;
+}
+
+/* A step with an update by the masters; NULL if it is skipped. */
+static hd_status step_to_update(hd_trainer *t, hd_weights_update **u,
+                                hd_optimizer_report *report, hd_err *err) {
+    *u = NULL;
+    HD_TRY(step(t, report, err));
+    if (report->skipped) return HD_OK;
+    if (hd_device_is_host(t->device)) return gather_update(t, u, err);
+    return hd_parameters_update_in_place(t->parameters, u, err);
 }
 
 hd_status hd_trainer_step(hd_trainer *t, hd_weights_update **u, hd_optimizer_report *report,
@@ -217,7 +227,10 @@ hd_status hd_trainer_step(hd_trainer *t, hd_weights_update **u, hd_optimizer_rep
 static hd_status follow_step(hd_trainer *t, hd_weights *own, hd_err *err) {
     hd_optimizer_report report;
     hd_weights_update *u;
-    if (!own) return step(t, NULL, &report, err);
+    if (!own) {
+        HD_TRY(step(t, &report, err));
+        return report.skipped ? HD_OK : gather(t, HD_PARAMETER_MASTER, NULL, err);
+    }
     HD_TRY(step_to_update(t, &u, &report, err));
     const hd_status st = u ? hd_weights_update_apply(u, own, t->stream, err) : HD_OK;
     hd_weights_update_close(u);
@@ -225,6 +238,11 @@ static hd_status follow_step(hd_trainer *t, hd_weights *own, hd_err *err) {
 }
 
 /* ---- checkpoints ---- */
+
+/* Whether the arrays of this rank are those of all, in host memory. */
+static bool has_all(const hd_trainer *t) {
+    return is_alone(t) && hd_device_is_host(t->device);
+}
 
 static hd_status gather_arrays(hd_trainer *t, float *const *arrays, hd_err *err) {
     HD_TRY(tell(t, ORDER_GATHER, 0, NULL, 0, err));
@@ -241,10 +259,10 @@ hd_status hd_trainer_gather(hd_trainer *t, hd_whole_parameters *out, hd_err *err
     *out = (hd_whole_parameters){.n = 0};
     hd_parameters_all(t->parameters, &out->n);
     out->all = calloc((size_t)out->n, sizeof *out->all);
-    if (!is_alone(t)) {
+    if (!has_all(t)) {
         out->block = malloc(HD_N_PARAMETER_ARRAYS * (size_t)count * sizeof *out->block);
     }
-    if (!out->all || (!out->block && !is_alone(t))) {
+    if (!out->all || (!out->block && !has_all(t))) {
         hd_whole_parameters_free(out);
         return HD_FAIL(err, HD_ENOMEM, "no memory for a checkpoint of %lld weights",
                        (long long)count);

@@ -34,7 +34,7 @@ static void measure(hd_trainer_memory *out, const hd_trainer *t) {
         .masters = own * HD_N_PARAMETER_ARRAYS * (int64_t)sizeof(float),
         .activations = (int64_t)(hd_model_bytes(t->model) + hd_backward_bytes(t->backward) +
                                  2 * t->batch.bytes) +
-                       pages_of(t) + scratch_of(t->stream) + scratch_of(t->update_stream)};
+                       pages_of(t) + scratch_of(t->stream) + scratch_of(t->optimizer.stream)};
     out->update = out->trained * (int64_t)sizeof(float) + out->weights;
 }
 

@@ -1,8 +1,8 @@
 /* optimizer.h - AdamW and Muon over float32 master weights, with a rate schedule and clipping
  * by the global norm.
  *
- * All state is float32. Every element is computed by one task from its own numbers, and norms
- * are sums in a fixed order, so the result does not depend on threads (design D8).
+ * All state is float32, in memory of the device whose operators change it (ops/optimizer.h). Norms are
+ * sums in a fixed order, so the result does not depend on threads (design D8), nor on the device.
  * Formulas: docs/training.md. */
 #ifndef HD_TRAIN_OPTIMIZER_H
 #define HD_TRAIN_OPTIMIZER_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "device/device.h"
+#include "ops/backward.h"
 
 typedef enum hd_update_kind {
     HD_UPDATE_ADAMW,
@@ -61,16 +61,28 @@ typedef struct hd_optimizer_report {
     bool skipped;  /* a gradient was not finite: nothing changed */
 } hd_optimizer_report;
 
-/* Returns the bytes of scratch that hd_optimizer_step() needs for each worker of the stream. */
-size_t hd_optimizer_scratch(const hd_parameter *p, int32_t n);
+/* What the optimizer runs on. */
+typedef struct hd_optimizer_env {
+    const hd_backward_ops *ops;
+    hd_stream *stream; /* after hd_optimizer_reserve() */
+    /* [hd_optimizer_sums(n)] of the largest n, device and host memory */
+    double *sums, *host_sums;
+} hd_optimizer_env;
 
-/* Returns the sum of the squares of the gradients, in a fixed order. */
-double hd_optimizer_squares(const hd_parameter *p, int32_t n, hd_stream *s);
+/* Reserves the stream's scratch for hd_optimizer_step(). on_host: the stream is a CPU's. */
+hd_status hd_optimizer_reserve(hd_stream *s, bool on_host, const hd_parameter *p, int32_t n,
+                               hd_err *err);
 
-/* Changes the masters and moments by their gradients, whose squares of all ranks have the sum
- * `squares`. step: 0 for the first one. The stream's scratch must be as large as
- * hd_optimizer_scratch() says. */
+int64_t hd_optimizer_sums(int64_t n);
+
+/* *out = the sum of the squares of the gradients grad [n], in a fixed order. */
+hd_status hd_optimizer_squares(double *out, const hd_optimizer_env *env, const float *grad,
+                               int64_t n, hd_err *err);
+
+/* Queues what changes the masters and moments by their gradients, whose squares of all ranks have the sum
+ * `squares`. step: 0 for the first one. */
 void hd_optimizer_step(const hd_optimizer_options *o, const hd_parameter *p, int32_t n,
-                       int64_t step, double squares, hd_stream *s, hd_optimizer_report *report);
+                       int64_t step, double squares, const hd_optimizer_env *env,
+                       hd_optimizer_report *report);
 
 #endif

@@ -26,10 +26,13 @@ struct hd_parameters {
     copy *copies;
     int32_t n_copies;
     hd_device *device;
-    float *host_gradients; /* those of the device, or a copy in pinned memory */
+    hd_stream *stream;
     int64_t elements, summed;
     int64_t first, own; /* the slice */
-    float *block;       /* [HD_N_PARAMETER_ARRAYS, own] */
+    float *block;       /* [HD_N_PARAMETER_ARRAYS, own], device memory */
+    /* of new weights in place: what writes them, and [n + n_copies] whether they fit, on the device and here */
+    const hd_backward_ops *ops;
+    int32_t *bad, *host_bad;
 };
 
 /* ---- what is frozen ---- */
@@ -96,27 +99,23 @@ static const hd_tensor_decl *decl_of(const hd_parameters *p, int32_t parameter) 
     return &hd_weights_schema(p->w)->decls[p->decls[parameter]];
 }
 
-/* In host memory; NULL: it is not trained. */
+/* NULL: it is not trained. */
 static const float *gradient_of(const hd_parameters *p, const hd_tensor_decl *d) {
-    int64_t n;
-    const float *all = hd_gradients_all(p->gradients, &n);
     const float *grad = hd_gradients_at(p->gradients, d->layer, d->role);
-    return grad ? p->host_gradients + (grad - all) : NULL;
+    return grad && d->expert > 0 ? grad + d->expert * (int64_t)d->rows * d->cols : grad;
 }
 
 static void add(hd_parameters *p, int32_t decl) {
     const hd_tensor_decl *d = &hd_weights_schema(p->w)->decls[decl];
-    const float *grad = gradient_of(p, d);
-    const int64_t n = (int64_t)d->rows * d->cols;
     p->decls[p->n] = decl;
     p->all[p->n++] = (hd_parameter){.name = d->name,
-                                    .grad = grad + (d->expert > 0 ? d->expert * n : 0),
+                                    .grad = gradient_of(p, d),
                                     .rows = d->rows,
                                     .cols = d->cols,
                                     .stack = d->role == HD_O_A ? p->spec->o_groups : 1,
                                     .kind = kind_of(p, d),
                                     .decays = d->rank == 2 && !is_vector(p, d)};
-    p->elements += n;
+    p->elements += (int64_t)d->rows * d->cols;
 }
 
 /* A copy of the embedding or the head trains with it. */
@@ -137,13 +136,36 @@ static void add_bias(hd_parameters *p, int32_t decl) {
     p->elements += (int64_t)d->rows * d->cols;
 }
 
-static void list(hd_parameters *p) {
+typedef struct placed_decl {
+    const float *grad;
+    int32_t decl;
+} placed_decl;
+
+static int by_place(const void *a, const void *b) {
+    const float *x = ((const placed_decl *)a)->grad, *y = ((const placed_decl *)b)->grad;
+    return (x > y) - (x < y);
+}
+
+/* In the order of the gradients, so that neighbors are neighbors in memory. */
+static hd_status add_trained(hd_parameters *p, hd_err *err) {
     const hd_schema *schema = hd_weights_schema(p->w);
+    placed_decl *all = calloc((size_t)schema->n + 1, sizeof *all);
+    int32_t n = 0;
+    if (!all) return HD_FAIL(err, HD_ENOMEM, "no memory for the list of parameters");
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_tensor_decl *d = &schema->decls[i];
         if (d->duplicate || !hd_gradients_at(p->gradients, d->layer, d->role)) continue;
-        if (trains(p, d)) add(p, i);
+        if (trains(p, d)) all[n++] = (placed_decl){gradient_of(p, d), i};
     }
+    qsort(all, (size_t)n, sizeof *all, by_place);
+    for (int32_t i = 0; i < n; i++) add(p, all[i].decl);
+    free(all);
+    return HD_OK;
+}
+
+static hd_status list(hd_parameters *p, hd_err *err) {
+    const hd_schema *schema = hd_weights_schema(p->w);
+    HD_TRY(add_trained(p, err));
     for (int32_t i = 0; i < schema->n && p->o.biases; i++) {
         const hd_tensor_decl *d = &schema->decls[i];
         if (d->role == HD_ROUTER_BIAS && !hd_weights_missing(p->w, i) && trains(p, d)) {
@@ -155,6 +177,7 @@ static void list(hd_parameters *p) {
             add_copy(p, &schema->decls[i]);
         }
     }
+    return HD_OK;
 }
 
 /* ---- their arrays ---- */
@@ -165,10 +188,12 @@ static int64_t size_of(const hd_parameter *q) {
 
 /* The order of all elements: that of the gradients, then the biases. */
 static void place(hd_parameters *p) {
+    int64_t n;
+    const float *all = hd_gradients_all(p->gradients, &n);
     for (int32_t i = 0; i < p->n; i++) {
         const hd_parameter *q = &p->all[i];
         if (!q->grad) continue;
-        p->at[i] = q->grad - p->host_gradients;
+        p->at[i] = q->grad - all;
         p->summed = hd_max_i64(p->summed, p->at[i] + size_of(q));
     }
     int64_t end = p->summed;
@@ -191,12 +216,15 @@ static int64_t cut(const hd_parameters *p, int32_t rank) {
     return at;
 }
 
-static void read_stored(const hd_parameters *p, int32_t decl, const hd_parameter *q) {
+/* The masters of a parameter become the stored values; room [q->n]. */
+static void read_stored(const hd_parameters *p, int32_t decl, const hd_parameter *q,
+                        float *room) {
     const hd_weight *w = hd_weights_stored(p->w, decl);
     for (int64_t i = 0; i < q->n; i++) {
         const int64_t at = q->begin + i;
-        q->master[i] = hd_weight_at(w, (int32_t)(at / w->cols), (int32_t)(at % w->cols));
+        room[i] = hd_weight_at(w, (int32_t)(at / w->cols), (int32_t)(at % w->cols));
     }
+    hd_stream_upload(p->stream, q->master, room, (size_t)q->n * sizeof *room);
 }
 
 /* Points a parameter to its elements in arrays, which begin with element `first`. */
@@ -206,46 +234,51 @@ static void point(hd_parameter *q, float *const *arrays, int64_t at) {
     q->second = q->kind == HD_UPDATE_ADAMW ? arrays[HD_PARAMETER_SECOND] + at : NULL;
 }
 
-static hd_status take_arrays(hd_parameters *p, hd_err *err) {
+/* Points a parameter to its part of the slice. */
+static void point_to_slice(const hd_parameters *p, int32_t i) {
     float *arrays[HD_N_PARAMETER_ARRAYS];
-    p->first = cut(p, p->o.rank);
-    p->own = cut(p, p->o.rank + 1) - p->first;
-    if (p->o.shapes_only) return HD_OK;
-    p->block = calloc((size_t)p->own * HD_N_PARAMETER_ARRAYS + 1, sizeof *p->block);
-    if (!p->block) {
-        return HD_FAIL(err, HD_ENOMEM, "no memory for the masters and moments of %lld weights",
-                       (long long)p->own);
-    }
+    hd_parameter *q = &p->all[i];
+    const int64_t from = hd_max_i64(p->at[i], p->first);
+    const int64_t to = hd_min_i64(p->at[i] + size_of(q), p->first + p->own);
     for (int k = 0; k < HD_N_PARAMETER_ARRAYS; k++) arrays[k] = p->block + k * p->own;
+    q->n = hd_max_i64(to - from, 0);
+    q->begin = q->n ? from - p->at[i] : 0;
+    if (q->grad) q->grad += q->begin;
+    point(q, arrays, q->n ? from - p->first : 0);
+}
+
+static hd_status take_arrays(hd_parameters *p, hd_err *err) {
+    const size_t bytes = (size_t)p->own * HD_N_PARAMETER_ARRAYS * sizeof *p->block;
+    void *block;
+    int64_t largest = 0;
+    HD_TRY(hd_device_alloc(p->device, &block, bytes, "masters and moments", err));
+    p->block = block;
     for (int32_t i = 0; i < p->n; i++) {
-        hd_parameter *q = &p->all[i];
-        const int64_t from = hd_max_i64(p->at[i], p->first);
-        const int64_t to = hd_min_i64(p->at[i] + size_of(q), p->first + p->own);
-        q->n = hd_max_i64(to - from, 0);
-        q->begin = q->n ? from - p->at[i] : 0;
-        if (q->grad) q->grad += q->begin;
-        point(q, arrays, q->n ? from - p->first : 0);
-        read_stored(p, p->decls[i], q);
+        point_to_slice(p, i);
+        largest = hd_max_i64(largest, p->all[i].n);
     }
+    float *room = malloc((size_t)largest * sizeof *room + 1);
+    if (!room) return HD_FAIL(err, HD_ENOMEM, "no memory for the masters of a weight");
+    for (int32_t i = 0; i < p->n; i++) read_stored(p, p->decls[i], &p->all[i], room);
+    free(room);
     return HD_OK;
 }
 
-static hd_status open_host_gradients(hd_parameters *p, hd_err *err) {
-    int64_t n;
-    void *host;
-    p->host_gradients = hd_gradients_all(p->gradients, &n);
+/* What a GPU says of new weights. */
+static hd_status take_bad(hd_parameters *p, hd_err *err) {
+    const size_t bytes = (size_t)(p->n + p->n_copies) * sizeof *p->bad;
+    void *bad, *host_bad;
     if (hd_device_is_host(p->device)) return HD_OK;
-    p->host_gradients = NULL;
-    HD_TRY(hd_device_alloc_host(p->device, &host, (size_t)n * sizeof *p->host_gradients,
-                                "gradients on the host", err));
-    p->host_gradients = host;
+    HD_TRY(hd_device_alloc(p->device, &bad, bytes, "marks of new weights", err));
+    p->bad = bad;
+    HD_TRY(hd_device_alloc_host(p->device, &host_bad, bytes, "marks of new weights", err));
+    p->host_bad = host_bad;
     return HD_OK;
 }
 
 static hd_status open_all(hd_parameters *p, hd_device *d, hd_err *err) {
     const size_t n = (size_t)hd_weights_schema(p->w)->n + 1;
     HD_TRY(hd_gradients_open(&p->gradients, p->w, d, trains, p, err));
-    HD_TRY(open_host_gradients(p, err));
     p->all = calloc(n, sizeof *p->all);
     p->decls = calloc(n, sizeof *p->decls);
     p->at = calloc(n, sizeof *p->at);
@@ -253,14 +286,19 @@ static hd_status open_all(hd_parameters *p, hd_device *d, hd_err *err) {
     if (!p->all || !p->decls || !p->at || !p->copies) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for the list of parameters");
     }
-    list(p);
+    HD_TRY(list(p, err));
     if (p->n == 0) return HD_FAIL(err, HD_EINVAL, "nothing is trained: all is frozen");
     place(p);
-    return take_arrays(p, err);
+    p->first = cut(p, p->o.rank);
+    p->own = cut(p, p->o.rank + 1) - p->first;
+    if (p->o.shapes_only) return HD_OK;
+    HD_TRY(take_arrays(p, err));
+    return take_bad(p, err);
 }
 
 hd_status hd_parameters_open(hd_parameters **out, const hd_model_spec *spec,
-                             const hd_weights *w, hd_device *d, const hd_parameters_options *o,
+                             const hd_weights *w, hd_device *d, hd_stream *s,
+                             const hd_backward_ops *ops, const hd_parameters_options *o,
                              hd_err *err) {
     *out = NULL;
     hd_parameters *p = calloc(1, sizeof *p);
@@ -269,6 +307,8 @@ hd_status hd_parameters_open(hd_parameters **out, const hd_model_spec *spec,
     p->w = w;
     p->o = *o;
     p->device = d;
+    p->stream = s;
+    p->ops = ops;
     const hd_status st = open_all(p, d, err);
     if (st == HD_OK) {
         *out = p;
@@ -280,13 +320,14 @@ hd_status hd_parameters_open(hd_parameters **out, const hd_model_spec *spec,
 
 void hd_parameters_close(hd_parameters *p) {
     if (!p) return;
-    if (!hd_device_is_host(p->device)) hd_device_release(p->device, p->host_gradients);
+    hd_device_release(p->device, p->block);
+    hd_device_release(p->device, p->bad);
+    hd_device_release(p->device, p->host_bad);
     hd_gradients_close(p->gradients);
     free(p->all);
     free(p->decls);
     free(p->at);
     free(p->copies);
-    free(p->block);
     free(p);
 }
 
@@ -315,34 +356,45 @@ void hd_parameters_clear_gradients(hd_parameters *p, hd_stream *s) {
 
 hd_status hd_parameters_finish_gradients(hd_parameters *p, const hd_ops *ops, hd_stream *s,
                                          hd_err *err) {
-    int64_t n;
-    const float *all = hd_gradients_all(p->gradients, &n);
     hd_gradients_join_drafts(p->gradients, ops, s);
-    if (all != p->host_gradients) {
-        hd_stream_download(s, p->host_gradients, all, (size_t)n * sizeof *all);
-    }
     return hd_stream_sync(s, err);
 }
 
 /* ---- the routers' biases ---- */
 
-static void balance_layer(const hd_parameter *q, const int64_t *selected, double rate) {
+static void balance_layer(float *master, const hd_parameter *q, const int64_t *selected,
+                          double rate) {
     int64_t all = 0;
     for (int32_t e = 0; e < q->cols; e++) all += selected[e];
     for (int64_t i = 0; i < q->n; i++) {
         const int64_t more =
             selected[q->begin + i] * q->cols - all; /* than the mean, times n */
-        if (more) q->master[i] += more > 0 ? (float)-rate : (float)rate;
+        if (more) master[i] += more > 0 ? (float)-rate : (float)rate;
     }
 }
 
-void hd_parameters_balance(hd_parameters *p, const int64_t *selected, double rate) {
+/* room: of the elements behind the gradients */
+static hd_status balance_all(hd_parameters *p, const int64_t *selected, double rate,
+                             float *room, hd_err *err) {
     for (int32_t i = 0; i < p->n; i++) {
         const hd_parameter *q = &p->all[i];
-        const hd_tensor_decl *d = &hd_weights_schema(p->w)->decls[p->decls[i]];
+        const size_t bytes = (size_t)q->n * sizeof *room;
         if (q->kind != HD_UPDATE_BALANCE) continue;
-        balance_layer(q, selected + (int64_t)d->layer * q->cols, rate);
+        hd_stream_download(p->stream, room, q->master, bytes);
+        HD_TRY(hd_stream_sync(p->stream, err));
+        balance_layer(room, q, selected + (int64_t)decl_of(p, i)->layer * q->cols, rate);
+        hd_stream_upload(p->stream, q->master, room, bytes);
     }
+    return HD_OK;
+}
+
+hd_status hd_parameters_balance(hd_parameters *p, const int64_t *selected, double rate,
+                                hd_err *err) {
+    float *room = malloc((size_t)(p->elements - p->summed) * sizeof *room + 1);
+    if (!room) return HD_FAIL(err, HD_ENOMEM, "no memory for the routers' biases");
+    const hd_status st = balance_all(p, selected, rate, room, err);
+    free(room);
+    return st;
 }
 
 /* ---- back to the stored formats ---- */
@@ -397,9 +449,24 @@ float *hd_parameters_slice(const hd_parameters *p, hd_parameter_array which, int
     return p->block + which * p->own;
 }
 
-float *hd_parameters_host_gradients(const hd_parameters *p, int64_t *n) {
-    *n = p->summed;
-    return p->host_gradients;
+float *hd_parameters_gradient_slice(const hd_parameters *p, int64_t *n) {
+    int64_t all;
+    float *grads = hd_gradients_all(p->gradients, &all);
+    const int64_t first = hd_min_i64(p->first, p->summed);
+    *n = hd_min_i64(p->first + p->own, p->summed) - first;
+    return grads + first;
+}
+
+int64_t hd_parameters_summed(const hd_parameters *p) {
+    return p->summed;
+}
+
+void hd_parameters_set(const hd_parameters *p, int32_t i, hd_parameter_array which,
+                       const float *values) {
+    const hd_parameter *q = &p->all[i];
+    float *const arrays[] = {q->master, q->first, q->second};
+    hd_stream_upload(p->stream, arrays[which], values + q->begin,
+                     (size_t)q->n * sizeof *values);
 }
 
 void hd_parameters_list(const hd_parameters *p, float *const *whole, hd_parameter *out) {
@@ -430,4 +497,85 @@ hd_status hd_parameters_update(const hd_parameters *p, hd_map *masters, hd_weigh
         hd_weights_update_close(u);
     }
     return st;
+}
+
+/* ---- new weights in place ---- */
+
+/* Arrays of updatable weights are memory of this process, whatever points to them. */
+static uint8_t *writable(const void *p) {
+    return (uint8_t *)(uintptr_t)p;
+}
+
+/* How a tensor is stored, and where operators read it. widened: as float32, whatever is stored. */
+static hd_weight read_of(const hd_parameters *p, int32_t decl, bool *widened) {
+    const hd_tensor_decl *d = &hd_weights_schema(p->w)->decls[decl];
+    hd_weight w = *hd_weights_stored(p->w, decl);
+    const float *vector = d->expert < 0 ? hd_weights_vector(p->w, d->layer, d->role) : NULL;
+    const hd_weight *read = d->expert < 0
+                                ? hd_weights_matrix(p->w, d->layer, d->role)
+                                : hd_weights_held_expert(p->w, d->layer, d->role, d->expert);
+    *widened = vector != NULL;
+    w.scale_type = w.scale ? w.scale_type : HD_NONE;
+    w.data = vector ? (const void *)vector : read->data;
+    w.scale = vector ? NULL : read->scale;
+    return w;
+}
+
+static bool same_format(const hd_weight *a, const hd_weight *b) {
+    return a->type == b->type && a->scale_type == b->scale_type && a->rows == b->rows &&
+           a->cols == b->cols && a->block_rows == b->block_rows &&
+           a->block_cols == b->block_cols && a->global == b->global &&
+           a->power_scales == b->power_scales;
+}
+
+/* Tensor i of those that an update has: parameters, then copies. */
+static int32_t decl_at(const hd_parameters *p, int32_t i) {
+    return i < p->n ? p->decls[i]
+                    : (int32_t)(p->copies[i - p->n].decl - hd_weights_schema(p->w)->decls);
+}
+
+static const float *master_at(const hd_parameters *p, int32_t i) {
+    return p->all[i < p->n ? i : p->copies[i - p->n].parameter].master;
+}
+
+/* Rounds tensor i and its neighbors of the same format; returns how many. */
+static int32_t round_some(const hd_parameters *p, int32_t i, hd_stream *s) {
+    hd_round_weights_args a = {.bad = p->bad + i};
+    for (; i + a.n < p->n + p->n_copies && a.n < HD_ROUND_MOST; a.n++) {
+        bool widened;
+        const hd_weight w = read_of(p, decl_at(p, i + a.n), &widened);
+        if (a.n == 0) {
+            a.like = w;
+            a.widened = widened;
+        } else if (widened != a.widened || !same_format(&a.like, &w)) {
+            break;
+        }
+        a.data[a.n] = writable(w.data);
+        a.scale[a.n] = writable(w.scale);
+        a.values[a.n] = master_at(p, i + a.n);
+    }
+    p->ops->round_weights(s, &a);
+    return a.n;
+}
+
+static hd_status round_in_place(void *ctx, hd_stream *s, hd_err *err) {
+    const hd_parameters *p = ctx;
+    const int32_t n = p->n + p->n_copies;
+    hd_stream_clear(s, p->bad, (size_t)n * sizeof *p->bad);
+    for (int32_t i = 0; i < n;) i += round_some(p, i, s);
+    hd_stream_download(s, p->host_bad, p->bad, (size_t)n * sizeof *p->bad);
+    HD_TRY(hd_stream_sync(s, err));
+    for (int32_t i = 0; i < n; i++) {
+        if (!p->host_bad[i]) continue;
+        return HD_FAIL(err, HD_EFORMAT,
+                       "trained weights: tensor %s: a value that is no finite "
+                       "number, or larger than its format can hold",
+                       hd_weights_schema(p->w)->decls[decl_at(p, i)].name);
+    }
+    return HD_OK;
+}
+
+hd_status hd_parameters_update_in_place(hd_parameters *p, hd_weights_update **out,
+                                        hd_err *err) {
+    return hd_weights_update_open_in_place(out, p->w, round_in_place, p, err);
 }

@@ -119,11 +119,15 @@ static hd_status write_model(const char *dir, const hd_weights *w, const char *m
 }
 
 /* The arrays of a parameter in state.safetensors. */
-enum { MASTER, FIRST, SECOND, N_ARRAYS };
-static const char *const array_names[N_ARRAYS] = {"master", "first", "second"};
+enum { N_ARRAYS = HD_N_PARAMETER_ARRAYS };
+static const char *const array_names[N_ARRAYS] = {[HD_PARAMETER_MASTER] = "master",
+                                                  [HD_PARAMETER_FIRST] = "first",
+                                                  [HD_PARAMETER_SECOND] = "second"};
 
 static float *array_of(const hd_parameter *p, int which) {
-    return which == MASTER ? p->master : which == FIRST ? p->first : p->second;
+    return which == HD_PARAMETER_MASTER  ? p->master
+           : which == HD_PARAMETER_FIRST ? p->first
+                                         : p->second;
 }
 
 static void name_array(char name[NAME_BYTES], const hd_parameter *p, int which) {
@@ -276,8 +280,10 @@ static const hd_tensor *find(const hd_safetensors *f, const char *name) {
     return NULL;
 }
 
-static hd_status load_array(const hd_safetensors *f, const json_t *hashes, const char *file,
-                            const hd_parameter *p, int which, hd_err *err) {
+/* *values: the array of a parameter. */
+static hd_status check_array(const float **values, const hd_safetensors *f,
+                             const json_t *hashes, const char *file, const hd_parameter *p,
+                             int which, hd_err *err) {
     char name[NAME_BYTES], hex[17];
     name_array(name, p, which);
     const hd_tensor *t = find(f, name);
@@ -293,8 +299,7 @@ static hd_status load_array(const hd_safetensors *f, const json_t *hashes, const
         return HD_FAIL(err, HD_EFORMAT, "%s: tensor %s: its checksum is not that of state.json",
                        file, name);
     }
-    memcpy(array_of(p, which), t->data + p->begin * (int64_t)sizeof(float),
-           (size_t)p->n * sizeof(float));
+    *values = (const float *)(const void *)t->data;
     return HD_OK;
 }
 
@@ -305,7 +310,9 @@ static hd_status load_arrays(const hd_safetensors *f, const json_t *hashes, cons
     for (int32_t i = 0; i < n * N_ARRAYS; i++) {
         const hd_parameter *q = &all[i / N_ARRAYS];
         if (!array_of(q, i % N_ARRAYS)) continue;
-        HD_TRY(load_array(f, hashes, file, q, i % N_ARRAYS, err));
+        const float *values;
+        HD_TRY(check_array(&values, f, hashes, file, q, i % N_ARRAYS, err));
+        hd_parameters_set(p, i / N_ARRAYS, (hd_parameter_array)(i % N_ARRAYS), values);
         used++;
     }
     if (used == f->n) return HD_OK;

@@ -8,21 +8,11 @@
 #include "model/backward.h"
 #include "train/trainer_internal.h"
 
-enum { MAX_SEQS = 64, LOGIT_ROWS = 64 };
+enum { MAX_SEQS = 64, LOGIT_ROWS = 64, GPU_LOGITS = 64 << 20 };
 
 enum { INPUTS = 7, RESULTS = 3 }; /* of loss_rows */
 
 /* ---- opening ---- */
-
-/* The optimizer's device, and the weights on the model's. */
-static hd_status open_host(hd_trainer *t, hd_err *err) {
-    const hd_cpu_options cpu = {.n_threads = t->o.threads};
-    t->host = t->device;
-    if (!hd_device_is_host(t->device)) HD_TRY(hd_device_open_cpu(&t->host, &cpu, err));
-    HD_TRY(hd_stream_open(&t->update_stream, t->host, err));
-    if (!t->o.upload) return HD_OK;
-    return hd_weights_upload(t->o.upload, t->device, t->stream, NULL, err);
-}
 
 static void init_backward_ops(hd_trainer *t) {
 #ifdef HD_CUDA
@@ -34,16 +24,27 @@ static void init_backward_ops(hd_trainer *t) {
     hd_backward_init_cpu(&t->back_ops, hd_cpu_features());
 }
 
+static int32_t default_rows(const hd_trainer *t) {
+    return hd_device_is_host(t->device) ? HD_TRAIN_ROWS : HD_TRAIN_GPU_ROWS;
+}
+
+/* Rows of logits that exist at once; on a GPU as many as fit. */
+static int32_t logit_rows(const hd_trainer *t) {
+    const int32_t fit = hd_device_is_host(t->device) ? 0 : GPU_LOGITS / t->o.spec->vocab;
+    return hd_min_i32(hd_max_i32(LOGIT_ROWS, fit), t->o.rows);
+}
+
 static hd_status open_model(hd_trainer *t, hd_err *err) {
-    const hd_trainer_options *o = &t->o;
+    hd_trainer_options *o = &t->o;
     const hd_ops_options ops = {
         .cpu = {.n_threads = o->threads, .untouched = o->shapes_only},
         .precision = HD_EXACT,
         .kv_type = o->kv_type
     };
     HD_TRY(hd_ops_open(&t->ops, &t->device, o->backend ? o->backend : "cpu", &ops, err));
+    if (!o->rows) o->rows = hd_max_i32(default_rows(t), o->context - 1);
     HD_TRY(hd_stream_open(&t->stream, t->device, err));
-    HD_TRY(open_host(t, err));
+    if (o->upload) HD_TRY(hd_weights_upload(o->upload, t->device, t->stream, NULL, err));
     const hd_model_env env = {.spec = o->spec,
                               .weights = o->weights,
                               .ops = &t->ops,
@@ -51,7 +52,7 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
                               .stream = t->stream};
     const hd_model_limits limits = {
         .rows = o->rows,
-        .logits = hd_min_i32(LOGIT_ROWS, o->rows),
+        .logits = logit_rows(t),
         .positions = o->context,
     };
     HD_TRY(hd_model_open(&t->model, &env, &limits, 1, err));
@@ -134,9 +135,25 @@ static hd_status open_ranks(hd_trainer *t, hd_comm_local *world, hd_err *err) {
     return t->replayed ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a trainer");
 }
 
+static hd_status open_optimizer(hd_trainer *t, hd_err *err) {
+    hd_optimizer_env *e = &t->optimizer;
+    void *sums, *host_sums;
+    int64_t elements;
+    int32_t n;
+    const hd_parameter *all = hd_parameters_all(t->parameters, &n);
+    hd_parameters_gradient_slice(t->parameters, &elements);
+    const size_t bytes = (size_t)hd_optimizer_sums(elements) * sizeof *e->sums;
+    e->ops = &t->back_ops;
+    HD_TRY(hd_stream_open(&e->stream, t->device, err));
+    HD_TRY(hd_device_alloc(t->device, &sums, bytes, "sums of gradients", err));
+    e->sums = sums;
+    HD_TRY(hd_device_alloc_host(t->device, &host_sums, bytes, "sums of gradients", err));
+    e->host_sums = host_sums;
+    return hd_optimizer_reserve(e->stream, hd_device_is_host(t->device), all, n, err);
+}
+
 static hd_status open_all(hd_trainer *t, hd_comm_local *world, hd_err *err) {
     const hd_trainer_options *o = &t->o;
-    int32_t n;
     HD_TRY(open_model(t, err));
     HD_TRY(open_ranks(t, world, err));
     HD_TRY(open_pages(t, err));
@@ -150,16 +167,15 @@ static hd_status open_all(hd_trainer *t, hd_comm_local *world, hd_err *err) {
                                               .biases = o->balance > 0.0,
                                               .rank = o->rank,
                                               .n_ranks = o->n_ranks};
-    HD_TRY(
-        hd_parameters_open(&t->parameters, o->spec, o->weights, t->device, &parameters, err));
-    const hd_parameter *all = hd_parameters_all(t->parameters, &n);
-    return hd_stream_reserve(t->update_stream, hd_optimizer_scratch(all, n), err);
+    HD_TRY(hd_parameters_open(&t->parameters, o->spec, o->weights, t->device, t->stream,
+                              &t->back_ops, &parameters, err));
+    return open_optimizer(t, err);
 }
 
 hd_status trainer_open_rank(hd_trainer **out, const hd_trainer_options *o, hd_comm_local *world,
                             hd_err *err) {
     *out = NULL;
-    if (o->context < 2 || o->rows < o->context - 1) {
+    if (o->context < 2 || (o->rows && o->rows < o->context - 1)) {
         return HD_FAIL(err, HD_EINVAL,
                        "micro-batches of %d rows cannot hold a sequence of %d tokens", o->rows,
                        o->context);
@@ -208,10 +224,11 @@ void hd_trainer_close(hd_trainer *t) {
     hd_kv_close(t->kv);
     hd_backward_close(t->backward);
     hd_model_close(t->model);
-    hd_stream_close(t->update_stream);
+    hd_stream_close(t->optimizer.stream);
     hd_stream_close(t->stream);
-    if (t->host != t->device) hd_device_close(t->host);
     if (t->device) {
+        hd_device_release(t->device, t->optimizer.sums);
+        hd_device_release(t->device, t->optimizer.host_sums);
         hd_device_release(t->device, t->in.target);
         hd_device_release(t->device, t->at.target);
     }

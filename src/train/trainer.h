@@ -6,7 +6,7 @@
  *
  * The forward pass is that of serving, on the very weights: a trainer over the weights of an
  * engine computes, bit for bit, the log-probabilities that the engine reported. One thread
- * owns it. On a GPU the passes run there, and the optimizer on the host. */
+ * owns it. On a GPU the passes and the optimizer run there, and masters, moments and new weights stay. */
 #ifndef HD_TRAIN_TRAINER_H
 #define HD_TRAIN_TRAINER_H
 
@@ -16,6 +16,7 @@
 typedef struct hd_trainer hd_trainer;
 
 enum { HD_KEEP_GIB = 2 }; /* of activations, unless somebody says otherwise */
+enum { HD_TRAIN_ROWS = 1024, HD_TRAIN_GPU_ROWS = 16384 }; /* of a micro-batch, likewise */
 
 typedef struct hd_trainer_options {
     const hd_model_spec *spec;
@@ -27,7 +28,8 @@ typedef struct hd_trainer_options {
     /* of cached entries (ops.h): what attends reads them rounded, and gradients pass unrounded; HD_NONE:
      * float32, which alone a GPU has */
     hd_dtype kv_type;
-    int32_t rows;               /* of one micro-batch; changes no bit */
+    int32_t
+        rows; /* of one micro-batch, 0: as above, or what the context needs; changes no bit */
     int32_t context;            /* tokens of the longest sequence, at most rows + 1 */
     int32_t threads;            /* of all ranks here; 0: one per core; changes no bit */
     int32_t rank, n_ranks;      /* n_ranks 0: 1; more need a CPU */
@@ -77,13 +79,14 @@ hd_status hd_trainer_score(hd_trainer *t, const hd_train_sequence *s, int32_t n,
 hd_status hd_trainer_accumulate(hd_trainer *t, const hd_train_sequence *s, int32_t n,
                                 hd_err *err);
 
-/* Completes the gradients since the last step and brings them to host memory, where those of
- * hd_parameters_all() are. hd_trainer_step() does it. */
+/* Completes the gradients since the last step, those of hd_parameters_all(). hd_trainer_step() does
+ * it. */
 hd_status hd_trainer_finish_gradients(hd_trainer *t, hd_err *err);
 
 /* Changes the masters by the gradients since the last step, and clears those. *u receives the
  * new weights, which the caller applies (hd_weights_update_apply or hd_engine_update_weights)
- * and closes; NULL if a gradient was not finite: then nothing changed. */
+ * and closes, before the next step; NULL if a gradient was not finite: then nothing changed. On a GPU they
+ * are written in place, and whoever reads the host's copy fetches them (hd_weights_fetch). */
 hd_status hd_trainer_step(hd_trainer *t, hd_weights_update **u, hd_optimizer_report *report,
                           hd_err *err);
 
@@ -100,7 +103,7 @@ hd_parameters *hd_trainer_parameters(const hd_trainer *t); /* this rank's */
 typedef struct hd_whole_parameters {
     hd_parameter *all;
     int32_t n;
-    float *block; /* owned; NULL: they are the trainer's own */
+    float *block; /* owned, host memory; NULL: they are the trainer's own */
 } hd_whole_parameters;
 hd_status hd_trainer_gather(hd_trainer *t, hd_whole_parameters *out, hd_err *err);
 void hd_whole_parameters_free(hd_whole_parameters *w); /* all zeros are fine */

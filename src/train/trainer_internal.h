@@ -21,8 +21,7 @@ struct hd_trainer {
     hd_backward_ops back_ops;
     hd_device *device;
     hd_stream *stream;
-    hd_device *host;          /* the optimizer's: device, or a CPU beside a GPU */
-    hd_stream *update_stream; /* the optimizer's, with scratch of its own */
+    hd_optimizer_env optimizer; /* with a stream of its own, for its scratch */
     hd_model *model;
     hd_backward *backward;
     hd_kv *kv;

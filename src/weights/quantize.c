@@ -11,10 +11,9 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/round_codes.h"
 
 enum { LANES = 16 };
-
-static const float LEAST = 1e-12f; /* the exporters' bound: a block of zeros has a scale, too */
 
 static float largest_of(hd_dtype t) {
     return hd_dtypes[t].decode(hd_dtypes[t].largest);
@@ -28,12 +27,6 @@ bool hd_can_quantize(const hd_weight *like) {
     if (!like->scale || like->block_rows < 1 || like->block_cols < 1) return false;
     if (like->type == HD_E4M3) return true;
     return like->type == HD_E2M1 && (like->scale_type == HD_E8M0 || has_global(like));
-}
-
-static float power_of_two_up(float x) {
-    int exponent;
-    const float mantissa = frexpf(x, &exponent);
-    return ldexpf(1.0f, exponent - (mantissa == 0.5f));
 }
 
 /* Part of a row of blocks: columns col0 .. col0 + cols of rows rows of floats. */
@@ -70,10 +63,8 @@ static float amax_of(const block *b) {
 }
 
 static float scale_of(const hd_weight *like, float amax) {
-    const float largest = largest_of(like->type);
-    if (has_global(like)) return amax > 0 ? amax / (largest * like->global) : 1.0f;
-    const float s = fmaxf(amax, LEAST) / largest;
-    return like->power_scales ? power_of_two_up(s) : s;
+    return hd_round_scale(amax, largest_of(like->type), has_global(like) ? like->global : 0.0f,
+                          like->power_scales);
 }
 
 /* Returns the scale that is stored, times the global one. */
@@ -89,17 +80,8 @@ static float most_of(const hd_weight *like) {
     return has_global(like) ? 7.0f * largest_of(like->scale_type) * like->global : INFINITY;
 }
 
-/* Below 2^-6 steps are 2^-9, as those of float32 from 2^14 on. */
 static void encode_e4m3(uint32_t *restrict code, const float *restrict x, float s) {
-    static const float steps = 0x1p14f;
-    for (int k = 0; k < LANES; k++) {
-        const float f = x[k] / s, a = fabsf(f);
-        const uint32_t m = hd_f32_bits(a), sign = hd_f32_bits(f) >> 24 & 0x80u;
-        const uint32_t low = hd_f32_bits(a + steps) - hd_f32_bits(steps);
-        const uint32_t high = ((m + 0x7ffffu + (m >> 20 & 1u)) >> 20) - (120u << 3);
-        const uint32_t magnitude = a < 0x1p-6f ? low : high;
-        code[k] = sign | (a >= 448.0f ? 0x7eu : magnitude);
-    }
+    for (int k = 0; k < LANES; k++) code[k] = hd_round_e4m3(x[k] / s);
 }
 
 /* signed_zeros: of negative numbers that round to zero, as NVFP4's exporter writes them; FP4's
@@ -107,13 +89,7 @@ static void encode_e4m3(uint32_t *restrict code, const float *restrict x, float 
 static void encode_e2m1(uint32_t *restrict code, const float *restrict x, float s,
                         bool signed_zeros) {
     for (int k = 0; k < LANES; k++) {
-        const float f = x[k] / s, a = fabsf(f);
-        const uint32_t magnitude = (uint32_t)(a > 0.25f) + (uint32_t)(a >= 0.75f) +
-                                   (uint32_t)(a > 1.25f) + (uint32_t)(a >= 1.75f) +
-                                   (uint32_t)(a > 2.5f) + (uint32_t)(a >= 3.5f) +
-                                   (uint32_t)(a > 5.0f);
-        const uint32_t sign = hd_f32_bits(f) >> 28 & 8u;
-        code[k] = magnitude || (signed_zeros && x[k] < 0) ? sign | magnitude : 0;
+        code[k] = hd_round_e2m1(x[k] / s, signed_zeros && x[k] < 0);
     }
 }
 

@@ -36,6 +36,8 @@ struct hd_weights_update {
     const hd_weights *w;
     bucket *buckets; /* [n_buckets] */
     size_t n_buckets;
+    hd_weights_change_fn *change; /* NULL: copies */
+    void *ctx;
 };
 
 /* ---- binding ---- */
@@ -235,6 +237,14 @@ hd_status hd_weights_update_open(hd_weights_update **out, const hd_weights *w, h
     return HD_OK;
 }
 
+hd_status hd_weights_update_open_in_place(hd_weights_update **out, const hd_weights *w,
+                                          hd_weights_change_fn *fn, void *ctx, hd_err *err) {
+    HD_TRY(hd_weights_update_open(out, w, err));
+    (*out)->change = fn;
+    (*out)->ctx = ctx;
+    return HD_OK;
+}
+
 void hd_weights_update_close(hd_weights_update *u) {
     if (!u) return;
     for (size_t i = 0; i < u->n_buckets; i++) close_bucket(&u->buckets[i]);
@@ -314,6 +324,7 @@ static bool copy_bucket(const bucket *b, const hd_weights *w, hd_stream *s) {
 hd_status hd_weights_update_apply(hd_weights_update *u, hd_weights *w, hd_stream *s,
                                   hd_err *err) {
     bool scalars = false;
+    if (u->change) return u->change(u->ctx, s, err);
     for (size_t i = 0; i < u->n_buckets; i++) {
         scalars = copy_bucket(&u->buckets[i], w, s) || scalars;
     }

@@ -42,6 +42,13 @@ void hd_weights_update_close(hd_weights_update *u); /* NULL is fine */
 hd_status hd_weights_update_add(hd_weights_update *u, hd_checkpoint *c,
                                 const hd_weights_update_rule *rule, hd_err *err);
 
+/* Opens an update that its owner makes itself, when it is applied: fn queues on s what writes the arrays
+ * that operators read, in device memory, and waits for it. Nothing may be added. A failure of fn is
+ * that of the update. */
+typedef hd_status hd_weights_change_fn(void *ctx, hd_stream *s, hd_err *err);
+hd_status hd_weights_update_open_in_place(hd_weights_update **out, const hd_weights *w,
+                                          hd_weights_change_fn *fn, void *ctx, hd_err *err);
+
 int32_t hd_weights_update_count(const hd_weights_update *u); /* tensors so far */
 
 /* Tensors of w whose values were lost, by hd_weights_discard() or by an update that failed, and that

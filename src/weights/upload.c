@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "base/thread_pool.h"
+#include "weights/quantize.h"
 #include "weights/safetensors.h"
 #include "weights/weights_internal.h"
 
@@ -120,6 +121,29 @@ hd_status hd_weights_restore(hd_weights *w, hd_stream *s, hd_err *err) {
         hd_stream_upload(s, m->to, m->from, m->bytes);
     }
     return hd_stream_sync(s, err);
+}
+
+/* A vector is read as float32 and stored in the file's type, which has those numbers. */
+static void store_vector(const hd_weights *w, int32_t decl, const float *values) {
+    const hd_weight *to = &w->bound[decl].weight;
+    hd_convert(to->type, (uint8_t *)(uintptr_t)to->data, HD_F32, values,
+               (int64_t)to->rows * to->cols);
+}
+
+hd_status hd_weights_fetch(const hd_weights *w, hd_stream *s, hd_err *err) {
+    if (!w->device) return HD_OK;
+    for (size_t i = 0; i < w->n_moves; i++) {
+        const weights_move *m = &w->moves[i];
+        hd_stream_download(s, (void *)(uintptr_t)m->from, m->to, m->bytes);
+    }
+    HD_TRY(hd_stream_sync(s, err));
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        const hd_tensor_decl *d = &w->schema.decls[i];
+        if (!w->bound[i].data || d->expert >= 0) continue;
+        const weights_slot *slot = weights_slot_at(w, d->layer, d->role);
+        if (slot->vector && slot->owned) store_vector(w, i, slot->owned);
+    }
+    return HD_OK;
 }
 
 /* ---- experts in host memory ---- */

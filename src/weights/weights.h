@@ -99,9 +99,10 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
 /* Takes the device's memory again after hd_weights_discard(), with the same values. HD_ENOMEM: there is
  * none. Host memory comes again when it is written. */
 hd_status hd_weights_restore(hd_weights *w, hd_stream *s, hd_err *err);
+/* Copies what operators read on the device to the host's arrays, which an update in place leaves. */
+hd_status hd_weights_fetch(const hd_weights *w, hd_stream *s, hd_err *err);
 /* The device with that memory, or NULL: operators read host memory. */
 hd_device *hd_weights_device(const hd_weights *w);
-
 int32_t hd_weights_n_mtp(const hd_weights *w);
 size_t hd_weights_bytes(const hd_weights *w); /* of all tensors as stored */
 /* Whether layers need experts that these weights do not have in memory. */

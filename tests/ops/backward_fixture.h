@@ -38,23 +38,31 @@ hd_stream *backward_stream(void);
 /* Returns n zeros, for gradients that are added to. */
 float *take_zeros(int64_t n);
 
-/* tests of test_backward.c and test_backward_attention.c */
-#define BACKWARD_TESTS_LIST(X)   \
-    X(weight_grad_sums_products) \
-    X(grouped_gradients)         \
-    X(rms_norm_gradients)        \
-    X(rows_go_back)              \
-    X(swiglu_gradients)          \
-    X(router_gradients)          \
-    X(combine_gradients)         \
-    X(loss_gradients)            \
-    X(attention_gradients)       \
-    X(naive_attention_gradients) \
-    X(compress_gradients)        \
-    X(hc_post_gradients)         \
-    X(hc_pre_gradients)          \
-    X(hc_head_gradients)         \
-    X(pieces_give_the_same_bits)
+/* tests of the files test_backward*.c */
+#define BACKWARD_TESTS_LIST(X)          \
+    X(weight_grad_sums_products)        \
+    X(grouped_gradients)                \
+    X(rms_norm_gradients)               \
+    X(rows_go_back)                     \
+    X(swiglu_gradients)                 \
+    X(router_gradients)                 \
+    X(combine_gradients)                \
+    X(loss_gradients)                   \
+    X(attention_gradients)              \
+    X(naive_attention_gradients)        \
+    X(compress_gradients)               \
+    X(hc_post_gradients)                \
+    X(hc_pre_gradients)                 \
+    X(hc_head_gradients)                \
+    X(pieces_give_the_same_bits)        \
+    X(squares_have_one_order)           \
+    X(adamw_has_one_order)              \
+    X(muon_has_one_order)               \
+    X(rounding_is_that_of_updates)      \
+    X(rounding_marks_what_does_not_fit) \
+    X(sequences_are_summed_alone)       \
+    X(experts_are_summed_by_sequence)   \
+    X(transposed_products)
 #define X(test) void test(void **state);
 BACKWARD_TESTS_LIST(X)
 #undef X

@@ -49,7 +49,7 @@ static void init_gpu(hd_backward_ops *t) {
 #define X(op) .op = wait_for_##op,
         HD_BACKWARD_OP_LIST(X)
 #undef X
-    };
+            .linear_back = gpu_ops.linear_back};
 }
 
 #else

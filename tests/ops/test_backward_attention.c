@@ -13,17 +13,20 @@ typedef struct attention_case {
 } attention_case;
 
 static const attention_case attention_cases[] = {
-    {"MLA",                      13, 9, 3, 0, 1, 0, NAN      },
-    {"window alone",             8,  8, 2, 5, 0, 0, 0.3f     },
-    {"window and entries",       8,  8, 2, 5, 4, 0, 0.3f     },
-    {"window and selected",      8,  8, 3, 4, 2, 3, -0.5f    },
-    {"MLA, selected",            13, 9, 2, 0, 1, 4, NAN      },
-    {"a sink of minus infinity", 8,  8, 2, 3, 4, 0, -INFINITY},
-    {"a sink of 80",             8,  8, 2, 3, 4, 0, 80.0f    },
+    {"MLA",                      13,  9,   3, 0, 1, 0, NAN      },
+    {"window alone",             8,   8,   2, 5, 0, 0, 0.3f     },
+    {"window and entries",       8,   8,   2, 5, 4, 0, 0.3f     },
+    {"window and selected",      8,   8,   3, 4, 2, 3, -0.5f    },
+    {"MLA, selected",            13,  9,   2, 0, 1, 4, NAN      },
+    {"a sink of minus infinity", 8,   8,   2, 3, 4, 0, -INFINITY},
+    {"a sink of 80",             8,   8,   2, 3, 4, 0, 80.0f    },
+    {"MLA, wide",                150, 100, 5, 0, 1, 0, NAN      },
+    {"MLA, wide, selected",      150, 100, 5, 0, 1, 4, NAN      },
+    {"wide, window and entries", 150, 150, 7, 5, 2, 3, 0.3f     },
 };
 
 enum { N_SEQS = 3 };
-static const int32_t lengths[N_SEQS] = {1, 17, 9};
+static const int32_t lengths[N_SEQS] = {1, 45, 9};
 
 typedef struct attention_world {
     hd_attention_back_args a;
@@ -114,7 +117,7 @@ static attention_world make_world(const attention_case *t, float **recent, float
               .entries = entry_pages,
               .selected = selected,
               .first_entry = first_entry,
-              .seqs = {N_SEQS, first_row, pos, 17},
+              .seqs = {N_SEQS, first_row, pos, 45},
               .rows = rows,
               .heads = t->heads,
               .k_dim = t->k_dim,
@@ -283,6 +286,7 @@ static void check_naive(const int32_t *length) {
                                              .made = made,
                                              .rotated = hd_f32(rotated),
                                              .seqs = {NAIVE_SEQS, first_row, NULL, 0},
+                                             .rows = (int32_t)rows,
                                              .heads = NAIVE_HEADS,
                                              .nope_dim = NOPE,
                                              .rope_dim = ROPE,
@@ -301,7 +305,6 @@ static void check_naive(const int32_t *length) {
 
 void naive_attention_gradients(void **state) {
     (void)state;
-    if (!backward_ops()->attention_naive_back) return; /* not on a GPU */
     for (size_t i = 0; i < HD_LEN(naive_lengths); i++) check_naive(naive_lengths[i]);
 }
 

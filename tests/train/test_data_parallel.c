@@ -243,8 +243,10 @@ static void slices_are_all_and_even(void **state) {
         open_rig(&r, &u);
         hd_device *d;
         int64_t end = 0;
+        hd_stream *s;
         assert_int_equal(hd_device_open_cpu(&d, &(hd_cpu_options){.n_threads = 1}, NULL),
                          HD_OK);
+        assert_int_equal(hd_stream_open(&s, d, NULL), HD_OK);
         for (int32_t k = 0; k < 4; k++) {
             hd_parameters *p;
             int64_t first, n, held = 0;
@@ -254,7 +256,8 @@ static void slices_are_all_and_even(void **state) {
                                              .biases = true,
                                              .rank = k,
                                              .n_ranks = 4};
-            assert_int_equal(hd_parameters_open(&p, r.spec, r.weights, d, &o, NULL), HD_OK);
+            assert_int_equal(hd_parameters_open(&p, r.spec, r.weights, d, s, NULL, &o, NULL),
+                             HD_OK);
             hd_parameters_slice(p, HD_PARAMETER_FIRST, &first, &n);
             assert_true(first == end);
             end += n;
@@ -271,6 +274,7 @@ static void slices_are_all_and_even(void **state) {
             assert_true(held == n);
             hd_parameters_close(p);
         }
+        hd_stream_close(s);
         hd_device_close(d);
         close_rig(&r);
     }

@@ -101,21 +101,33 @@ static double sign(uint64_t i, uint64_t k) {
     return z & 1 ? -1.0 : 1.0;
 }
 
+/* A parameter's gradient in host memory, which the caller frees. */
+static float *take_gradient(const rig *r, const hd_parameter *p) {
+    const size_t bytes = (size_t)p->rows * (size_t)p->cols * sizeof(float);
+    float *out = malloc(bytes);
+    assert_non_null(out);
+    hd_stream_download(hd_trainer_stream(r->trainer), out, p->grad, bytes);
+    assert_int_equal(hd_stream_sync(hd_trainer_stream(r->trainer), NULL), HD_OK);
+    return out;
+}
+
 static void check_parameter(const rig *r, const hd_parameter *p) {
+    float *grad = take_gradient(r, p);
     const json_t *slopes = json_object_get(json_object_get(r->slopes, "tensors"), p->name);
     const uint64_t n = (uint64_t)p->rows * (uint64_t)p->cols;
     double square = 0.0;
     if (!slopes) fail_msg("%s: %s has no slopes", r->dir, p->name);
-    for (uint64_t i = 0; i < n; i++) square += (double)p->grad[i] * (double)p->grad[i];
+    for (uint64_t i = 0; i < n; i++) square += (double)grad[i] * (double)grad[i];
     for (uint64_t k = 0; k < json_array_size(slopes); k++) {
         const double want = json_real_value(json_array_get(slopes, k));
         double got = 0.0;
-        for (uint64_t i = 0; i < n; i++) got += sign(i, k) * (double)p->grad[i];
+        for (uint64_t i = 0; i < n; i++) got += sign(i, k) * (double)grad[i];
         if (!(fabs(got - want) <= 1e-4 * sqrt(square) + 1e-7)) {
             fail_msg("%s: %s: slope %llu is %.9g, not %.9g; the gradient's length is %.3g",
                      r->dir, p->name, (unsigned long long)k, got, want, sqrt(square));
         }
     }
+    free(grad);
 }
 
 static void check_slopes(const char *name, bool mtp) {
@@ -185,7 +197,11 @@ static void a_detached_mtp_layer_moves_itself_alone(void **state) {
         for (int32_t j = 0; j < n[0]; j++) {
             const bool own = hd_parameters_is_draft(hd_trainer_parameters(r[0].trainer), j);
             const size_t bytes = (size_t)p[0][j].rows * (size_t)p[0][j].cols * sizeof(float);
-            assert_memory_equal(p[1][j].grad, p[own ? 2 : 0][j].grad, bytes);
+            float *detached = take_gradient(&r[1], &p[1][j]);
+            float *other = take_gradient(&r[own ? 2 : 0], &p[own ? 2 : 0][j]);
+            assert_memory_equal(detached, other, bytes);
+            free(detached);
+            free(other);
         }
         for (int k = 0; k < 3; k++) close_rig(&r[k]);
     }
@@ -202,7 +218,9 @@ static float *all_gradients(const rig *r, int64_t *n) {
     *n = 0;
     for (int32_t i = 0; i < n_parameters; i++) {
         const int64_t size = (int64_t)all[i].rows * all[i].cols;
-        memcpy(out + *n, all[i].grad, (size_t)size * sizeof *out);
+        float *grad = take_gradient(r, &all[i]);
+        memcpy(out + *n, grad, (size_t)size * sizeof *out);
+        free(grad);
         *n += size;
     }
     return out;
@@ -279,9 +297,11 @@ static float *balanced(const rig *r, int64_t *n) {
     for (int32_t i = 0; i < n_parameters; i++) {
         const int64_t size = (int64_t)all[i].rows * all[i].cols;
         if (all[i].kind != HD_UPDATE_BALANCE) continue;
-        memcpy(out + *n, all[i].master, (size_t)size * sizeof *out);
+        hd_stream_download(hd_trainer_stream(r->trainer), out + *n, all[i].master,
+                           (size_t)size * sizeof *out);
         *n += size;
     }
+    assert_int_equal(hd_stream_sync(hd_trainer_stream(r->trainer), NULL), HD_OK);
     assert_true(*n > 0);
     return out;
 }

@@ -45,8 +45,7 @@ static void open_rig(rig *r, hd_update_kind kind, int32_t threads) {
                           .kind = kind,
                           .decays = true};
     for (uint64_t i = 0; i < N; i++) r->master[i] = unit(1, i);
-    assert_int_equal(hd_stream_reserve(r->stream, hd_optimizer_scratch(&r->p, 1) + 64, NULL),
-                     HD_OK);
+    assert_int_equal(hd_optimizer_reserve(r->stream, true, &r->p, 1, NULL), HD_OK);
 }
 
 static void close_rig(rig *r) {
@@ -56,8 +55,13 @@ static void close_rig(rig *r) {
 
 static void step_once(rig *r, int64_t step, hd_optimizer_report *report) {
     r->p.n = (int64_t)r->p.rows * r->p.cols;
-    hd_optimizer_step(&r->o, &r->p, 1, step, hd_optimizer_squares(&r->p, 1, r->stream),
-                      r->stream, report);
+    double sums[1], squares;
+    hd_backward_ops ops;
+    hd_backward_init_cpu(&ops, 0);
+    const hd_optimizer_env env = {&ops, r->stream, sums, sums};
+    assert_int_equal(hd_optimizer_sums(r->p.n), 1);
+    assert_int_equal(hd_optimizer_squares(&squares, &env, r->grad, r->p.n, NULL), HD_OK);
+    hd_optimizer_step(&r->o, &r->p, 1, step, squares, &env, report);
 }
 
 static void draw_gradient(rig *r, int64_t step) {

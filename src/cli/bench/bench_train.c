@@ -130,7 +130,7 @@ static hd_status open_all(run *r, hd_err *err) {
         .weights = r->weights,
         .upload = r->weights,
         .backend = backends[r->set.backend],
-        .rows = r->set.rows > least ? (int32_t)r->set.rows : least,
+        .rows = !r->set.rows || r->set.rows > least ? (int32_t)r->set.rows : least,
         .context = r->lists.longest,
         .threads = (int32_t)r->set.threads,
         .keep_bytes = r->set.keep_gib << 30,
@@ -248,8 +248,7 @@ int bench_train(int argc, char **argv) {
         HD_FAIL(&err, HD_ENOMEM, "no memory for a benchmark");
         return report_error(&err);
     }
-    r->set = (settings){
-        .sequences = 16, .length = 256, .times = 5, .rows = 1024, .keep_gib = HD_KEEP_GIB};
+    r->set = (settings){.sequences = 16, .length = 256, .times = 5, .keep_gib = HD_KEEP_GIB};
     const option options[] = {
         option_text("tokens", &r->set.tokens, "FILE",
                     "a JSON list of sequences of token ids; default: random ones"),
@@ -259,7 +258,7 @@ int bench_train(int argc, char **argv) {
                    "without --tokens: tokens of each; default 256"),
         option_int("times", &r->set.times, 1, MAX_TIMES, "steps; default 5, and one before"),
         option_int("rows", &r->set.rows, 1, 1 << 20,
-                   "tokens of a micro-batch at least; default 1024"),
+                   "tokens of a micro-batch at least; default 1024, on a GPU 16384"),
         option_int("keep-activations", &r->set.keep_gib, 0, 1 << 20,
                    "GiB of activations that are not computed again; default 2"),
         option_choice("backend", &r->set.backend, backends, "cpu (default) or cuda"),

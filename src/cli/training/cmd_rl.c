@@ -223,9 +223,10 @@ static hd_status update_remote(learning *l, hd_err *err) {
     const int64_t steps = hd_trainer_steps(l->trainer);
     char version[32];
     if (!l->remote || l->remote_steps == steps) return HD_OK;
+    const hd_weights *w = hd_engine_weights(l->engine);
     snprintf(version, sizeof version, "step-%lld", (long long)steps);
-    HD_TRY(
-        rl_remote_update(l->remote, hd_engine_weights(l->engine), l->run.model, version, err));
+    HD_TRY(hd_weights_fetch(w, hd_trainer_stream(l->trainer), err));
+    HD_TRY(rl_remote_update(l->remote, w, l->run.model, version, err));
     l->remote_steps = steps;
     return HD_OK;
 }

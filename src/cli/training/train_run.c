@@ -20,7 +20,6 @@ train_settings train_settings_default(void) {
     return (train_settings){.steps = 100,
                             .ranks = 1,
                             .processes = rank_options_default(),
-                            .rows = 1024,
                             .keep_gib = HD_KEEP_GIB,
                             .seed = 1,
                             .keep = 2,
@@ -63,9 +62,10 @@ void train_options_add(option_list *list, train_settings *s) {
         option_real("mtp-weight", &s->mtp_weight, 0, 10,
                     "of the MTP layer's loss, which is then trained; 0: it is not"),
         option_int("context", &s->context, 0, INT32_MAX,
-                   "tokens of the longest sequence; 0: --rows + 1"),
-        option_int("rows", &s->rows, 1, 1 << 20,
-                   "tokens of a micro-batch, which changes no result; default 1024"),
+                   "tokens of the longest sequence; 0: --rows + 1, or 1025"),
+        option_int(
+            "rows", &s->rows, 1, 1 << 20,
+            "tokens of a micro-batch, which changes no result; default 1024, on a GPU 16384"),
         option_int("keep-activations", &s->keep_gib, 0, 1 << 20,
                    "GiB of activations that are not computed again; default 2"),
         option_choice("backend", &s->backend, backends,
@@ -98,7 +98,7 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
     *out = (hd_trainer_options){
         .rows = (int32_t)s->rows,
         .keep_bytes = s->keep_gib << 30,
-        .context = (int32_t)(s->context ? s->context : s->rows + 1),
+        .context = (int32_t)(s->context ? s->context : (s->rows ? s->rows : HD_TRAIN_ROWS) + 1),
         .backend = train_settings_backend(s),
         .threads = (int32_t)s->threads,
         .n_ranks = (int32_t)s->ranks,
@@ -123,7 +123,7 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
         return HD_FAIL(err, HD_EINVAL, "--dp %d: several ranks train on a CPU only",
                        out->n_ranks);
     }
-    if (out->context > out->rows + 1) {
+    if (out->rows && out->context > out->rows + 1) {
         return HD_FAIL(err, HD_EINVAL, "--context %d needs --rows %d at least", out->context,
                        out->context - 1);
     }
@@ -224,8 +224,9 @@ hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w,
         json_decref(state);
         return HD_FAIL(err, HD_ENOMEM, "no memory for the state of a run");
     }
-    hd_whole_parameters whole;
-    hd_status st = hd_trainer_gather(t, &whole, err);
+    hd_whole_parameters whole = {.n = 0};
+    hd_status st = hd_weights_fetch(w, hd_trainer_stream(t), err);
+    if (st == HD_OK) st = hd_trainer_gather(t, &whole, err);
     if (st == HD_OK) {
         st = hd_state_save(r->set->out, steps, whole.all, whole.n, w, r->model, state,
                            (int32_t)r->set->keep, err);

@@ -5,6 +5,8 @@
 
 /* ---- memory ---- */
 
+enum { GPU_PARTS = 16 << 20 }; /* floats: sums of a matrix's gradient over parts of the rows */
+
 static float *take(hd_arena *a, int64_t n) {
     return n ? hd_arena_take(a, (size_t)n * sizeof(float), 64) : NULL;
 }
@@ -20,7 +22,7 @@ bool backward_is_naive(const hd_backward *b) {
     for (int32_t l = 0; l < b->m->env.spec->n_layers; l++) {
         if (b->m->env.spec->layers[l].attention != HD_ATTN_MLA) return false;
     }
-    return b->ops->attention_naive_back != NULL;
+    return true;
 }
 
 static void place_mla(hd_backward *b, hd_arena *a) {
@@ -144,6 +146,8 @@ static void place_all(hd_backward *b, hd_arena *a) {
         a, (size_t)larger(n * model_streams(c), m->limits.logits) * sizeof *d->norm_scale, 64);
     static void (*const places[])(hd_backward *, hd_arena *) = {place_attention, place_ffn,
                                                                 place_head, place_mtp};
+    d->n_parts = hd_device_is_host(m->env.device) ? 0 : GPU_PARTS;
+    d->parts = take(a, d->n_parts);
     const size_t scratch = a->used;
     size_t end = scratch;
     for (size_t i = 0; i < HD_LEN(places); i++) {

@@ -14,6 +14,8 @@ typedef struct backward_activations {
     float *post, *comb, *mix;
     float *part;        /* [n, 3 + mixing values] for hc_pre_back and hc_head_back */
     double *norm_scale; /* [n, streams] for rms_norm_back */
+    float *parts;       /* [n_parts] of weight_grad, on a GPU */
+    int64_t n_parts;
 
     /* attention */
     float *q_low, *q_low_raw; /* [n, q_rank]; raw: the forward value before the norm */
@@ -72,6 +74,9 @@ float *backward_kept(const hd_backward *b, int32_t layer, int32_t block);
 /* The activations of a block on its way back; NULL: they are computed again, among those of the
  * step. */
 model_activations *backward_block(const hd_backward *b, int32_t layer, int32_t block);
+
+/* The sequences of the step's rows; none where those are rows of logits. */
+hd_seqs back_sequences(const back_step *k);
 
 /* The gradient of a matrix of out = x W^T: dw += g^T x, unless dw is NULL. */
 void back_matrix(const back_step *k, float *dw, hd_rows g, hd_rows x, int32_t rows,

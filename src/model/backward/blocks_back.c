@@ -8,62 +8,83 @@ void back_add(const back_step *k, float *x, const float *y, int32_t rows, int32_
             .x = hd_f32(x), .y = hd_f32(y), .rows = rows, .cols = cols, .repeat = 1});
 }
 
+hd_seqs back_sequences(const back_step *k) {
+    const hd_batch *b = k->s->b;
+    return b->n_logits ? (hd_seqs){0}
+                       : (hd_seqs){b->n_seqs, b->device.first_row, b->device.pos, 0};
+}
+
+/* The gradient of a matrix, of rows of the step. */
+static void back_weight(const back_step *k, hd_weight_grad_args a) {
+    a.seqs = back_sequences(k);
+    a.parts = k->b->d.parts;
+    a.n_parts = k->b->d.n_parts;
+    if (a.dw) k->b->ops->weight_grad(k->s->stream, &a);
+}
+
 void back_matrix(const back_step *k, float *dw, hd_rows g, hd_rows x, int32_t rows,
                  int32_t n_rows, int32_t cols) {
-    if (!dw) return;
-    k->b->ops->weight_grad(k->s->stream, &(hd_weight_grad_args){.dw = dw,
-                                                                .left = g,
-                                                                .right = x,
-                                                                .rows = rows,
-                                                                .heads = 1,
-                                                                .n_rows = n_rows,
-                                                                .cols = cols,
-                                                                .left_head = n_rows,
-                                                                .right_head = cols});
+    back_weight(k, (hd_weight_grad_args){.dw = dw,
+                                         .left = g,
+                                         .right = x,
+                                         .rows = rows,
+                                         .heads = 1,
+                                         .n_rows = n_rows,
+                                         .cols = cols,
+                                         .left_head = n_rows,
+                                         .right_head = cols});
+}
+
+/* linear_heads with `transpose` */
+static void back_product(const back_step *k, const hd_linear_heads_args *a) {
+    if (k->b->ops->linear_back) {
+        k->b->ops->linear_back(k->s->stream, a);
+    } else {
+        k->s->m->env.ops->linear_heads(k->s->stream, a);
+    }
 }
 
 void back_heads(const back_step *k, int32_t layer, hd_role role,
                 const hd_linear_heads_args *forward, float *dx, const float *g) {
     const hd_linear_heads_args *f = forward;
-    float *dw = hd_gradients_at(k->g, layer, role);
     const hd_rows grad = hd_f32(g);
-    if (dw) {
-        k->b->ops->weight_grad(
-            k->s->stream,
-            &(hd_weight_grad_args){.dw = dw,
-                                   .left = f->transpose ? f->x : grad,
-                                   .right = f->transpose ? grad : f->x,
-                                   .rows = f->rows,
-                                   .heads = f->heads,
-                                   .n_rows = f->n_rows,
-                                   .cols = f->w->cols,
-                                   .first_row = f->first_row,
-                                   .head_rows = f->head_rows,
-                                   .left_head = f->transpose ? f->x_head : f->out_head,
-                                   .right_head = f->transpose ? f->out_head : f->x_head});
-    }
+    back_weight(k, (hd_weight_grad_args){.dw = hd_gradients_at(k->g, layer, role),
+                                         .left = f->transpose ? f->x : grad,
+                                         .right = f->transpose ? grad : f->x,
+                                         .rows = f->rows,
+                                         .heads = f->heads,
+                                         .n_rows = f->n_rows,
+                                         .cols = f->w->cols,
+                                         .first_row = f->first_row,
+                                         .head_rows = f->head_rows,
+                                         .left_head = f->transpose ? f->x_head : f->out_head,
+                                         .right_head = f->transpose ? f->out_head : f->x_head});
     hd_linear_heads_args back = *f;
     back.out = hd_f32(dx);
     back.x = grad;
     back.out_head = f->x_head;
     back.x_head = f->out_head;
     back.transpose = !f->transpose;
-    k->s->m->env.ops->linear_heads(k->s->stream, &back);
+    if (back.transpose) {
+        back_product(k, &back);
+    } else {
+        k->s->m->env.ops->linear_heads(k->s->stream, &back);
+    }
 }
 
 void back_input(const back_step *k, int32_t layer, hd_role role, hd_rows dx, hd_rows g,
                 int32_t rows) {
     const hd_weight *w = hd_weights_matrix(k->s->m->env.weights, layer, role);
-    k->s->m->env.ops->linear_heads(k->s->stream, &(hd_linear_heads_args){.out = dx,
-                                                                         .x = g,
-                                                                         .w = w,
-                                                                         .rows = rows,
-                                                                         .heads = 1,
-                                                                         .n_rows = w->rows,
-                                                                         .head_rows = w->rows,
-                                                                         .out_head = w->cols,
-                                                                         .x_head = w->rows,
-                                                                         .transpose = true});
+    back_product(k, &(hd_linear_heads_args){.out = dx,
+                                            .x = g,
+                                            .w = w,
+                                            .rows = rows,
+                                            .heads = 1,
+                                            .n_rows = w->rows,
+                                            .head_rows = w->rows,
+                                            .out_head = w->cols,
+                                            .x_head = w->rows,
+                                            .transpose = true});
 }
 
 void back_linear(const back_step *k, int32_t layer, hd_role role, float *dx, bool more,

@@ -104,6 +104,7 @@ static void back_naive_attention(const back_step *k, hd_rows rotated) {
                        .made = d->made,
                        .rotated = rotated,
                        .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, 0},
+                       .rows = s->b->n_rows,
                        .heads = heads,
                        .nope_dim = c->nope_dim,
                        .rope_dim = c->rope_dim,

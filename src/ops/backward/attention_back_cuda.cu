@@ -1,25 +1,41 @@
-/* attention_back_cuda.cu - gradients of attention and of V4's compressor.
- *
- * A block owns a head of a row for dq, and a key for its gradient: the key's block walks through the
- * rows that see it, in order. Scores are computed three times, and nothing of their size is kept. */
-#include "ops/backward/backward_cuda_internal.cuh"
+/* attention_back_cuda.cu - gradients of attention whose heads share their keys, which are values too: MLA
+ * absorbed, and V4's window and compressed entries. A tile of queries has consecutive pairs of row and
+ * head. */
+#include "ops/backward/attention_tiles_internal.cuh"
 
-constexpr int THREADS = 128, WARPS = THREADS / WARP, KEYS = 32, PAIRS = 16;
-constexpr int EACH = 8,
-              MOST_DIM = EACH * THREADS; /* a thread has up to EACH elements of a key */
+typedef tile_sizes<32, 576, 512> of;
+constexpr int TILE = of::TILE, EACH = of::EACH;
 
-static __device__ __forceinline__ float warp_dot(const float *a, const float *b, int32_t n) {
-    float sum = 0.0f;
-    for (int32_t c = (int32_t)threadIdx.x % WARP; c < n; c += WARP) sum += a[c] * b[c];
-    return warp_sum(sum);
+/* Queries with the gradients of their outputs, and keys; zero where there are none. */
+struct attention_shared {
+    float q[TILE][of::K_PITCH], g[TILE][of::V_PITCH], key[TILE][of::K_PITCH];
+    float slope[TILE][of::PITCH], weight[TILE][of::PITCH]; /* [own, other] */
+    float lse[TILE], delta[TILE];
+};
+
+/* One sequence. Rows, pairs and keys count from its beginning. */
+struct attention_job {
+    const hd_attention_back_args &a;
+    int32_t seq, rows;
+    int64_t first_row;
+
+    __device__ __forceinline__ int64_t pair_at(int32_t pair) const {
+        return first_row * a.heads + pair;
+    }
+};
+
+/* Keys of one kind, and those that a row may see: a tile of them. */
+struct key_tile {
+    bool recent; /* else entries */
+    int32_t first, end;
+};
+
+static __device__ attention_job job_of(const hd_attention_back_args &a, int32_t seq) {
+    const int32_t first = a.seqs.first_row[seq];
+    return {a, seq, a.seqs.first_row[seq + 1] - first, first};
 }
 
 /* ---- what a row sees ---- */
-
-struct row_keys {
-    int32_t seq, pos, n_recent, n;
-    const int32_t *selected; /* of the row, or NULL */
-};
 
 static __device__ int32_t n_selected_of(const int32_t *selected, int32_t most) {
     int32_t low = 0, high = most; /* -1 behind the last */
@@ -32,152 +48,6 @@ static __device__ int32_t n_selected_of(const int32_t *selected, int32_t most) {
         }
     }
     return low;
-}
-
-static __device__ row_keys keys_of(const hd_attention_back_args &a, int32_t row) {
-    row_keys k = {sequence_of(a.seqs, row), a.seqs.pos[row], 0, 0, nullptr};
-    k.n_recent = a.window ? min(a.window, k.pos + 1) : 0;
-    k.n = k.n_recent;
-    if (a.selected) {
-        k.selected = a.selected + (int64_t)row * a.n_selected;
-        k.n += n_selected_of(k.selected, a.n_selected);
-    } else {
-        k.n += visible_entries(k.pos, a.ratio);
-    }
-    return k;
-}
-
-/* Key i of a row, recent ones first. */
-static __device__ __forceinline__ const float *key_at(const hd_attention_back_args &a,
-                                                      const row_keys &k, int32_t i) {
-    if (i < k.n_recent) {
-        return floats(a.recent.rows) + paged_at(a.recent, k.seq, k.pos + 1 - k.n_recent + i);
-    }
-    const int32_t e = k.selected ? k.selected[i - k.n_recent] : i - k.n_recent;
-    return floats(a.entries.rows) + paged_at(a.entries, k.seq, e);
-}
-
-/* ---- queries ---- */
-
-/* A part of a softmax: its largest score, and the sum of exp(score - top). */
-struct part_sum {
-    double top, total;
-};
-
-static __device__ part_sum joined(part_sum a, part_sum b) {
-    if (b.total == 0.0) return a;
-    if (a.total == 0.0) return b;
-    const double top = fmax(a.top, b.top);
-    return {top, a.total * exp(a.top - top) + b.total * exp(b.top - top)};
-}
-
-/* The log of the softmax's denominator, by all threads. A lane keeps every WARP-th key of its warp. */
-static __device__ double denominator(const hd_attention_back_args &a, const row_keys &k,
-                                     const float *q, int32_t head) {
-    __shared__ part_sum part[WARPS];
-    const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
-    part_sum own = {-CUDART_INF, 0.0};
-    for (int32_t first = warp * WARP; first < k.n; first += THREADS) {
-        double mine = 0.0;
-        for (int32_t i = first; i < min(first + WARP, k.n); i++) {
-            const float score = warp_dot(q, key_at(a, k, i), a.k_dim) * a.scale;
-            if (i - first == lane) mine = (double)score;
-        }
-        if (first + lane < k.n) own = joined(own, {mine, 1.0});
-    }
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        own = joined(own, {__shfl_down_sync(ALL_LANES, own.top, step),
-                           __shfl_down_sync(ALL_LANES, own.total, step)});
-    }
-    if (lane == 0) part[warp] = own;
-    __syncthreads();
-    part_sum all = {-CUDART_INF, 0.0};
-    if (a.sink && a.sink[head] > -CUDART_INF_F) all = {(double)a.sink[head], 1.0};
-    for (int w = 0; w < WARPS; w++) all = joined(all, part[w]);
-    __syncthreads();
-    return all.top + log(all.total);
-}
-
-static __global__ void __launch_bounds__(THREADS) query_back(hd_attention_back_args a) {
-    __shared__ float slope[KEYS];
-    __shared__ const float *key[KEYS];
-    const int32_t row = (int32_t)blockIdx.x, head = (int32_t)blockIdx.y;
-    const int64_t at = (int64_t)row * a.heads + head;
-    const int32_t warp = (int32_t)threadIdx.x / WARP;
-    const float *q = floats(a.q) + at * a.k_dim, *g = floats(a.g) + at * a.v_dim;
-    const row_keys k = keys_of(a, row);
-    const float lse = (float)denominator(a, k, q, head);
-    const float delta = (float)warp_dot64(floats(a.out) + at * a.v_dim, g, a.v_dim);
-    float dq[EACH] = {};
-    for (int32_t first = 0; first < k.n; first += KEYS) {
-        const int32_t n = min(KEYS, k.n - first);
-        for (int32_t i = warp; i < n; i += WARPS) {
-            const float *x = key_at(a, k, first + i);
-            const float p = expf(warp_dot(q, x, a.k_dim) * a.scale - lse);
-            const float along = warp_dot(g, x, a.v_dim);
-            if (threadIdx.x % WARP == 0) {
-                slope[i] = p * (along - delta) * a.scale;
-                key[i] = x;
-            }
-        }
-        __syncthreads();
-        for (int32_t i = 0; i < n; i++) {
-#pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                const int32_t c = e * THREADS + (int32_t)threadIdx.x;
-                if (c < a.k_dim) dq[e] = fmaf(slope[i], key[i][c], dq[e]);
-            }
-        }
-        __syncthreads();
-    }
-    for (int e = 0; e < EACH; e++) {
-        const int32_t c = e * THREADS + (int32_t)threadIdx.x;
-        if (c < a.k_dim) a.dq[at * a.k_dim + c] = dq[e];
-    }
-    if (threadIdx.x != 0) return;
-    a.lse[at] = lse;
-    a.delta[at] = delta;
-}
-
-/* ---- keys ---- */
-
-/* What a key's block adds up. */
-struct key_sums {
-    const float *key; /* in shared memory */
-    float value[EACH];
-};
-
-/* Pairs [first, first + n) of a row and a head; a row of the list has all heads. */
-static __device__ void add_pairs(const hd_attention_back_args &a, key_sums *sums,
-                                 const int32_t *rows, int32_t first, int32_t n) {
-    __shared__ float slope[PAIRS], weight[PAIRS];
-    __shared__ int64_t place[PAIRS];
-    for (int32_t i = (int32_t)threadIdx.x / WARP; i < n; i += WARPS) {
-        const int64_t at =
-            (int64_t)rows[(first + i) / a.heads] * a.heads + (first + i) % a.heads;
-        const float score = warp_dot(floats(a.q) + at * a.k_dim, sums->key, a.k_dim);
-        const float p = expf(score * a.scale - a.lse[at]);
-        const float along = warp_dot(floats(a.g) + at * a.v_dim, sums->key, a.v_dim);
-        if (threadIdx.x % WARP == 0) {
-            slope[i] = p * (along - a.delta[at]) * a.scale;
-            weight[i] = p;
-            place[i] = at;
-        }
-    }
-    __syncthreads();
-    for (int32_t i = 0; i < n; i++) {
-        const float *q = floats(a.q) + place[i] * a.k_dim;
-        const float *g = floats(a.g) + place[i] * a.v_dim;
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            const int32_t c = e * THREADS + (int32_t)threadIdx.x;
-            if (c < a.k_dim) {
-                const float of_value = c < a.v_dim ? weight[i] * g[c] : 0.0f;
-                sums->value[e] += fmaf(slope[i], q[c], of_value);
-            }
-        }
-    }
-    __syncthreads();
 }
 
 static __device__ bool is_selected(const int32_t *selected, int32_t most, int32_t entry) {
@@ -194,67 +64,214 @@ static __device__ bool is_selected(const int32_t *selected, int32_t most, int32_
     return low < n && selected[low] == entry;
 }
 
-/* The rows [first, end) that see the key: all, or with entry >= 0 those that selected it. */
-static __device__ void key_back(const hd_attention_back_args &a, const float *from, float *to,
-                                int32_t first, int32_t end, int32_t entry) {
-    __shared__ float key[MOST_DIM];
-    __shared__ int32_t rows[THREADS];
-    __shared__ uint32_t sees[WARPS];
-    const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
-    key_sums sums = {key, {}};
-    for (int32_t c = (int32_t)threadIdx.x; c < a.k_dim; c += THREADS) key[c] = from[c];
-    for (int32_t begin = first; begin < end; begin += THREADS) {
-        const int32_t row = begin + (int32_t)threadIdx.x;
-        bool mine = row < end;
-        if (mine && entry >= 0) {
-            const int32_t *selected = a.selected + (int64_t)row * a.n_selected;
-            mine = is_selected(selected, a.n_selected, entry);
+static __device__ bool sees(const attention_job &j, int32_t row, bool recent, int32_t key) {
+    if (recent) return key <= row && key > row - j.a.window;
+    if (!j.a.selected) return key < visible_entries(row, j.a.ratio);
+    return is_selected(j.a.selected + (j.first_row + row) * j.a.n_selected, j.a.n_selected,
+                       key);
+}
+
+/* The next tile of keys behind t that rows [first, last] may see, recent ones first; false: there is none. */
+static __device__ bool next_keys(key_tile *t, const attention_job &j, int32_t first,
+                                 int32_t last) {
+    if (t->recent) {
+        t->first = t->end < 0 ? max(0, first + 1 - j.a.window) : t->end;
+        t->end = min(t->first + TILE, last + 1);
+        if (j.a.window && t->first < t->end) return true;
+        *t = {false, 0, 0};
+    }
+    t->first = t->end;
+    t->end = min(t->first + TILE, visible_entries(last, j.a.ratio));
+    return t->first < t->end;
+}
+
+/* ---- tiles ---- */
+
+static __device__ void load_queries(attention_shared *s, const attention_job &j, int32_t first,
+                                    int32_t end) {
+#pragma unroll 2
+    for (int i = (int)threadIdx.x / WARP; i < TILE; i += WARPS) {
+        const int64_t at = j.pair_at(first + i);
+        const bool live = first + i < end;
+        put_row<of::K_MOST>(s->q[i], live ? floats(j.a.q) + at * j.a.k_dim : nullptr,
+                            j.a.k_dim);
+        put_row<of::V_MOST>(s->g[i], live ? floats(j.a.g) + at * j.a.v_dim : nullptr,
+                            j.a.v_dim);
+    }
+}
+
+static __device__ void load_keys(attention_shared *s, const attention_job &j,
+                                 const key_tile &t) {
+    const hd_paged &pool = t.recent ? j.a.recent : j.a.entries;
+#pragma unroll 2
+    for (int i = (int)threadIdx.x / WARP; i < TILE; i += WARPS) {
+        const float *from = nullptr;
+        if (t.first + i < t.end) {
+            from = floats(pool.rows) + paged_at(pool, j.seq, t.first + i);
         }
-        const uint32_t all = __ballot_sync(ALL_LANES, mine);
-        if (lane == 0) sees[warp] = all;
-        __syncthreads();
-        int32_t before = __popc(all & ((1u << lane) - 1)), n = 0;
-        for (int w = 0; w < WARPS; w++) {
-            if (w < warp) before += __popc(sees[w]);
-            n += __popc(sees[w]);
-        }
-        if (mine) rows[before] = row;
-        __syncthreads();
-        for (int32_t pair = 0; pair < n * a.heads; pair += PAIRS) {
-            add_pairs(a, &sums, rows, pair, min(PAIRS, n * a.heads - pair));
+        put_row<of::K_MOST>(s->key[i], from, j.a.k_dim);
+    }
+}
+
+/* Whether the pairs from `pair` on that this thread has see its keys, as bits; `own` says whether pairs or
+ * keys are its own rows. */
+template <bool OWN_PAIRS>
+static __device__ uint32_t seen(const attention_job &j, int32_t pair, int32_t end,
+                                const key_tile &t) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const int own = own_y() + SIDE * i, other = own_x() + SIDE * k;
+            const int32_t p = pair + (OWN_PAIRS ? own : other);
+            const int32_t key = t.first + (OWN_PAIRS ? other : own);
+            const bool live = p < end && key < t.end && sees(j, p / j.a.heads, t.recent, key);
+            bits |= (uint32_t)live << (i * EACH + k);
         }
     }
-    for (int e = 0; e < EACH; e++) {
-        const int32_t c = e * THREADS + (int32_t)threadIdx.x;
-        if (c < a.k_dim) to[c] = sums.value[e];
+    return bits;
+}
+
+/* ---- queries ---- */
+
+/* lse and delta of the tile's pairs, and both in memory. */
+static __device__ void find_denominators(attention_shared *s, const attention_job &j,
+                                         const row_tile &t) {
+    const hd_attention_back_args &a = j.a;
+    part_sum part[EACH];
+    for (int i = 0; i < EACH; i++) part[i] = {-CUDART_INF_F, 0.0f};
+    key_tile keys = {true, 0, -1};
+    while (next_keys(&keys, j, t.first / a.heads, (t.end - 1) / a.heads)) {
+        const uint32_t bits = seen<true>(j, t.first, t.end, keys);
+        float score[EACH][EACH] = {};
+        if (!__syncthreads_or(bits != 0)) continue;
+        load_keys(s, j, keys);
+        __syncthreads();
+        multiply<EACH>(score, s->q[0], of::K_PITCH, s->key[0], of::K_PITCH, a.k_dim);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+                if (!(bits >> (i * EACH + k) & 1)) continue;
+                part[i] = joined(part[i], {score[i][k] * a.scale, 1.0f});
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        part_sum all = joined_over_row(part[i]);
+        const int own = own_y() + SIDE * i;
+        if (a.sink) all = joined(all, {a.sink[(t.first + own) % a.heads], 1.0f});
+        if (own_x() == 0) s->lse[own] = all.top + logf(all.total);
+    }
+    for (int i = (int)threadIdx.x / WARP; i < t.end - t.first; i += WARPS) {
+        const int64_t at = j.pair_at(t.first + i) * a.v_dim;
+        const float delta = (float)warp_dot64(floats(a.out) + at, floats(a.g) + at, a.v_dim);
+        if (threadIdx.x % WARP == 0) s->delta[i] = delta;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < t.end - t.first; i += THREADS) {
+        a.lse[j.pair_at(t.first + i)] = s->lse[i];
+        a.delta[j.pair_at(t.first + i)] = s->delta[i];
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) recent_back(hd_attention_back_args a) {
-    const int32_t row = (int32_t)blockIdx.x, seq = sequence_of(a.seqs, row);
-    const int32_t end = min(a.seqs.first_row[seq + 1], row + a.window);
-    const float *from = floats(a.recent.rows) + paged_at(a.recent, seq, a.seqs.pos[row]);
-    key_back(a, from, a.drecent + (int64_t)row * a.k_dim, row, end, -1);
+static __global__ void __launch_bounds__(THREADS, 1) query_back(hd_attention_back_args a) {
+    extern __shared__ __align__(16) uint8_t room[];
+    attention_shared *s = reinterpret_cast<attention_shared *>(room);
+    const row_tile t = find_tile<TILE>(a.seqs, a.heads, 1);
+    const attention_job j = job_of(a, t.seq);
+    if (t.first == t.end) return;
+    load_queries(s, j, t.first, t.end);
+    find_denominators(s, j, t);
+    float4 dq[EACH][of::K_QUADS] = {};
+    key_tile keys = {true, 0, -1};
+    while (next_keys(&keys, j, t.first / a.heads, (t.end - 1) / a.heads)) {
+        const uint32_t bits = seen<true>(j, t.first, t.end, keys);
+        float score[EACH][EACH] = {}, along[EACH][EACH] = {};
+        if (!__syncthreads_or(bits != 0)) continue;
+        load_keys(s, j, keys);
+        __syncthreads();
+        multiply<EACH>(score, s->q[0], of::K_PITCH, s->key[0], of::K_PITCH, a.k_dim);
+        multiply<EACH>(along, s->g[0], of::V_PITCH, s->key[0], of::K_PITCH, a.v_dim);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int own = own_y() + SIDE * i;
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+                const bool live = bits >> (i * EACH + k) & 1;
+                const float p = live ? expf(score[i][k] * a.scale - s->lse[own]) : 0.0f;
+                s->slope[own][own_x() + SIDE * k] =
+                    live ? p * (along[i][k] - s->delta[own]) * a.scale : 0.0f;
+            }
+        }
+        __syncthreads();
+        add_rows<TILE, of::K_QUADS>(dq, s->slope[0], s->key[0], of::K_PITCH, a.k_dim);
+    }
+    store_rows<EACH>(dq, t.end - t.first, a.k_dim,
+                     [&](int i, int c) { return a.dq + j.pair_at(t.first + i) * a.k_dim + c; });
 }
 
-/* The sequence of entry number `at` of all; false: there are fewer. */
-static __device__ bool find_entry(int32_t *seq, const hd_seqs &s, const int32_t *first_entry,
-                                  int32_t at, int32_t ratio) {
-    int32_t q = s.n - 1;
-    while (q > 0 && first_entry[q] > at) q--;
-    *seq = q;
-    return at - first_entry[q] < (s.first_row[q + 1] - s.first_row[q]) / ratio;
+/* ---- keys ---- */
+
+/* Adds what the pairs of rows [first, last] give to a tile of keys; to: where its first key's gradient is. */
+static __device__ void key_back(attention_shared *s, const attention_job &j, const key_tile &t,
+                                int32_t first, int32_t last, float *to) {
+    const hd_attention_back_args &a = j.a;
+    const int32_t end = min(last + 1, j.rows) * a.heads;
+    float4 dk[EACH][of::K_QUADS] = {};
+    load_keys(s, j, t);
+    for (int32_t pair = first * a.heads; pair < end; pair += TILE) {
+        const uint32_t bits = seen<false>(j, pair, end, t);
+        float score[EACH][EACH] = {}, along[EACH][EACH] = {};
+        if (!__syncthreads_or(bits != 0)) continue;
+        load_queries(s, j, pair, end);
+        for (int i = (int)threadIdx.x; i < TILE && pair + i < end; i += THREADS) {
+            s->lse[i] = a.lse[j.pair_at(pair + i)];
+            s->delta[i] = a.delta[j.pair_at(pair + i)];
+        }
+        __syncthreads();
+        multiply<EACH>(score, s->key[0], of::K_PITCH, s->q[0], of::K_PITCH, a.k_dim);
+        multiply<EACH>(along, s->key[0], of::K_PITCH, s->g[0], of::V_PITCH, a.v_dim);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int own = own_y() + SIDE * i;
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+                const int other = own_x() + SIDE * k;
+                const bool live = bits >> (i * EACH + k) & 1;
+                const float p = live ? expf(score[i][k] * a.scale - s->lse[other]) : 0.0f;
+                s->weight[own][other] = p;
+                s->slope[own][other] =
+                    live ? p * (along[i][k] - s->delta[other]) * a.scale : 0.0f;
+            }
+        }
+        __syncthreads();
+        add_rows<TILE, of::K_QUADS>(dk, s->slope[0], s->q[0], of::K_PITCH, a.k_dim);
+        add_rows<TILE, of::V_QUADS>(dk, s->weight[0], s->g[0], of::V_PITCH, a.v_dim);
+    }
+    store_rows<EACH>(dk, t.end - t.first, a.k_dim,
+                     [&](int i, int c) { return to + (int64_t)i * a.k_dim + c; });
 }
 
-static __global__ void __launch_bounds__(THREADS) entries_back(hd_attention_back_args a) {
-    const int32_t at = (int32_t)blockIdx.x;
-    int32_t seq;
-    if (!find_entry(&seq, a.seqs, a.first_entry, at, a.ratio)) return;
-    const int32_t e = at - a.first_entry[seq];
-    const int32_t first = a.seqs.first_row[seq] + (e + 1) * a.ratio - 1;
-    const float *from = floats(a.entries.rows) + paged_at(a.entries, seq, e);
-    key_back(a, from, a.dentries + (int64_t)at * a.k_dim, first, a.seqs.first_row[seq + 1],
-             a.selected ? e : -1);
+static __global__ void __launch_bounds__(THREADS, 1) recent_back(hd_attention_back_args a) {
+    extern __shared__ __align__(16) uint8_t room[];
+    const row_tile t = find_tile<TILE>(a.seqs, 1, 1);
+    const attention_job j = job_of(a, t.seq);
+    if (t.first == t.end) return;
+    key_back(reinterpret_cast<attention_shared *>(room), j, {true, t.first, t.end}, t.first,
+             t.end - 2 + a.window, a.drecent + (j.first_row + t.first) * a.k_dim);
+}
+
+static __global__ void __launch_bounds__(THREADS, 1) entries_back(hd_attention_back_args a) {
+    extern __shared__ __align__(16) uint8_t room[];
+    const row_tile t = find_tile<TILE>(a.seqs, 1, a.ratio);
+    const attention_job j = job_of(a, t.seq);
+    if (t.first == t.end) return;
+    key_back(reinterpret_cast<attention_shared *>(room), j, {false, t.first, t.end},
+             (t.first + 1) * a.ratio - 1, j.rows - 1,
+             a.dentries + ((int64_t)a.first_entry[t.seq] + t.first) * a.k_dim);
 }
 
 static __global__ void __launch_bounds__(SUM_THREADS) sink_back(hd_attention_back_args a) {
@@ -270,156 +287,26 @@ static __global__ void __launch_bounds__(SUM_THREADS) sink_back(hd_attention_bac
 }
 
 void hd_attention_back_cuda(hd_stream *s, const hd_attention_back_args *a) {
+    constexpr size_t SHARED = sizeof(attention_shared);
     cudaStream_t queue = hd_cuda_stream(s);
-    const unsigned rows = (unsigned)a->rows, entries = a->ratio ? rows / (unsigned)a->ratio : 0;
-    if (rows == 0) return;
-    if (a->k_dim > MOST_DIM) {
+    const unsigned seqs = (unsigned)a->seqs.n;
+    if (a->rows == 0) return;
+    if (a->k_dim > of::K_MOST || a->v_dim > of::V_MOST) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "keys this wide cannot be trained on a GPU");
         return;
     }
-    query_back<<<dim3(rows, (unsigned)a->heads), THREADS, 0, queue>>>(*a);
-    if (a->window) recent_back<<<rows, THREADS, 0, queue>>>(*a);
-    if (entries) entries_back<<<entries, THREADS, 0, queue>>>(*a);
+    hd_cuda_allow_shared((const void *)query_back, SHARED);
+    hd_cuda_allow_shared((const void *)recent_back, SHARED);
+    hd_cuda_allow_shared((const void *)entries_back, SHARED);
+    const unsigned pairs = blocks_for((int64_t)a->rows * a->heads, TILE) + seqs;
+    query_back<<<pairs, THREADS, SHARED, queue>>>(*a);
+    if (a->window) {
+        recent_back<<<blocks_for(a->rows, TILE) + seqs, THREADS, SHARED, queue>>>(*a);
+    }
+    if (a->ratio) {
+        const unsigned tiles = blocks_for(a->rows / a->ratio, TILE) + seqs;
+        entries_back<<<tiles, THREADS, SHARED, queue>>>(*a);
+    }
     if (a->dsink) sink_back<<<blocks_for(a->heads, WARP), SUM_THREADS, 0, queue>>>(*a);
     hd_cuda_check(s, "attention_back");
-}
-
-/* ---- the compressor ---- */
-
-/* One block of a sequence: its slots are the `earlier` positions before it and its own. */
-struct compressed {
-    int64_t row;
-    int32_t earlier, entry, pos;
-};
-
-static __device__ __forceinline__ int64_t slot_at(const hd_compress_back_args &a,
-                                                  const compressed &b, int32_t i, int32_t c) {
-    const int32_t coff = a.overlap ? 2 : 1, channel = a.overlap && i >= 0 ? a.width + c : c;
-    return (b.row + i) * coff * a.width + channel;
-}
-
-/* The gate of slot i and channel c, position bias included. */
-static __device__ __forceinline__ double gate_at(const hd_compress_back_args &a,
-                                                 const compressed &b, int32_t i, int32_t c) {
-    const int32_t wide = (a.overlap ? 2 : 1) * a.width;
-    const int32_t channel = a.overlap && i >= 0 ? a.width + c : c;
-    const float bias = a.ape[(i + a.ratio) % a.ratio * wide + channel];
-    return (double)(a.gate[slot_at(a, b, i, c)] + bias);
-}
-
-/* The softmax of a channel over the block's slots. */
-struct channel_sum {
-    double top, total, pooled;
-};
-
-static __device__ channel_sum pool_channel(const hd_compress_back_args &a, const compressed &b,
-                                           int32_t c) {
-    channel_sum s = {-CUDART_INF, 0.0, 0.0};
-    for (int32_t i = -b.earlier; i < a.ratio; i++) s.top = fmax(s.top, gate_at(a, b, i, c));
-    for (int32_t i = -b.earlier; i < a.ratio; i++) {
-        const double p = exp(gate_at(a, b, i, c) - s.top);
-        s.total += p;
-        s.pooled += p * (double)a.kv[slot_at(a, b, i, c)];
-    }
-    s.pooled /= s.total;
-    return s;
-}
-
-/* g: the gradient of the entry, unrotated. */
-static __device__ void unrotate(const hd_compress_back_args &a, const compressed &b,
-                                double *g) {
-    for (int32_t c = (int32_t)threadIdx.x; c < a.width; c += BLOCK) {
-        g[c] = (double)a.g[(int64_t)b.entry * a.width + c];
-    }
-    __syncthreads();
-    double *tail = g + a.width - 2 * a.pairs;
-    for (int32_t i = (int32_t)threadIdx.x; i < a.pairs; i += BLOCK) {
-        const double angle = (double)rope_angle(b.pos, a.freq[i]);
-        const double x = tail[2 * i], y = tail[2 * i + 1];
-        tail[2 * i] = x * cos(angle) + y * sin(angle);
-        tail[2 * i + 1] = y * cos(angle) - x * sin(angle);
-    }
-    __syncthreads();
-}
-
-/* A block per entry; shared: the gradient and the sums of its channels. What the norm's weight gets
- * from the entry replaces the entry's gradient. */
-static __global__ void __launch_bounds__(BLOCK) compress_back(hd_compress_back_args a) {
-    extern __shared__ double shared[];
-    const int32_t at = (int32_t)blockIdx.x;
-    int32_t seq;
-    if (!find_entry(&seq, a.seqs, a.first_entry, at, a.ratio)) return;
-    const int32_t e = at - a.first_entry[seq];
-    const compressed b = {a.seqs.first_row[seq] + (int64_t)e * a.ratio,
-                          a.overlap && e > 0 ? a.ratio : 0, at, e * a.ratio};
-    double *g = shared, square = 0.0, along = 0.0;
-    channel_sum *sums = reinterpret_cast<channel_sum *>(g + a.width);
-    unrotate(a, b, g);
-    for (int32_t c = (int32_t)threadIdx.x; c < a.width; c += BLOCK) {
-        sums[c] = pool_channel(a, b, c);
-        square += sums[c].pooled * sums[c].pooled;
-        along += g[c] * (double)a.norm[c] * sums[c].pooled;
-    }
-    square = block_sum<BLOCK>(square);
-    along = block_sum<BLOCK>(along);
-    const double inverse = 1.0 / sqrt(square / a.width + (double)a.eps);
-    const double pull = inverse * inverse * inverse * along / a.width;
-    for (int32_t c = (int32_t)threadIdx.x; c < a.width; c += BLOCK) {
-        const channel_sum s = sums[c];
-        const double before = inverse * g[c] * (double)a.norm[c] - s.pooled * pull;
-        a.g[(int64_t)at * a.width + c] = (float)(g[c] * s.pooled * inverse);
-        for (int32_t i = -b.earlier; i < a.ratio; i++) {
-            const int64_t to = slot_at(a, b, i, c);
-            const double share = exp(gate_at(a, b, i, c) - s.top) / s.total * before;
-            a.dkv[to] = (float)share;
-            a.dgate[to] = (float)(share * ((double)a.kv[to] - s.pooled));
-        }
-    }
-}
-
-static __global__ void __launch_bounds__(SUM_THREADS) compress_norm(hd_compress_back_args a) {
-    const int32_t first = (int32_t)blockIdx.x * WARP, cols = min(a.width - first, WARP);
-    const int32_t last = a.seqs.n - 1;
-    const int32_t n =
-        a.first_entry[last] + (a.seqs.first_row[last + 1] - a.seqs.first_row[last]) / a.ratio;
-    const auto term = [&](int64_t e, int32_t c) { return a.g[e * a.width + first + c]; };
-    float *to = a.dnorm + first + threadIdx.x % WARP;
-    const float sum = sum_in_order(has_sum(cols) ? *to : 0.0f, n, cols, term);
-    if (has_sum(cols)) *to = sum;
-}
-
-/* A block has channels of one position in the blocks of all sequences. */
-static __global__ void __launch_bounds__(SUM_THREADS) compress_bias(hd_compress_back_args a) {
-    const int32_t wide = (a.overlap ? 2 : 1) * a.width, i = (int32_t)blockIdx.y;
-    const int32_t first = (int32_t)blockIdx.x * WARP, cols = min(wide - first, WARP);
-    float *to = a.dape + (int64_t)i * wide + first + threadIdx.x % WARP;
-    float sum = has_sum(cols) ? *to : 0.0f;
-    for (int32_t q = 0; q < a.seqs.n; q++) {
-        const int64_t row = a.seqs.first_row[q] + i;
-        const int32_t n = (int32_t)(a.seqs.first_row[q + 1] - row + a.ratio - 1) / a.ratio;
-        const auto term = [&](int64_t k, int32_t c) {
-            return a.dgate[(row + k * a.ratio) * wide + first + c];
-        };
-        sum = sum_in_order(sum, n, cols, term);
-    }
-    if (has_sum(cols)) *to = sum;
-}
-
-void hd_compress_back_cuda(hd_stream *s, const hd_compress_back_args *a) {
-    cudaStream_t queue = hd_cuda_stream(s);
-    const int32_t wide = (a->overlap ? 2 : 1) * a->width;
-    const size_t bytes = (size_t)a->rows * (size_t)wide * sizeof(float);
-    const size_t shared = (size_t)a->width * (sizeof(double) + sizeof(channel_sum));
-    if (a->rows == 0) return;
-    cudaMemsetAsync(a->dkv, 0, bytes, queue);
-    cudaMemsetAsync(a->dgate, 0, bytes, queue);
-    if (a->rows >= a->ratio) {
-        compress_back<<<(unsigned)(a->rows / a->ratio), BLOCK, shared, queue>>>(*a);
-    }
-    if (a->dnorm) compress_norm<<<blocks_for(a->width, WARP), SUM_THREADS, 0, queue>>>(*a);
-    if (a->dape) {
-        const dim3 grid(blocks_for(wide, WARP), (unsigned)a->ratio);
-        compress_bias<<<grid, SUM_THREADS, 0, queue>>>(*a);
-    }
-    hd_cuda_check(s, "compress_back");
 }

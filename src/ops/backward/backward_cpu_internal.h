@@ -16,7 +16,10 @@
     X(attention_naive_back)     \
     X(hc_post_back)             \
     X(hc_pre_back)              \
-    X(cross_entropy)
+    X(cross_entropy)            \
+    X(sum_squares)              \
+    X(adamw)                    \
+    X(muon)
 
 #define X(op) void back_##op##_cpu(hd_stream *s, const hd_##op##_args *a, const ops_kernels *k);
 HD_BACKWARD_CPU_LIST(X)

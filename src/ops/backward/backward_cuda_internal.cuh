@@ -12,6 +12,7 @@ extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
 HD_BACKWARD_OP_LIST(X)
 #undef X
+void hd_linear_back_cuda(hd_stream *s, const hd_linear_heads_args *a);
 }
 
 static __host__ __device__ __forceinline__ const float *floats(const hd_rows &x) {

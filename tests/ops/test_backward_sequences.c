@@ -1,0 +1,214 @@
+/* test_backward_sequences.c - gradients of matrices by sequences: micro-batches of them change no bit; and
+ * products with transposed matrices of every format. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ops/backward_fixture.h"
+
+enum { SEQS = 5, MOST_ROWS = 1300 };
+
+/* One is longer than a chunk, and one has one row. */
+static const int32_t lengths[SEQS] = {17, 1, 1100, 130, 33};
+
+static hd_seqs take_sequences(int32_t first, int32_t n, int32_t *rows) {
+    int32_t *first_row = take_ints(n + 1);
+    for (int32_t i = 0; i < n; i++) first_row[i + 1] = first_row[i] + lengths[first + i];
+    *rows = first_row[n];
+    return (hd_seqs){.n = n, .first_row = first_row};
+}
+
+/* ---- matrices ---- */
+
+typedef struct matrix_shape {
+    int32_t heads, n_rows, cols;
+    bool parts;      /* memory for sums of parts */
+    int32_t streams; /* rows for each of the batch's */
+} matrix_shape;
+
+static const matrix_shape matrix_shapes[] = {
+    {1, 9,   31,  true,  1},
+    {1, 9,   31,  false, 1},
+    {1, 9,   31,  true,  4},
+    {1, 9,   31,  false, 4},
+    {1, 70,  130, true,  1},
+    {3, 5,   66,  true,  1},
+    {1, 500, 450, true,  1}, /* tiles enough */
+};
+
+/* The gradient after calls of `step` sequences each. */
+static float *gradient_by(const matrix_shape *t, const float *left, const float *right,
+                          int32_t step) {
+    enum { PARTS = 40000 };
+    const int64_t size = (int64_t)t->heads * t->n_rows * t->cols;
+    float *dw = take_zeros(size), *parts = t->parts ? take_nan(PARTS) : NULL;
+    int64_t row = 0;
+    for (int32_t s = 0; s < SEQS; s += step) {
+        int32_t rows;
+        const hd_seqs seqs = take_sequences(s, s + step < SEQS ? step : SEQS - s, &rows);
+        rows *= t->streams;
+        hd_weight_grad_args a = {.dw = dw,
+                                 .left = hd_f32(left + row * t->heads * t->n_rows),
+                                 .right = hd_f32(right + row * t->heads * t->cols),
+                                 .rows = rows,
+                                 .heads = t->heads,
+                                 .n_rows = t->n_rows,
+                                 .cols = t->cols,
+                                 .head_rows = t->n_rows,
+                                 .left_head = t->n_rows,
+                                 .right_head = t->cols,
+                                 .seqs = seqs,
+                                 .parts = parts,
+                                 .n_parts = parts ? PARTS : 0};
+        backward_ops()->weight_grad(backward_stream(), &a);
+        row += rows;
+    }
+    return dw;
+}
+
+static void check_close(const char *what, const float *x, const float *want, int64_t n) {
+    double square = 0.0, off = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        square += (double)want[i] * (double)want[i];
+        off += pow((double)x[i] - (double)want[i], 2);
+    }
+    if (!(sqrt(off) <= 1e-5 * sqrt(square))) {
+        fail_msg("%s: %g away of %g", what, sqrt(off), sqrt(square));
+    }
+}
+
+void sequences_are_summed_alone(void **state) {
+    (void)state;
+    hd_backward_ops ref;
+    hd_backward_init_ref(&ref);
+    for (size_t i = 0; i < HD_LEN(matrix_shapes); i++) {
+        const matrix_shape *t = &matrix_shapes[i];
+        int32_t rows;
+        const hd_seqs all = take_sequences(0, SEQS, &rows);
+        rows *= t->streams;
+        const int64_t size = (int64_t)t->heads * t->n_rows * t->cols;
+        const float *left = take_random((int64_t)rows * t->heads * t->n_rows, 1.0f);
+        const float *right = take_random((int64_t)rows * t->heads * t->cols, 1.0f);
+        float *want = take_zeros(size);
+        ref.weight_grad(fix.stream[0], &(hd_weight_grad_args){.dw = want,
+                                                              .left = hd_f32(left),
+                                                              .right = hd_f32(right),
+                                                              .rows = rows,
+                                                              .heads = t->heads,
+                                                              .n_rows = t->n_rows,
+                                                              .cols = t->cols,
+                                                              .head_rows = t->n_rows,
+                                                              .left_head = t->n_rows,
+                                                              .right_head = t->cols,
+                                                              .seqs = all});
+        const float *together = gradient_by(t, left, right, SEQS);
+        check_close("weight_grad", together, want, size);
+        check_bits("weight_grad of two", gradient_by(t, left, right, 2), together, size);
+        check_bits("weight_grad of one", gradient_by(t, left, right, 1), together, size);
+    }
+}
+
+/* ---- experts ---- */
+
+enum { SLOTS = 3, TOP = 2, N_ROWS = 20, COLS = 70 };
+
+/* Rows [row, row + rows) with two of three experts each, sorted by slot. */
+static float *experts_by(const int32_t *missing, const float *g, const float *x, int32_t step,
+                         const hd_backward_ops *ops, hd_stream *stream) {
+    float *dw = take_zeros(SLOTS * N_ROWS * COLS);
+    int32_t row = 0, rows;
+    for (int32_t s = 0; s < SEQS; s += step, row += rows) {
+        const hd_seqs seqs = take_sequences(s, s + step < SEQS ? step : SEQS - s, &rows);
+        int32_t *offset = take_ints(SLOTS + 1), *assignment = take_ints(rows * TOP), n = 0;
+        float *sorted = take((size_t)rows * TOP * N_ROWS * sizeof *sorted);
+        for (int32_t e = 0; e < SLOTS; e++) {
+            for (int32_t r = 0; r < rows; r++) {
+                if (missing[row + r] == e) continue;
+                const int32_t choice = r * TOP + (e > missing[row + r] ? e - 1 : e);
+                memcpy(sorted + (int64_t)n * N_ROWS, g + ((int64_t)row * TOP + choice) * N_ROWS,
+                       N_ROWS * sizeof *g);
+                assignment[n++] = choice;
+            }
+            offset[e + 1] = n;
+        }
+        ops->grouped_weight_grad(
+            stream, &(hd_grouped_weight_grad_args){.dw = dw,
+                                                   .g = hd_f32(sorted),
+                                                   .x = hd_f32(x + (int64_t)row * COLS),
+                                                   .offset = offset,
+                                                   .assignment = assignment,
+                                                   .n_slots = SLOTS,
+                                                   .n_rows = N_ROWS,
+                                                   .cols = COLS,
+                                                   .top_k = TOP,
+                                                   .seqs = seqs,
+                                                   .choice = assignment});
+    }
+    return dw;
+}
+
+void experts_are_summed_by_sequence(void **state) {
+    (void)state;
+    hd_backward_ops ref;
+    hd_backward_init_ref(&ref);
+    const int64_t size = SLOTS * N_ROWS * COLS;
+    int32_t *missing = take_ints(MOST_ROWS);
+    const float *g = take_random(MOST_ROWS * TOP * N_ROWS, 1.0f);
+    const float *x = take_random(MOST_ROWS * COLS, 1.0f);
+    for (int32_t r = 0; r < MOST_ROWS; r++) missing[r] = random_below(8) ? 2 : 1;
+    const float *want = experts_by(missing, g, x, SEQS, &ref, fix.stream[0]);
+    const float *own = experts_by(missing, g, x, SEQS, backward_ops(), backward_stream());
+    check_close("grouped_weight_grad", own, want, size);
+    for (int32_t step = 1; step < 3; step++) {
+        check_bits("grouped_weight_grad",
+                   experts_by(missing, g, x, step, backward_ops(), backward_stream()), own,
+                   size);
+    }
+}
+
+/* ---- products with transposed matrices ---- */
+
+typedef struct product_shape {
+    int32_t rows, heads, n_rows, cols, pad;
+} product_shape;
+
+static const product_shape product_shapes[] = {
+    {1,   1, 7,   13,  0},
+    {65,  1, 96,  128, 0},
+    {130, 1, 128, 192, 4},
+    {70,  3, 16,  64,  2},
+};
+
+static void check_product(const weight_format *f, const product_shape *t) {
+    const int32_t head_rows = t->n_rows, x_head = t->n_rows + t->pad, out_head = t->cols;
+    const hd_weight *w = take_weight(f, t->heads * head_rows, t->cols, false);
+    const int64_t n = (int64_t)t->rows * t->heads * out_head;
+    float *out = take_nan(n), *want = take_nan(n);
+    hd_linear_heads_args a = {
+        .out = hd_f32(want),
+        .x = hd_f32(take_random((int64_t)t->rows * t->heads * x_head, 1.0f)),
+        .w = w,
+        .rows = t->rows,
+        .heads = t->heads,
+        .n_rows = t->n_rows,
+        .head_rows = head_rows,
+        .out_head = out_head,
+        .x_head = x_head,
+        .transpose = true};
+    fix.table[0].linear_heads(fix.stream[0], &a);
+    a.out = hd_f32(out);
+    backward_ops()->linear_back(backward_stream(), &a);
+    finish("linear_back", backward_stream());
+    check_close("linear_back", out, want, n);
+}
+
+void transposed_products(void **state) {
+    (void)state;
+    if (!backward_ops()->linear_back) return; /* linear_heads does it */
+    for (int32_t f = 0; f < n_weight_formats; f++) {
+        for (size_t i = 0; i < HD_LEN(product_shapes); i++) {
+            if (weight_formats[f].type == HD_E2M1 && product_shapes[i].cols % 2) continue;
+            check_product(&weight_formats[f], &product_shapes[i]);
+        }
+    }
+}
