@@ -101,6 +101,8 @@ typedef struct hd_comm_table {
     void (*dispatch_arrive)(void *ctx, hd_stream *s, const hd_dispatch_args *a);
     void (*combine_send)(void *ctx, hd_stream *s, const hd_combine_args *a);
     void (*combine_arrive)(void *ctx, hd_stream *s, const hd_combine_args *a);
+    /* NULL: the others reach all memory of the rank, or none */
+    hd_status (*share_rows)(void *ctx, hd_stream *s, void *block, size_t bytes, hd_err *err);
     void (*abort)(void *ctx, const char *why);
     const char *(*ended)(void *ctx);
 } hd_comm_table;
@@ -133,6 +135,12 @@ void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s, const hd_dispatch_arg
 void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a);
 void hd_comm_combine_send(const hd_comm *c, hd_stream *s, const hd_combine_args *a);
 void hd_comm_combine_arrive(const hd_comm *c, hd_stream *s, const hd_combine_args *a);
+
+/* Says where the rows of dispatches and combines will lie: what a send reads, in_offset apart, is
+ * in this block of device memory, which stays until the rank's communication ends. All ranks of a
+ * layout with ep above 1 call it before their first step, each with its own block. */
+hd_status hd_comm_share_rows(const hd_comm *c, hd_stream *s, void *block, size_t bytes,
+                             hd_err *err);
 
 /* Around a forward pass, on the rank's thread: counts it, and its time without exchanges. c may be
  * NULL. */

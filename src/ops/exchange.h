@@ -1,4 +1,4 @@
-/* exchange.h - kernels by which the ranks of a process exchange rows between GPUs.
+/* exchange.h - kernels by which the ranks of a host exchange rows between GPUs.
  *
  * Each rank has a block of device memory that the kernels of all others write. A kernel's block of
  * threads pushes what it has into the blocks of the members of the group, then raises a flag there,
@@ -37,6 +37,8 @@ typedef struct hd_exchange_state {
 typedef struct hd_exchange_peers {
     void *memory
         [HD_EXCHANGE_MAX_RANKS]; /* [n] of member k, which this GPU can reach; zero at first */
+    /* [n] bytes to add to a pointer of member k: in another process it has other addresses */
+    int64_t shift[HD_EXCHANGE_MAX_RANKS];
     hd_exchange_state *state;
     int32_t n, index, group; /* group: its kind */
     int32_t blocks;          /* at most; the same on all ranks */

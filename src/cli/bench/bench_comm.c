@@ -114,7 +114,7 @@ static hd_status run_ucx(rank *r, hd_device *device, hd_stream *stream, const hd
         .parallel = hd_parallel_tensor(n),
         .transports = ucx_transports[r->transport]
     };
-    HD_TRY(hd_comm_ucx_open(&u, &o, device, ops, &r->err));
+    HD_TRY(hd_comm_ucx_open(&u, &o, device, stream, ops, &r->err));
     const hd_status st = measure(r, hd_comm_ucx_interface(u), device, stream, &r->err);
     hd_comm_ucx_close(u);
     return st;
