@@ -355,6 +355,7 @@ void comm_dispatch_in_rounds(comm_rank *r) {
     b->out.in_rows = b->back.in_rows = room;
     b->out.most = most;
     b->out.rounds = &rounds;
+    if (r->staged) rounds = rounds_needed(r, most, one_slot); /* GPUs do not say */
     for (int32_t i = 0; i < rounds; i++) {
         b->out.round = i;
         exchange_rows(r, b);

@@ -95,6 +95,19 @@ static void test_a_stopped_rank_is_named(void **state) {
     comm_lose(SIGSTOP, 2, 3000, &(comm_world){.on_gpus = true});
 }
 
+static void test_rows_without_room_come_in_rounds(void **state) {
+    (void)state;
+    need_ucx();
+    for (uint64_t seed = 0; seed < (uint64_t)times(4, 2); seed++) {
+        comm_run_world(&(comm_world){
+            .on_gpus = true,
+            .like = {.parallel = hd_parallel_expert(3 + (int32_t)seed % 2, 0),
+                     .run = comm_dispatch_in_rounds,
+                     .seed = seed}
+        });
+    }
+}
+
 /* ---- epochs ---- */
 
 enum { RANKS = 3 };
@@ -293,26 +306,24 @@ static void test_memory_that_does_not_open(void **state) {
     const void *at;
     hd_export e;
     hd_err err = {0};
-    bool same;
     assert_non_null(d);
     assert_int_equal(hd_device_alloc(d, &block, 100, "a test", NULL), HD_OK);
     assert_int_equal(hd_export_make(&e, d, block, 100, NULL), HD_OK);
-    assert_int_equal(hd_export_open(&e, 5, d, &at, &same, NULL), HD_OK);
-    assert_true(same);
+    assert_int_equal(hd_export_open(&e, 5, d, &at, NULL), HD_OK);
     hd_device_close_shared(d, at);
     e.bytes = 200;
-    assert_int_equal(hd_export_open(&e, 5, d, &at, &same, &err), HD_EFORMAT);
+    assert_int_equal(hd_export_open(&e, 5, d, &at, &err), HD_EFORMAT);
     assert_non_null(strstr(err.msg, "rank 5 shares 200 bytes, and 100 are there"));
     assert_int_equal(ipc_device_opened(), 0);
     e.gpu[0]++;
     err = (hd_err){0};
-    assert_int_equal(hd_export_open(&e, 5, d, &at, &same, &err), HD_EUNSUPPORTED);
+    assert_int_equal(hd_export_open(&e, 5, d, &at, &err), HD_EUNSUPPORTED);
     assert_non_null(
         strstr(err.msg, "the GPU of rank 5: GPU 0 cannot read the memory of GPU 1"));
     assert_int_equal(hd_export_make(&e, d, block, 100, NULL), HD_OK);
     memset(e.handle, 0xff, sizeof e.handle);
     err = (hd_err){0};
-    assert_int_equal(hd_export_open(&e, 5, d, &at, &same, &err), HD_EFORMAT);
+    assert_int_equal(hd_export_open(&e, 5, d, &at, &err), HD_EFORMAT);
     assert_non_null(strstr(err.msg, "the GPU of rank 5: "));
     hd_device_release(d, block);
     assert_int_equal(ipc_device_blocks(), 1);
@@ -328,6 +339,7 @@ int test_comm_ipc(void) {
         cmocka_unit_test(test_memory_that_does_not_open),
         cmocka_unit_test(test_sums_do_not_depend_on_the_ranks),
         cmocka_unit_test(test_every_call_in_every_layout),
+        cmocka_unit_test(test_rows_without_room_come_in_rounds),
         cmocka_unit_test(test_too_many_rows_are_an_error_of_all),
         cmocka_unit_test(test_a_lost_rank_ends_the_waiting_of_all),
         cmocka_unit_test(test_a_killed_rank_is_named),

@@ -97,11 +97,11 @@ static void end_sharing(hd_device *d) {
     }
 }
 
-static hd_status check_access(const hd_device *d, const uint8_t *gpu, bool *same, hd_err *err) {
+static hd_status check_access(const hd_device *d, const uint8_t *gpu, hd_err *err) {
     (void)d;
-    *same = gpu[0] == GPU;
-    return *same ? HD_OK
-                 : HD_FAIL(err, HD_EUNSUPPORTED, "GPU 0 cannot read the memory of GPU 1");
+    return gpu[0] == GPU
+               ? HD_OK
+               : HD_FAIL(err, HD_EUNSUPPORTED, "GPU 0 cannot read the memory of GPU 1");
 }
 
 static hd_status open_shared(hd_device *d, const void **out, size_t *bytes,
@@ -259,11 +259,27 @@ static const pointers *exchange_pointers(const hd_exchange_peers *p, pointers ow
     return memory_of(p, p->index)->at[p->group].from[ticket % 2];
 }
 
-static int32_t count_rows(const hd_exchange_peers *p, const pointers *from, int32_t n_slots) {
+/* Of the places from which a member sends to a slot, those of the round. */
+static int32_t begin_of(int32_t at, int32_t base, int32_t round, int32_t most) {
+    const int64_t begin = base + (int64_t)round * most;
+    return at > begin ? at : begin < INT32_MAX ? (int32_t)begin : INT32_MAX;
+}
+
+static int32_t end_of(int32_t at, int32_t base, int32_t round, int32_t most) {
+    const int64_t end = base + (int64_t)(round + 1) * most;
+    return at < end ? at : (int32_t)end;
+}
+
+static int32_t count_rows(const hd_exchange_peers *p, const pointers *from,
+                          const hd_exchange_dispatch_args *a) {
     int32_t n = 0;
     for (int32_t k = 0; k < p->n; k++) {
         const int32_t *offset = at_member(p, k, from[k].offset);
-        n += offset[(p->index + 1) * n_slots] - offset[p->index * n_slots];
+        const int32_t base = offset[p->index * a->n_slots];
+        const int32_t end = offset[(p->index + 1) * a->n_slots];
+        const int32_t begin = begin_of(base, base, a->round, a->most[k]);
+        const int32_t some = end_of(end, base, a->round, a->most[k]) - begin;
+        n += some > 0 ? some : 0;
     }
     return n;
 }
@@ -275,7 +291,7 @@ static void dispatch(hd_stream *s, const hd_exchange_peers *p,
     int32_t *first = memory_of(p, p->index)->in_first[a->place], n = 0;
     (void)s;
     if (!from) return;
-    const int32_t all = count_rows(p, from, a->n_slots);
+    const int32_t all = count_rows(p, from, a);
     const bool fits = all <= a->in_rows;
     if (!fits) p->state->too_many = all;
     for (int32_t e = 0; e < a->n_slots; e++) {
@@ -286,8 +302,11 @@ static void dispatch(hd_stream *s, const hd_exchange_peers *p,
             const float *weight = at_member(p, k, from[k].weight),
                         *x = at_member(p, k, from[k].rows);
             const int32_t slot = p->index * a->n_slots + e;
+            const int32_t base = offset[p->index * a->n_slots];
+            const int32_t end = end_of(offset[slot + 1], base, a->round, a->most[k]);
             first[e * p->n + k] = fits ? n : -1;
-            for (int32_t i = offset[slot]; i < offset[slot + 1] && fits; i++, n++) {
+            for (int32_t i = begin_of(offset[slot], base, a->round, a->most[k]);
+                 i < end && fits; i++, n++) {
                 const int32_t choice = assignment[i];
                 a->in_weight[n] = weight[choice];
                 memcpy(a->in_x + (int64_t)n * a->cols,
@@ -306,10 +325,12 @@ static void combine(hd_stream *s, const hd_exchange_peers *p,
     for (int32_t q = 0; q < a->n_slots * p->n; q++) {
         const int32_t k = q / a->n_slots, e = q % a->n_slots;
         const int32_t there = memory_of(p, k)->in_first[a->place][e * p->n + p->index];
-        const int32_t n = a->offset[q + 1] - a->offset[q];
+        const int32_t base = a->offset[k * a->n_slots];
+        const int32_t begin = begin_of(a->offset[q], base, a->round, a->most);
+        const int32_t n = end_of(a->offset[q + 1], base, a->round, a->most) - begin;
         const float *y = at_member(p, k, from[k].rows);
-        if (there < 0 || n == 0) continue;
-        memcpy(a->y + (int64_t)a->offset[q] * a->cols, y + (int64_t)there * a->cols,
+        if (there < 0 || n <= 0) continue;
+        memcpy(a->y + (int64_t)begin * a->cols, y + (int64_t)there * a->cols,
                (size_t)n * (size_t)a->cols * sizeof *y);
     }
 }
