@@ -79,7 +79,9 @@ typedef struct hd_dispatch_args {
     const int32_t
         *most; /* [members] host memory, at least 1 where a member has rows; NULL: all */
     int32_t round;
-    int32_t *rounds; /* set by arrive, equal on all members; NULL without `most` */
+    /* Set by arrive, equal on all members; NULL without `most`. GPUs do not set it: the host, which could not
+     * read it without waiting, makes as many rounds as there may be. */
+    int32_t *rounds;
 } hd_dispatch_args;
 
 /* Combine, of dispatches in their order: in_y holds results by place of the received rows, y
@@ -114,6 +116,7 @@ typedef struct hd_comm {
     void *ctx;
     int32_t rank;
     hd_rank_group groups[HD_N_GROUPS];
+    bool one_round;        /* no other rank sends anything: all that arrives has room */
     comm_figures *figures; /* NULL: exchanges are not counted */
 } hd_comm;
 

@@ -41,10 +41,10 @@ hd_status hd_export_check(const hd_export *e, int32_t rank, uint64_t at_least,
 }
 
 hd_status hd_export_open(const hd_export *e, int32_t rank, hd_device *d, const void **out,
-                         bool *same, hd_err *err) {
+                         hd_err *err) {
     size_t bytes = 0;
     hd_err why = {0};
-    hd_status st = hd_device_check_access(d, e->gpu, same, &why);
+    hd_status st = hd_device_check_access(d, e->gpu, &why);
     if (st == HD_OK) st = hd_device_open_shared(d, out, &bytes, e->handle, &why);
     if (st != HD_OK) return HD_FAIL(err, st, "the GPU of rank %d: %s", rank, why.msg);
     if (bytes >= e->bytes) return HD_OK;

@@ -27,8 +27,8 @@ hd_status hd_export_make(hd_export *out, hd_device *d, void *block, size_t bytes
 hd_status hd_export_check(const hd_export *e, int32_t rank, uint64_t at_least,
                           const hd_place *here, hd_err *err);
 
-/* Opens it, after the check. *same: it is memory of this GPU. */
+/* Opens it, after the check. */
 hd_status hd_export_open(const hd_export *e, int32_t rank, hd_device *d, const void **out,
-                         bool *same, hd_err *err);
+                         hd_err *err);
 
 #endif

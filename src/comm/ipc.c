@@ -73,14 +73,22 @@ static hd_status exchange(const comm_ipc *x, void *block, size_t bytes, uint64_t
 static hd_status open_all(comm_ipc *x, const hd_export all[RANKS], const void *at[RANKS],
                           hd_err *err) {
     for (int32_t i = 0; i < x->n; i++) {
-        bool same;
         if (i == x->peer.comm.rank) continue;
         assert(x->n_opened < (int32_t)HD_LEN(x->opened));
-        HD_TRY(hd_export_open(&all[i], i, x->peer.device, &at[i], &same, err));
+        HD_TRY(hd_export_open(&all[i], i, x->peer.device, &at[i], err));
         x->opened[x->n_opened++] = at[i];
-        x->peer.shares_gpu |= same;
     }
     return HD_OK;
+}
+
+/* The same on all ranks. */
+static bool any_share_a_gpu(const comm_ipc *x, const hd_export all[RANKS]) {
+    for (int32_t i = 0; i < x->n; i++) {
+        for (int32_t k = 0; k < i; k++) {
+            if (memcmp(all[i].gpu, all[k].gpu, sizeof all[i].gpu) == 0) return true;
+        }
+    }
+    return false;
 }
 
 /* ---- old memory ---- */
@@ -145,7 +153,7 @@ static void begin(comm_ipc *x, const hd_comm *host) {
     comm_peer *r = &x->peer;
     hd_device_release(r->device, r->own);
     r->own = NULL;
-    r->met = r->shares_gpu = false;
+    r->met = false;
     r->rows = NULL;
     r->row_bytes = 0;
     memset(r->shift, 0, sizeof r->shift);
@@ -171,6 +179,7 @@ hd_status comm_ipc_connect(comm_ipc *x, const hd_comm *host, hd_err *err) {
     forget_readers(x, all);
     note_readers(x, all);
     HD_TRY(open_all(x, all, at, err));
+    r->shares_gpu = any_share_a_gpu(x, all);
     for (int32_t i = 0; i < x->n; i++) r->memory[i] = (void *)(uintptr_t)at[i];
     r->memory[r->comm.rank] = r->own;
     r->met = true;

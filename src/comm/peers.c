@@ -108,7 +108,6 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     comm_peer *r = ctx;
     assert(r->sent < r->combined + HD_COMM_MAX_INFLIGHT);
-    if (a->most) hd_stream_fail(s, HD_EUNSUPPORTED, "rows of experts in rounds, on a GPU");
     if (a->n_slots * r->comm.groups[HD_GROUP_EP].n > HD_EXCHANGE_SLOTS) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "more expert slots than GPUs exchange rows for");
     }
@@ -121,20 +120,21 @@ static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) 
            comm_peer_shares(r, a->offset) && comm_peer_shares(r, a->assignment));
     if (!await_ranks(r, s)) return;
     const hd_exchange_peers p = peers_of(r, HD_GROUP_EP);
-    const int32_t place = (int32_t)(r->arrived++ % HD_COMM_MAX_INFLIGHT);
-    r->ops->dispatch(s, &p,
-                     &(hd_exchange_dispatch_args){.x = a->x.data,
-                                                  .weight = a->weight,
-                                                  .offset = a->offset,
-                                                  .assignment = a->assignment,
-                                                  .in_x = a->in_x.data,
-                                                  .in_weight = a->in_weight,
-                                                  .in_offset = a->in_offset,
-                                                  .cols = a->cols,
-                                                  .top_k = a->top_k,
-                                                  .in_rows = a->in_rows,
-                                                  .n_slots = a->n_slots,
-                                                  .place = place});
+    hd_exchange_dispatch_args x = {.x = a->x.data,
+                                   .weight = a->weight,
+                                   .offset = a->offset,
+                                   .assignment = a->assignment,
+                                   .in_x = a->in_x.data,
+                                   .in_weight = a->in_weight,
+                                   .in_offset = a->in_offset,
+                                   .cols = a->cols,
+                                   .top_k = a->top_k,
+                                   .in_rows = a->in_rows,
+                                   .n_slots = a->n_slots,
+                                   .place = (int32_t)(r->arrived++ % HD_COMM_MAX_INFLIGHT),
+                                   .round = a->round};
+    for (int32_t k = 0; k < p.n; k++) x.most[k] = a->most ? a->most[k] : INT32_MAX;
+    r->ops->dispatch(s, &p, &x);
 }
 
 /* The others come for the results when they are asked to arrive. */
@@ -148,13 +148,17 @@ static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
     if (!await_ranks(r, s)) return;
     const hd_exchange_peers p = peers_of(r, HD_GROUP_EP);
     const int32_t place = (int32_t)(r->combined++ % HD_COMM_MAX_INFLIGHT);
-    r->ops->combine(s, &p,
-                    &(hd_exchange_combine_args){.in_y = a->in_y.data,
-                                                .y = a->y.data,
-                                                .offset = r->dispatch[place].offset,
-                                                .cols = a->cols,
-                                                .n_slots = r->dispatch[place].n_slots,
-                                                .place = place});
+    const hd_dispatch_args *sent = &r->dispatch[place];
+    r->ops->combine(
+        s, &p,
+        &(hd_exchange_combine_args){.in_y = a->in_y.data,
+                                    .y = a->y.data,
+                                    .offset = sent->offset,
+                                    .cols = a->cols,
+                                    .n_slots = sent->n_slots,
+                                    .place = place,
+                                    .round = sent->round,
+                                    .most = sent->most ? sent->most[p.index] : INT32_MAX});
 }
 
 static void abort_all(void *ctx, const char *why) {

@@ -108,8 +108,8 @@ void hd_device_end_sharing(hd_device *d) {
 }
 
 hd_status hd_device_check_access(const hd_device *d, const uint8_t gpu[HD_GPU_ID_BYTES],
-                                 bool *same, hd_err *err) {
-    return d->table->check_access(d, gpu, same, err);
+                                 hd_err *err) {
+    return d->table->check_access(d, gpu, err);
 }
 
 hd_status hd_device_open_shared(hd_device *d, const void **out, size_t *bytes,

@@ -92,11 +92,11 @@ hd_status hd_device_share(hd_device *d, void *p, uint8_t handle[HD_SHARED_HANDLE
 /* Frees the shared blocks that were released: no other process has them open any more. */
 void hd_device_end_sharing(hd_device *d);
 
-/* Whether this device reaches memory of the GPU with that UUID; *same: it is this one. HD_EUNSUPPORTED,
- * with both by name: they are not connected. A GPU that CUDA does not show to this process may still
- * be reached: then opening says. */
+/* Whether this device reaches memory of the GPU with that UUID. HD_EUNSUPPORTED, with both by name:
+ * they are not connected. A GPU that CUDA does not show to this process may still be reached: then opening
+ * says. */
 hd_status hd_device_check_access(const hd_device *d, const uint8_t gpu[HD_GPU_ID_BYTES],
-                                 bool *same, hd_err *err);
+                                 hd_err *err);
 
 /* Opens memory that another process of this machine shares, of this device or of one that it reaches;
  * handle is the other's cudaIpcMemHandle_t. It is written only if the other process expects that.

@@ -327,19 +327,16 @@ void end_sharing(hd_device *base) {
     pthread_mutex_unlock(&d->lock);
 }
 
-hd_status check_access(const hd_device *base, const uint8_t *gpu, bool *same, hd_err *err) {
+hd_status check_access(const hd_device *base, const uint8_t *gpu, hd_err *err) {
     const int own = reinterpret_cast<const cuda_device *>(base)->ordinal;
     int n = 0;
-    *same = false;
     cudaGetDeviceCount(&n);
     for (int i = 0; i < n; i++) {
         cudaDeviceProp about = {};
-        int can = 0;
+        int can = i == own;
         if (cudaGetDeviceProperties(&about, i) != cudaSuccess) continue;
         if (memcmp(&about.uuid, gpu, sizeof about.uuid) != 0) continue;
-        *same = i == own;
-        if (*same) return HD_OK;
-        cudaDeviceCanAccessPeer(&can, own, i);
+        if (!can) cudaDeviceCanAccessPeer(&can, own, i);
         if (can) return HD_OK;
         return HD_FAIL(err, HD_EUNSUPPORTED, "GPU %d cannot read the memory of GPU %d", own, i);
     }

@@ -24,7 +24,7 @@ typedef struct backend_table {
     /* NULL, like the next two: other processes cannot open its memory */
     hd_status (*share)(hd_device *d, void *p, uint8_t *handle, uint8_t *gpu, hd_err *err);
     void (*end_sharing)(hd_device *d);
-    hd_status (*check_access)(const hd_device *d, const uint8_t *gpu, bool *same, hd_err *err);
+    hd_status (*check_access)(const hd_device *d, const uint8_t *gpu, hd_err *err);
     /* NULL, like the next two: memory of other processes cannot be opened */
     hd_status (*open_shared)(hd_device *d, const void **out, size_t *bytes,
                              const uint8_t *handle, hd_err *err);

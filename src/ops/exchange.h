@@ -59,14 +59,16 @@ typedef struct hd_exchange_sum_args {
 } hd_exchange_sum_args;
 
 /* hd_dispatch_args and hd_combine_args of comm/comm.h, which describe the arrays. place: which of
- * the dispatches that are under way; a combine has that of its dispatch. The members read each
- * other's x, weight, offset, assignment and in_y where they lie. */
+ * the dispatches that are under way; a combine has that of its dispatch. Of the rows that a member
+ * sends to another the most of that member from round * most on travel; INT32_MAX: all. The members
+ * read each other's x, weight, offset, assignment and in_y where they lie. */
 typedef struct hd_exchange_dispatch_args {
     const float *x, *weight;
     const int32_t *offset, *assignment;
     float *in_x, *in_weight;
     int32_t *in_offset;
     int32_t cols, top_k, in_rows, n_slots, place;
+    int32_t round, most[HD_EXCHANGE_MAX_RANKS]; /* [n] */
 } hd_exchange_dispatch_args;
 
 typedef struct hd_exchange_combine_args {
@@ -74,6 +76,7 @@ typedef struct hd_exchange_combine_args {
     float *y;
     const int32_t *offset; /* of the dispatch */
     int32_t cols, n_slots, place;
+    int32_t round, most; /* of this member */
 } hd_exchange_combine_args;
 
 typedef struct hd_exchange_ops {

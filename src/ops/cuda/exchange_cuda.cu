@@ -284,6 +284,20 @@ __device__ __forceinline__ int last_not_above(const int32_t *at, int n, int32_t 
     return low;
 }
 
+/* Of the places first .. end - 1, which a member sends to a slot, those of a round; base is the first of all
+ * that it sends to the rank of the slot. */
+struct places {
+    int32_t first, end;
+};
+
+__device__ __forceinline__ places places_of_round(places all, int32_t base, int32_t round,
+                                                  int32_t most) {
+    const int64_t begin = base + (int64_t)round * most, end = begin + most;
+    const int64_t first = all.first > begin ? all.first : begin;
+    const int64_t last = all.end < end ? all.end : end;
+    return first < last ? places{(int32_t)first, (int32_t)last} : places{all.first, all.first};
+}
+
 /* A warp copies a row. */
 __device__ __forceinline__ void copy_row(float *to, const float *from, int32_t cols) {
     const int lane = threadIdx.x % WARP;
@@ -310,10 +324,12 @@ __global__ void __launch_bounds__(THREADS)
     const int pairs = a.n_slots * p.n;
     int32_t *first = shared, *source = shared + pairs + 1; /* here; at the member */
     for (int t = (int)threadIdx.x; t < pairs; t += THREADS) {
-        const int32_t *offset =
-            read_pointer(p, t % p.n, &from[t % p.n].offset) + p.index * a.n_slots + t / p.n;
-        source[t] = __ldcg(offset);
-        first[t] = __ldcg(offset + 1) - source[t];
+        const int k = t % p.n, e = t / p.n;
+        const int32_t *offset = read_pointer(p, k, &from[k].offset) + p.index * a.n_slots;
+        const places rows = places_of_round({__ldcg(offset + e), __ldcg(offset + e + 1)},
+                                            __ldcg(offset), a.round, a.most[k]);
+        source[t] = rows.first;
+        first[t] = rows.end - rows.first;
     }
     __syncthreads();
     prefix_sums(first, pairs);
@@ -366,10 +382,12 @@ __global__ void __launch_bounds__(THREADS)
     for (int32_t i = (int32_t)(blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP) + offset[0];
          i < offset[slots]; i += warps) {
         const int q = last_not_above(offset, slots, i);
-        if (there[q] == NOWHERE) continue;
+        const places rows = places_of_round({offset[q], offset[q + 1]},
+                                            offset[q / a.n_slots * a.n_slots], a.round, a.most);
+        if (there[q] == NOWHERE || i < rows.first || i >= rows.end) continue;
         const float *in_y = read_pointer(p, q / a.n_slots, &from[q / a.n_slots].rows);
-        copy_row(a.y + (int64_t)i * a.cols, in_y + (int64_t)(there[q] + i - offset[q]) * a.cols,
-                 a.cols);
+        copy_row(a.y + (int64_t)i * a.cols,
+                 in_y + (int64_t)(there[q] + i - rows.first) * a.cols, a.cols);
     }
 }
 
