@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -53,17 +54,22 @@ bool hd_place_has_ended(const hd_place *of) {
     return !state || strchr("ZX", state);
 }
 
-/* The numbers behind it: the real, the effective, the saved and the file system's. */
-static bool read_user(int32_t pid, unsigned *user) {
-    char path[40], status[1024];
+/* Of the numbers in its line, which are the real user, the effective one and two more, the second. */
+static bool read_user(int32_t pid, unsigned long *user) {
+    static const char name[] = "\nUid:";
+    char path[40], status[1024], *end;
     snprintf(path, sizeof path, "/proc/%d/status", pid);
     if (!read_start(path, status, sizeof status)) return false;
-    const char *line = strstr(status, "\nUid:");
-    return line && sscanf(line, "\nUid: %*u %u", user) == 1;
+    const char *line = strstr(status, name);
+    if (!line) return false;
+    strtoul(line + strlen(name), &end, 10);
+    const char *effective = end;
+    *user = strtoul(effective, &end, 10);
+    return end != effective;
 }
 
 bool hd_place_is_of_user(const hd_place *of) {
-    unsigned user;
+    unsigned long user;
     return read_user(of->pid, &user) && user == geteuid();
 }
 
