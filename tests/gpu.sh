@@ -52,7 +52,11 @@ unit() { # COMMAND...
 
 ops() { unit "$HADAL_TEST" device ops backward gradients sample drafts lanes rebuild comm decode_graph engine; }
 
-ranks() { unit "$HADAL_TEST" comm decode_graph ranks engine_ranks; }
+ranks() {
+    unit "$HADAL_TEST" comm decode_graph ranks engine_ranks
+    unit "$HADAL_TEST" comm_ipc # alone: it forks, which a process that has used CUDA cannot
+    end_to_end tests/e2e/test_ranks_cuda.py
+}
 
 # What a tool reports although it is right; docs/testing.md has the reasons.
 alarms() { # TOOL

@@ -69,6 +69,7 @@
     X(comm) \
     X(comm_silence) \
     X(comm_ucx) \
+    X(comm_ipc) \
     X(pieces) \
     X(model) \
     X(lanes) \

@@ -47,6 +47,11 @@ static bool has_hosts(const rank_options *r) {
 static hd_status complete_hosts(rank_options *r, const hd_engine_options *o, hd_err *err) {
     const int32_t all = hd_max_i32(o->tp, 1) * hd_max_i32(o->cp, 1) * hd_max_i32(o->dp, 1);
     if (r->rank >= 0) return HD_FAIL(err, HD_EINVAL, "--hosts starts all ranks: no --rank");
+    if (strchr(r->hosts, ',') && o->backend && strcmp(o->backend, "cuda") == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "--hosts of several hosts with --backend cuda: no rows of GPUs travel "
+                       "between two hosts");
+    }
     if (strchr(r->hosts, ',') && !r->rendezvous) {
         return HD_FAIL(
             err, HD_EINVAL,

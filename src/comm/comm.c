@@ -72,6 +72,11 @@ void hd_comm_end_pass(const hd_comm *c, int64_t begun) {
 
 /* ---- calls ---- */
 
+hd_status hd_comm_share_rows(const hd_comm *c, hd_stream *s, void *block, size_t bytes,
+                             hd_err *err) {
+    return c->table->share_rows ? c->table->share_rows(c->ctx, s, block, bytes, err) : HD_OK;
+}
+
 void hd_comm_all_reduce(const hd_comm *c, hd_stream *s, const hd_all_reduce_args *a) {
     const int64_t begun = begin(c, HD_COMM_OP_ALL_REDUCE);
     c->table->all_reduce(c->ctx, s, a);

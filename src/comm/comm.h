@@ -79,7 +79,9 @@ typedef struct hd_dispatch_args {
     const int32_t
         *most; /* [members] host memory, at least 1 where a member has rows; NULL: all */
     int32_t round;
-    int32_t *rounds; /* set by arrive, equal on all members; NULL without `most` */
+    /* Set by arrive, equal on all members; NULL without `most`. GPUs do not set it: the host, which could not
+     * read it without waiting, makes as many rounds as there may be. */
+    int32_t *rounds;
 } hd_dispatch_args;
 
 /* Combine, of dispatches in their order: in_y holds results by place of the received rows, y
@@ -101,6 +103,8 @@ typedef struct hd_comm_table {
     void (*dispatch_arrive)(void *ctx, hd_stream *s, const hd_dispatch_args *a);
     void (*combine_send)(void *ctx, hd_stream *s, const hd_combine_args *a);
     void (*combine_arrive)(void *ctx, hd_stream *s, const hd_combine_args *a);
+    /* NULL: the others reach all memory of the rank, or none */
+    hd_status (*share_rows)(void *ctx, hd_stream *s, void *block, size_t bytes, hd_err *err);
     void (*abort)(void *ctx, const char *why);
     const char *(*ended)(void *ctx);
 } hd_comm_table;
@@ -112,6 +116,7 @@ typedef struct hd_comm {
     void *ctx;
     int32_t rank;
     hd_rank_group groups[HD_N_GROUPS];
+    bool one_round;        /* no other rank sends anything: all that arrives has room */
     comm_figures *figures; /* NULL: exchanges are not counted */
 } hd_comm;
 
@@ -133,6 +138,12 @@ void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s, const hd_dispatch_arg
 void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a);
 void hd_comm_combine_send(const hd_comm *c, hd_stream *s, const hd_combine_args *a);
 void hd_comm_combine_arrive(const hd_comm *c, hd_stream *s, const hd_combine_args *a);
+
+/* Says where the rows of dispatches and combines will lie: what a send reads, in_offset apart, is
+ * in this block of device memory, which stays until the rank's communication ends. All ranks of a
+ * layout with ep above 1 call it before their first step, each with its own block. */
+hd_status hd_comm_share_rows(const hd_comm *c, hd_stream *s, void *block, size_t bytes,
+                             hd_err *err);
 
 /* Around a forward pass, on the rank's thread: counts it, and its time without exchanges. c may be
  * NULL. */

@@ -203,6 +203,7 @@ hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_o
     e->n_layers = o->spec->n_layers + o->spec->n_mtp;
     e->n_slots = o->shard->n_experts;
     e->comm = hd_comm_of(&table, e, &o->shard->parallel, o->shard->rank);
+    e->comm.one_round = true;
     const hd_status st = o->shard->parallel.ep > 1 ? draw(e, err) : HD_OK;
     if (st != HD_OK) {
         hd_comm_emulated_close(e);

@@ -12,20 +12,7 @@
 #include <string.h>
 
 #include "comm/figures_internal.h"
-
-struct comm_peer {
-    hd_comm comm;
-    const hd_comm *host;
-    comm_peers *world;
-    hd_device *device;
-    hd_stream *stream;
-    const hd_exchange_ops *ops;
-    void *memory;                     /* on the device */
-    hd_exchange_state *state;         /* pinned */
-    bool met;                         /* all ranks have joined */
-    uint64_t sent, arrived, combined; /* dispatches */
-    hd_dispatch_args dispatch[HD_COMM_MAX_INFLIGHT];
-};
+#include "comm/peers_internal.h"
 
 struct comm_peers {
     pthread_mutex_t mutex; /* of joining */
@@ -45,24 +32,36 @@ static const char *ended(void *ctx) {
     return r->host->table->ended(r->host->ctx);
 }
 
-/* Before its first exchange a rank waits until all ranks have joined. */
-static void await_ranks(comm_peer *r) {
+/* Before its first exchange a rank of a thread waits until all have joined. False: communication has
+ * ended before. */
+static bool await_ranks(comm_peer *r, hd_stream *s) {
     comm_peers *p = r->world;
-    if (r->met) return;
+    if (r->met) return true;
+    if (!p) {
+        hd_stream_fail(s, HD_EPEER, "this rank has come too late");
+        return false;
+    }
     pthread_mutex_lock(&p->mutex);
     while (p->n_joined < p->n && !ended(r)) pthread_cond_wait(&p->joined, &p->mutex);
+    r->met = p->n_joined == p->n;
+    for (int32_t i = 0; i < p->n; i++) r->memory[i] = p->ranks[i].own;
+    r->shares_gpu = p->shares;
     pthread_mutex_unlock(&p->mutex);
-    r->met = true;
+    if (!r->met) hd_stream_fail(s, HD_EPEER, ended(r));
+    return r->met;
 }
 
 static hd_exchange_peers peers_of(comm_peer *r, hd_group group) {
     const hd_rank_group *g = &r->comm.groups[group];
-    hd_exchange_peers p = {
-        .state = r->state, .n = g->n, .index = g->index, .group = (int32_t)group};
-    await_ranks(r);
-    p.blocks = r->world->shares ? HD_EXCHANGE_SHARED_BLOCKS : HD_EXCHANGE_BLOCKS;
+    hd_exchange_peers p = {.state = r->state,
+                           .n = g->n,
+                           .index = g->index,
+                           .group = (int32_t)group,
+                           .blocks =
+                               r->shares_gpu ? HD_EXCHANGE_SHARED_BLOCKS : HD_EXCHANGE_BLOCKS};
     for (int32_t k = 0; k < g->n; k++) {
-        p.memory[k] = r->world->ranks[g->first + k * g->stride].memory;
+        p.memory[k] = r->memory[g->first + k * g->stride];
+        p.shift[k] = r->shift[g->first + k * g->stride];
     }
     return p;
 }
@@ -75,6 +74,7 @@ static void count(const comm_peer *r, int64_t floats) {
 }
 
 static void sum_part(comm_peer *r, hd_stream *s, const hd_reduce_scatter_args *a) {
+    if (!await_ranks(r, s)) return;
     const hd_exchange_peers p = peers_of(r, a->group);
     count(r, (p.n - 1) * a->n);
     r->ops->sum(s, &p, &(hd_exchange_sum_args){a->x.data, a->n, a->first, a->own});
@@ -94,6 +94,7 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
         r->host->table->all_gather(r->host->ctx, s, a);
         return;
     }
+    if (!await_ranks(r, s)) return;
     const hd_exchange_peers p = peers_of(r, a->group);
     count(r, (int64_t)a->rows * (a->cols - a->own));
     r->ops->gather(s, &p, &(hd_exchange_gather_args){a->x, a->rows, a->cols, a->first, a->own});
@@ -107,7 +108,6 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     comm_peer *r = ctx;
     assert(r->sent < r->combined + HD_COMM_MAX_INFLIGHT);
-    if (a->most) hd_stream_fail(s, HD_EUNSUPPORTED, "rows of experts in rounds, on a GPU");
     if (a->n_slots * r->comm.groups[HD_GROUP_EP].n > HD_EXCHANGE_SLOTS) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "more expert slots than GPUs exchange rows for");
     }
@@ -116,21 +116,25 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
 
 static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     comm_peer *r = ctx;
+    assert(comm_peer_shares(r, a->x.data) && comm_peer_shares(r, a->weight) &&
+           comm_peer_shares(r, a->offset) && comm_peer_shares(r, a->assignment));
+    if (!await_ranks(r, s)) return;
     const hd_exchange_peers p = peers_of(r, HD_GROUP_EP);
-    const int32_t place = (int32_t)(r->arrived++ % HD_COMM_MAX_INFLIGHT);
-    r->ops->dispatch(s, &p,
-                     &(hd_exchange_dispatch_args){.x = a->x.data,
-                                                  .weight = a->weight,
-                                                  .offset = a->offset,
-                                                  .assignment = a->assignment,
-                                                  .in_x = a->in_x.data,
-                                                  .in_weight = a->in_weight,
-                                                  .in_offset = a->in_offset,
-                                                  .cols = a->cols,
-                                                  .top_k = a->top_k,
-                                                  .in_rows = a->in_rows,
-                                                  .n_slots = a->n_slots,
-                                                  .place = place});
+    hd_exchange_dispatch_args x = {.x = a->x.data,
+                                   .weight = a->weight,
+                                   .offset = a->offset,
+                                   .assignment = a->assignment,
+                                   .in_x = a->in_x.data,
+                                   .in_weight = a->in_weight,
+                                   .in_offset = a->in_offset,
+                                   .cols = a->cols,
+                                   .top_k = a->top_k,
+                                   .in_rows = a->in_rows,
+                                   .n_slots = a->n_slots,
+                                   .place = (int32_t)(r->arrived++ % HD_COMM_MAX_INFLIGHT),
+                                   .round = a->round};
+    for (int32_t k = 0; k < p.n; k++) x.most[k] = a->most ? a->most[k] : INT32_MAX;
+    r->ops->dispatch(s, &p, &x);
 }
 
 /* The others come for the results when they are asked to arrive. */
@@ -140,20 +144,33 @@ static void combine_send(void *ctx, hd_stream *s, const hd_combine_args *a) {
 
 static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
     comm_peer *r = ctx;
+    assert(comm_peer_shares(r, a->in_y.data));
+    if (!await_ranks(r, s)) return;
     const hd_exchange_peers p = peers_of(r, HD_GROUP_EP);
     const int32_t place = (int32_t)(r->combined++ % HD_COMM_MAX_INFLIGHT);
-    r->ops->combine(s, &p,
-                    &(hd_exchange_combine_args){.in_y = a->in_y.data,
-                                                .y = a->y.data,
-                                                .offset = r->dispatch[place].offset,
-                                                .cols = a->cols,
-                                                .n_slots = r->dispatch[place].n_slots,
-                                                .place = place});
+    const hd_dispatch_args *sent = &r->dispatch[place];
+    r->ops->combine(
+        s, &p,
+        &(hd_exchange_combine_args){.in_y = a->in_y.data,
+                                    .y = a->y.data,
+                                    .offset = sent->offset,
+                                    .cols = a->cols,
+                                    .n_slots = sent->n_slots,
+                                    .place = place,
+                                    .round = sent->round,
+                                    .most = sent->most ? sent->most[p.index] : INT32_MAX});
 }
 
 static void abort_all(void *ctx, const char *why) {
     const comm_peer *r = ctx;
     r->host->table->abort(r->host->ctx, why);
+}
+
+static hd_status share_rows(void *ctx, hd_stream *s, void *block, size_t bytes, hd_err *err) {
+    comm_peer *r = ctx;
+    r->rows = block;
+    r->row_bytes = bytes;
+    return r->share_rows ? r->share_rows(r, s, err) : HD_OK;
 }
 
 static const hd_comm_table table = {.all_reduce = all_reduce,
@@ -164,6 +181,7 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .dispatch_arrive = dispatch_arrive,
                                     .combine_send = combine_send,
                                     .combine_arrive = combine_arrive,
+                                    .share_rows = share_rows,
                                     .abort = abort_all,
                                     .ended = ended};
 
@@ -177,6 +195,7 @@ static int32_t most_rows(const comm_peer *r) {
 static void check(void *ctx, hd_stream *s) {
     comm_peer *r = ctx;
     char why[160] = "";
+    if (!r->host) return;
     const int32_t too_many = r->state->too_many, late = r->state->late;
     if (too_many) {
         snprintf(why, sizeof why, "rank %d receives %d rows for its experts, at most %d fit",
@@ -189,13 +208,16 @@ static void check(void *ctx, hd_stream *s) {
     if (ended(r)) hd_stream_fail(s, HD_EPEER, ended(r));
 }
 
+void comm_peer_end(comm_peer *r) {
+    __atomic_store_n(&r->state->ended, 1, __ATOMIC_SEQ_CST);
+}
+
 void comm_peers_abort(comm_peers *p) {
     pthread_mutex_lock(&p->mutex);
     pthread_cond_broadcast(&p->joined);
     pthread_mutex_unlock(&p->mutex);
     for (int32_t i = 0; i < p->n; i++) {
-        if (!p->ranks[i].state) continue;
-        *(volatile int32_t *)&p->ranks[i].state->ended = 1;
+        if (p->ranks[i].state) comm_peer_end(&p->ranks[i]);
     }
     for (int32_t i = 0; i < p->n; i++) {
         hd_stream *s = p->ranks[i].stream;
@@ -207,9 +229,9 @@ void comm_peers_reset(comm_peers *p) {
     for (int32_t i = 0; i < p->n; i++) {
         comm_peer *r = &p->ranks[i];
         hd_err old = {0};
-        if (!r->memory) continue;
+        if (!r->own) continue;
         r->sent = r->arrived = r->combined = 0;
-        r->ops->reset(r->stream, r->memory);
+        r->ops->reset(r->stream, r->own);
         hd_stream_wait(r->stream);
         *r->state = (hd_exchange_state){0};
         hd_stream_sync(r->stream, &old); /* a failure that it has kept */
@@ -221,7 +243,7 @@ void comm_peers_reset(comm_peers *p) {
 hd_status comm_peers_open(comm_peers **out, int32_t n_ranks, hd_err *err) {
     *out = NULL;
     if (n_ranks > HD_EXCHANGE_MAX_RANKS) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "%d ranks on GPUs of one process; at most %d",
+        return HD_FAIL(err, HD_EUNSUPPORTED, "%d ranks on GPUs of one host; at most %d",
                        n_ranks, HD_EXCHANGE_MAX_RANKS);
     }
     comm_peers *p = calloc(1, sizeof *p);
@@ -253,15 +275,27 @@ static hd_status enable_peer_access(comm_peer *r, hd_err *err) {
     return HD_OK;
 }
 
-static hd_status take_memory(comm_peer *r, hd_err *err) {
+hd_status comm_peer_open(comm_peer *r, hd_device *device, hd_stream *stream, const hd_ops *ops,
+                         hd_err *err) {
     void *state;
-    HD_TRY(
-        hd_device_alloc(r->device, &r->memory, r->ops->bytes, "exchanges between GPUs", err));
-    HD_TRY(
-        hd_device_alloc_host(r->device, &state, sizeof *r->state, "words of exchanges", err));
+    r->device = device;
+    r->stream = stream;
+    r->ops = ops->exchange;
+    HD_TRY(hd_device_alloc_host(device, &state, sizeof *r->state, "words of exchanges", err));
     r->state = state;
-    hd_stream_set_check(r->stream, check, r);
+    hd_stream_set_check(stream, check, r);
     return HD_OK;
+}
+
+hd_status comm_peer_take_memory(comm_peer *r, hd_err *err) {
+    return hd_device_alloc(r->device, &r->own, r->ops->bytes, "exchanges between GPUs", err);
+}
+
+void comm_peer_set_host(comm_peer *r, const hd_comm *host) {
+    r->host = host;
+    r->comm = *host;
+    r->comm.table = &table;
+    r->comm.ctx = r;
 }
 
 hd_status comm_peers_join(comm_peers *p, const hd_comm *host, hd_device *device,
@@ -269,16 +303,11 @@ hd_status comm_peers_join(comm_peers *p, const hd_comm *host, hd_device *device,
                           hd_err *err) {
     comm_peer *r = &p->ranks[host->rank];
     r->world = p;
-    r->host = host;
-    r->stream = stream;
-    r->ops = ops->exchange;
-    r->comm = *host;
-    r->comm.table = &table;
-    r->comm.ctx = r;
+    comm_peer_set_host(r, host);
     pthread_mutex_lock(&p->mutex);
-    r->device = device;
-    hd_status st = enable_peer_access(r, err);
-    if (st == HD_OK) st = take_memory(r, err);
+    hd_status st = comm_peer_open(r, device, stream, ops, err);
+    if (st == HD_OK) st = enable_peer_access(r, err);
+    if (st == HD_OK) st = comm_peer_take_memory(r, err);
     p->n_joined += st == HD_OK;
     pthread_cond_broadcast(&p->joined);
     pthread_mutex_unlock(&p->mutex);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -33,13 +34,43 @@ hd_place hd_place_here(void) {
     return (hd_place){.host = hd_siphash_value(&s), .pid = getpid()};
 }
 
-bool hd_place_runs(const hd_place *of, const hd_place *here) {
+/* The letter of /proc for what a process does; '\0': there is none. */
+static char state_of(int32_t pid) {
     char path[40], stat[256];
-    if (!of->host || of->host != here->host) return false;
-    snprintf(path, sizeof path, "/proc/%d/stat", of->pid);
-    if (!read_start(path, stat, sizeof stat)) return false;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    if (!read_start(path, stat, sizeof stat)) return '\0';
     const char *state = strrchr(stat, ')'); /* behind the name, which may have any character */
-    return state && state[1] == ' ' && state[2] && strchr("RSD", state[2]);
+    return state && state[1] == ' ' ? state[2] : '\0';
+}
+
+bool hd_place_runs(const hd_place *of, const hd_place *here) {
+    if (!of->host || of->host != here->host) return false;
+    const char state = state_of(of->pid);
+    return state && strchr("RSD", state);
+}
+
+bool hd_place_has_ended(const hd_place *of) {
+    const char state = state_of(of->pid);
+    return !state || strchr("ZX", state);
+}
+
+/* Of the numbers in its line, which are the real user, the effective one and two more, the second. */
+static bool read_user(int32_t pid, unsigned long *user) {
+    static const char name[] = "\nUid:";
+    char path[40], status[1024], *end;
+    snprintf(path, sizeof path, "/proc/%d/status", pid);
+    if (!read_start(path, status, sizeof status)) return false;
+    const char *line = strstr(status, name);
+    if (!line) return false;
+    strtoul(line + strlen(name), &end, 10);
+    const char *effective = end;
+    *user = strtoul(effective, &end, 10);
+    return end != effective;
+}
+
+bool hd_place_is_of_user(const hd_place *of) {
+    unsigned long user;
+    return read_user(of->pid, &user) && user == geteuid();
 }
 
 int64_t hd_silence_passed(int64_t passed_ms, int32_t beat_ms) {

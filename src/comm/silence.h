@@ -24,6 +24,12 @@ hd_place hd_place_here(void);
 /* Whether a process is known to be of this host, and neither stopped nor ended. */
 bool hd_place_runs(const hd_place *of, const hd_place *here);
 
+/* Whether a process of this host has ended: none of its memory is mapped any more. */
+bool hd_place_has_ended(const hd_place *of);
+
+/* Whether a process of this host belongs to the user of this one. */
+bool hd_place_is_of_user(const hd_place *of);
+
 /* The milliseconds to count of those that passed between two looks, of which there are two or more in
  * beat_ms. Where the one who looks was starved itself, it has not heard what was sent meanwhile. */
 int64_t hd_silence_passed(int64_t passed_ms, int32_t beat_ms);

@@ -26,6 +26,7 @@
 #include "comm/address.h"
 #include "comm/channel.h"
 #include "comm/figures_internal.h"
+#include "comm/ipc.h"
 #include "comm/messages.h"
 #include "comm/ucx_library.h"
 
@@ -61,6 +62,7 @@ struct hd_comm_ucx {
     const ucx_library *ucp;
     comm_figures figures; /* of all epochs */
     hd_messages *messages;
+    comm_ipc *gpu; /* NULL: the rank computes on a CPU */
     hd_rendezvous *rendezvous;
     ucp_context_h context;
     ucp_worker_h worker;
@@ -104,6 +106,7 @@ static void end_here(void *ctx, uint32_t epoch, const char *why) {
         atomic_store(&u->over, epoch + 1);
     }
     pthread_mutex_unlock(&u->mutex);
+    if (u->gpu) comm_ipc_end(u->gpu);
     if (u->o.on_end) u->o.on_end(u->o.ctx);
 }
 
@@ -506,7 +509,9 @@ static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *paral
     HD_TRY(connect_all(u, err));
     const int32_t wait_ms = u->wait_ms;
     u->wait_ms = WAIT_MS; /* other ranks come when they can */
-    const hd_status st = greet_all(u, err);
+    hd_status st = greet_all(u, err);
+    if (st == HD_OK && u->gpu)
+        st = comm_ipc_connect(u->gpu, hd_messages_comm(u->messages), err);
     u->wait_ms = wait_ms;
     return st;
 }
@@ -560,8 +565,10 @@ static hd_status come_late(hd_comm_ucx *u, hd_err *err) {
     }
     snprintf(why, sizeof why, "rank %d has come", u->o.rendezvous.rank);
     end_here(u, 0, why);
-    return hd_messages_open(&u->messages, &link, &u->o.parallel, u->o.rendezvous.rank,
-                            &u->figures, err);
+    HD_TRY(hd_messages_open(&u->messages, &link, &u->o.parallel, u->o.rendezvous.rank,
+                            &u->figures, err));
+    if (u->gpu) comm_ipc_come_late(u->gpu, hd_messages_comm(u->messages));
+    return HD_OK;
 }
 
 static hd_status open_all(hd_comm_ucx *u, hd_err *err) {
@@ -582,14 +589,9 @@ static hd_status check(const hd_comm_ucx_options *o, const hd_device *device, co
         return HD_FAIL(err, HD_EINVAL, "%d ranks for a layout of %d", o->rendezvous.world,
                        hd_parallel_world(&o->parallel));
     }
-    if (!hd_device_is_host(device) || ops->act_type != HD_F32) {
-        return HD_FAIL(
-            err, HD_EUNSUPPORTED,
-            "ranks of several processes exchange float32 in host memory; rank %d has "
-            "another device",
-            o->rendezvous.rank);
-    }
-    return HD_OK;
+    if (ops->act_type == HD_F32 && (hd_device_is_host(device) || ops->exchange)) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "ranks of several processes exchange float32, not %s",
+                   hd_dtype_name(ops->act_type));
 }
 
 static hd_status copy_options(hd_comm_ucx *u, const hd_comm_ucx_options *o, hd_err *err) {
@@ -611,8 +613,8 @@ static void free_options(hd_comm_ucx *u) {
     for (size_t i = 0; i < HD_LEN(texts); i++) free((void *)(uintptr_t)texts[i]);
 }
 
-hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
-                           const hd_device *device, const hd_ops *ops, hd_err *err) {
+hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_device *device,
+                           hd_stream *stream, const hd_ops *ops, hd_err *err) {
     *out = NULL;
     HD_TRY(check(o, device, ops, err));
     hd_comm_ucx *u = calloc(1, sizeof *u);
@@ -630,6 +632,8 @@ hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
     if (st == HD_OK && (!u->peers || u->wake_fd < 0)) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory or descriptor for rank %d", o->rendezvous.rank);
     }
+    if (st == HD_OK && !hd_device_is_host(device))
+        st = comm_ipc_open(&u->gpu, device, stream, ops, err);
     if (st == HD_OK) st = open_all(u, err);
     if (st != HD_OK) {
         if (u->rendezvous) end_all(u, "a rank could not connect");
@@ -641,7 +645,7 @@ hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
 }
 
 const hd_comm *hd_comm_ucx_interface(const hd_comm_ucx *u) {
-    return hd_messages_comm(u->messages);
+    return u->gpu ? comm_ipc_comm(u->gpu) : hd_messages_comm(u->messages);
 }
 
 const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u) {
@@ -707,10 +711,12 @@ static void close_worker(hd_comm_ucx *u) {
 
 void hd_comm_ucx_close(hd_comm_ucx *u) {
     if (!u) return;
+    if (u->gpu) comm_ipc_disconnect(u->gpu);
     if (u->rendezvous) leave(u);
     close_worker(u);
     if (u->context) u->ucp->cleanup(u->context);
     hd_rendezvous_close(u->rendezvous);
+    comm_ipc_close(u->gpu);
     if (u->wake_fd >= 0) close(u->wake_fd);
     hd_messages_close(u->messages);
     for (outgoing *o = u->free, *next; o; o = next) {
@@ -774,6 +780,7 @@ static hd_status await_epoch(hd_comm_ucx *u, hd_err *err) {
 hd_status hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
                                  void (*waits)(void *ctx), hd_err *err) {
     for (;;) {
+        if (u->gpu) comm_ipc_disconnect(u->gpu);
         HD_TRY(await_epoch(u, err));
         if (!take_members(u, out)) {
             u->members.n = 0;

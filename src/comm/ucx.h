@@ -40,12 +40,12 @@ typedef struct hd_comm_ucx_options {
 /* True if this build has UCX. */
 bool hd_comm_ucx_is_built(void);
 
-/* Waits until all ranks have joined; if they work without this rank already, communication has
- * ended until hd_comm_ucx_begin_anew(). The rank's one thread makes the calls, on the device with
- * the operators. HD_EUNSUPPORTED: built without UCX, the device's memory is not host memory, or
- * the operators' elements are not float32. */
-hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
-                           const hd_device *device, const hd_ops *ops, hd_err *err);
+/* Waits until all ranks have joined; on GPUs all must be of this host (comm/ipc.h). If they work without this rank already, communication has
+ * ended until hd_comm_ucx_begin_anew(). The rank's one thread makes the calls, on the device and the
+ * stream with the operators. HD_EUNSUPPORTED: built without UCX, a GPU whose memory a rank cannot
+ * reach, or the operators' elements are not float32. */
+hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_device *device,
+                           hd_stream *stream, const hd_ops *ops, hd_err *err);
 const hd_comm *hd_comm_ucx_interface(const hd_comm_ucx *u);
 
 /* Who works together. Constant between two calls of hd_comm_ucx_begin_anew(). */
@@ -76,7 +76,8 @@ hd_status hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
 /* Makes hd_comm_ucx_begin_anew() return. Any thread. */
 void hd_comm_ucx_leave(hd_comm_ucx *u);
 
-/* Waits until all ranks close, unless communication has ended. NULL is fine. */
+/* Waits until all ranks close, unless communication has ended. NULL is fine. Before the rank's stream
+ * and device. */
 void hd_comm_ucx_close(hd_comm_ucx *u);
 
 #endif

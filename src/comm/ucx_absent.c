@@ -9,10 +9,11 @@ bool hd_comm_ucx_is_built(void) {
     return false;
 }
 
-hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
-                           const hd_device *device, const hd_ops *ops, hd_err *err) {
+hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_device *device,
+                           hd_stream *stream, const hd_ops *ops, hd_err *err) {
     (void)o;
     (void)device;
+    (void)stream;
     (void)ops;
     *out = NULL;
     return HD_FAIL(

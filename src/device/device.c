@@ -95,6 +95,23 @@ void hd_device_keep_addresses(hd_device *d) {
     if (d->table->keep_addresses) d->table->keep_addresses(d);
 }
 
+hd_status hd_device_share(hd_device *d, void *p, uint8_t handle[HD_SHARED_HANDLE_BYTES],
+                          uint8_t gpu[HD_GPU_ID_BYTES], hd_err *err) {
+    if (!d->table->share) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "CUDA IPC needs memory of a GPU");
+    }
+    return d->table->share(d, p, handle, gpu, err);
+}
+
+void hd_device_end_sharing(hd_device *d) {
+    if (d->table->end_sharing) d->table->end_sharing(d);
+}
+
+hd_status hd_device_check_access(const hd_device *d, const uint8_t gpu[HD_GPU_ID_BYTES],
+                                 hd_err *err) {
+    return d->table->check_access(d, gpu, err);
+}
+
 hd_status hd_device_open_shared(hd_device *d, const void **out, size_t *bytes,
                                 const uint8_t handle[HD_SHARED_HANDLE_BYTES], hd_err *err) {
     *out = NULL;

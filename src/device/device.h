@@ -82,11 +82,26 @@ hd_status hd_device_restore(hd_device *d, void *p, hd_err *err);
 
 /* ---- memory of other processes: CUDA IPC ---- */
 
-enum { HD_SHARED_HANDLE_BYTES = 64 };
+enum { HD_SHARED_HANDLE_BYTES = 64, HD_GPU_ID_BYTES = 16 };
 
-/* Opens memory of this device that another process of this machine shares, to read it; handle is
- * the other's cudaIpcMemHandle_t. *bytes: from *out to its end. HD_EUNSUPPORTED: this device shares
- * none; HD_EFORMAT: the handle opens nothing here. */
+/* Lets other processes of this machine open a block of hd_device_alloc(): fills its
+ * cudaIpcMemHandle_t, and the UUID of its GPU. A shared block that is released is freed by
+ * hd_device_end_sharing(). HD_EUNSUPPORTED: this device shares none. */
+hd_status hd_device_share(hd_device *d, void *p, uint8_t handle[HD_SHARED_HANDLE_BYTES],
+                          uint8_t gpu[HD_GPU_ID_BYTES], hd_err *err);
+/* Frees the shared blocks that were released: no other process has them open any more. */
+void hd_device_end_sharing(hd_device *d);
+
+/* Whether this device reaches memory of the GPU with that UUID. HD_EUNSUPPORTED, with both by name:
+ * they are not connected. A GPU that CUDA does not show to this process may still be reached: then opening
+ * says. */
+hd_status hd_device_check_access(const hd_device *d, const uint8_t gpu[HD_GPU_ID_BYTES],
+                                 hd_err *err);
+
+/* Opens memory that another process of this machine shares, of this device or of one that it reaches;
+ * handle is the other's cudaIpcMemHandle_t. It is written only if the other process expects that.
+ * *bytes: from *out to its end. HD_EUNSUPPORTED: this device shares none; HD_EFORMAT: the handle
+ * opens nothing here. */
 hd_status hd_device_open_shared(hd_device *d, const void **out, size_t *bytes,
                                 const uint8_t handle[HD_SHARED_HANDLE_BYTES], hd_err *err);
 void hd_device_close_shared(hd_device *d, const void *p); /* nothing that reads it is queued */

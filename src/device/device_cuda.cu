@@ -27,6 +27,8 @@ struct memory {
     void *at;
     memory_kind kind; /* OF_CALLER: host memory that operators read in place */
     cuda_pages pages; /* bytes 0: of cudaMalloc */
+    bool shared,
+        released; /* other processes may have it open; it is freed when they have not */
 };
 
 struct cuda_device {
@@ -155,7 +157,7 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
                 hd_err *err) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     const size_t size = bytes ? bytes : 1;
-    memory m = {nullptr, on_host ? ON_HOST : ON_DEVICE, {}};
+    memory m = {nullptr, on_host ? ON_HOST : ON_DEVICE, {}, false, false};
     *out = nullptr;
     cudaSetDevice(d->ordinal);
     cudaError_t status = take(&m, d, size);
@@ -247,7 +249,7 @@ cudaError_t pin(cuda_device *d, const void *host, size_t bytes) {
     const cudaError_t status = cudaHostRegister(
         first, end - begin, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
     if (status != cudaSuccess) cudaGetLastError();
-    if (status == cudaSuccess && !keep_block(d, {first, OF_CALLER, {}})) {
+    if (status == cudaSuccess && !keep_block(d, {first, OF_CALLER, {}, false, false})) {
         return cudaErrorMemoryAllocation;
     }
     return status == cudaErrorHostMemoryAlreadyRegistered ? cudaSuccess : status;
@@ -281,6 +283,8 @@ void release(hd_device *base, void *p) {
     pthread_mutex_lock(&d->lock);
     for (size_t i = 0; i < d->n_blocks; i++) {
         if (d->blocks[i].at != p) continue;
+        d->blocks[i].released = true;
+        if (d->blocks[i].shared) break;
         found = d->blocks[i];
         d->blocks[i] = d->blocks[--d->n_blocks];
         break;
@@ -290,6 +294,54 @@ void release(hd_device *base, void *p) {
 }
 
 /* ---- memory of other processes ---- */
+
+hd_status share(hd_device *base, void *p, uint8_t *handle, uint8_t *gpu, hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cudaIpcMemHandle_t h = {};
+    cudaDeviceProp about = {};
+    cudaSetDevice(d->ordinal);
+    cudaError_t status = cudaIpcGetMemHandle(&h, p);
+    if (status == cudaSuccess) status = cudaGetDeviceProperties(&about, d->ordinal);
+    if (status != cudaSuccess) {
+        cudaGetLastError(); /* not sticky */
+        return fail(err, HD_EDEVICE, "memory of this GPU cannot be shared by CUDA IPC", status);
+    }
+    static_assert(sizeof about.uuid == HD_GPU_ID_BYTES, "UUIDs travel as 16 bytes");
+    memcpy(handle, &h, sizeof h);
+    memcpy(gpu, &about.uuid, sizeof about.uuid);
+    pthread_mutex_lock(&d->lock);
+    block_of(d, p)->shared = true;
+    pthread_mutex_unlock(&d->lock);
+    return HD_OK;
+}
+
+void end_sharing(hd_device *base) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cudaSetDevice(d->ordinal);
+    pthread_mutex_lock(&d->lock);
+    for (size_t i = d->n_blocks; i-- > 0;) {
+        if (!d->blocks[i].shared || !d->blocks[i].released) continue;
+        free_block(d->blocks[i]);
+        d->blocks[i] = d->blocks[--d->n_blocks];
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+hd_status check_access(const hd_device *base, const uint8_t *gpu, hd_err *err) {
+    const int own = reinterpret_cast<const cuda_device *>(base)->ordinal;
+    int n = 0;
+    cudaGetDeviceCount(&n);
+    for (int i = 0; i < n; i++) {
+        cudaDeviceProp about = {};
+        int can = i == own;
+        if (cudaGetDeviceProperties(&about, i) != cudaSuccess) continue;
+        if (memcmp(&about.uuid, gpu, sizeof about.uuid) != 0) continue;
+        if (!can) cudaDeviceCanAccessPeer(&can, own, i);
+        if (can) return HD_OK;
+        return HD_FAIL(err, HD_EUNSUPPORTED, "GPU %d cannot read the memory of GPU %d", own, i);
+    }
+    return HD_OK;
+}
 
 hd_status open_shared(hd_device *base, const void **out, size_t *bytes, const uint8_t *handle,
                       hd_err *err) {
@@ -625,6 +677,9 @@ const backend_table table = {
     .keep_addresses = keep_addresses,
     .discard = discard,
     .restore = restore,
+    .share = share,
+    .end_sharing = end_sharing,
+    .check_access = check_access,
     .open_shared = open_shared,
     .close_shared = close_shared,
     .wait_shared = wait_shared,

@@ -21,7 +21,11 @@ typedef struct backend_table {
     size_t (*discard)(hd_device *d, void *p); /* NULL: memory cannot be given back */
     hd_status (*restore)(hd_device *d, void *p,
                          hd_err *err); /* NULL: it comes when it is written */
-    /* NULL, like the next two: memory of other processes cannot be read */
+    /* NULL, like the next two: other processes cannot open its memory */
+    hd_status (*share)(hd_device *d, void *p, uint8_t *handle, uint8_t *gpu, hd_err *err);
+    void (*end_sharing)(hd_device *d);
+    hd_status (*check_access)(const hd_device *d, const uint8_t *gpu, hd_err *err);
+    /* NULL, like the next two: memory of other processes cannot be opened */
     hd_status (*open_shared)(hd_device *d, const void **out, size_t *bytes,
                              const uint8_t *handle, hd_err *err);
     void (*close_shared)(hd_device *d, const void *p);

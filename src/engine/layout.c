@@ -21,7 +21,6 @@ static int32_t at_least_one(int32_t n) {
 /* What ranks on GPUs do not have yet. */
 static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
-    if (o->world.size) why = "they are threads of one process";
     if (o->dwdp > 1) why = "they hold their experts: dwdp is for CPUs";
     if (o->rebalance && strcmp(o->rebalance, "off") != 0) why = "their experts do not move";
     if (o->updatable) why = "their weights cannot be replaced";

@@ -8,6 +8,7 @@
 #include "engine/experts.h"
 #include "engine/peers.h"
 #include "comm/address.h"
+#include "comm/silence.h"
 #include "weights/fingerprint.h"
 
 static uint64_t hash_of(const void *bytes, size_t n) {
@@ -47,6 +48,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                o->snapshot_tokens,
                                (int64_t)e->mla,
                                is_text(o->backend, "ref"),
+                               is_text(o->backend, "cuda"),
                                o->queue_limit,
                                o->max_logprobs,
                                o->updatable,
@@ -57,6 +59,13 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
     hd_siphash_add_part(&s, o->precision ? o->precision : "exact");
     hd_siphash_add_part(&s, o->hisparse ? o->hisparse : "off");
     return hd_siphash_value(&s);
+}
+
+/* Ranks on GPUs read each other's memory. */
+#define ONE_HOST "host or container (no rows of GPUs travel between two)"
+
+static uint64_t host_of(const engine_rank *rank) {
+    return hd_device_is_host(rank->device) ? 0 : hd_place_here().host;
 }
 
 static const char *rendezvous_of(const hd_engine_options *o) {
@@ -109,7 +118,8 @@ hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *
                                  {"job", hash_of_text(w->job)},
                                  {"layout", hash_of_layout(&e->parallel)},
                                  {"model", model},
-                                 {"set of options", hash_of_options(e, o)}}},
+                                 {"set of options", hash_of_options(e, o)},
+                                 {ONE_HOST, host_of(rank)}}},
         .parallel = e->parallel,
         .on_end = engine_world_on_end,
         .layout_of = engine_layout_of,
@@ -117,7 +127,7 @@ hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *
         .card = card,
         .card_bytes = card_bytes
     };
-    HD_TRY(hd_comm_ucx_open(&e->ucx, &ucx, rank->device, &rank->ops, err));
+    HD_TRY(hd_comm_ucx_open(&e->ucx, &ucx, rank->device, rank->stream, &rank->ops, err));
     rank->comm = hd_comm_ucx_interface(e->ucx);
     return HD_OK;
 }

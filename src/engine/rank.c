@@ -66,6 +66,18 @@ hd_status engine_rank_open(engine_rank *rank, hd_engine *e, int32_t index,
     return open_device(rank, o, precision, err);
 }
 
+/* A rank of several processes begins anew with another shard. */
+static hd_status open_shard_device(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
+    if (!rank->engine->ucx || hd_device_is_host(rank->device)) return HD_OK;
+    HD_TRY(hd_device_open_cuda(&rank->shard_device, gpu_of(rank, o), err));
+    if (o->device_memory_gb == 0) return HD_OK;
+    return hd_device_limit(rank->shard_device, hd_device_free_bytes(rank->device), err);
+}
+
+static hd_device *shard_device(const engine_rank *rank) {
+    return rank->shard_device ? rank->shard_device : rank->device;
+}
+
 hd_status engine_rank_open_shard(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     hd_engine *e = rank->engine;
     if (e->whole && engine_experts_are_on_host(o)) {
@@ -79,12 +91,14 @@ hd_status engine_rank_open_shard(engine_rank *rank, const hd_engine_options *o, 
         HD_TRY(hd_comm_local_join(e->world, rank->index, rank->device, rank->stream, &rank->ops,
                                   &rank->comm, err));
     }
+    HD_TRY(open_shard_device(rank, o, err));
     if (!o->dummy_weights || hd_device_is_host(rank->device)) {
-        return hd_weights_open_shards(&rank->weights, e->whole, &e->parallel, rank->index, err);
+        return hd_weights_open_shards(&rank->weights, e->whole, &rank->parallel, rank->place,
+                                      err);
     }
-    const hd_dummy_options dummy = {.parallel = e->parallel,
-                                    .rank = rank->index,
-                                    .device = rank->device,
+    const hd_dummy_options dummy = {.parallel = rank->parallel,
+                                    .rank = rank->place,
+                                    .device = shard_device(rank),
                                     .stream = rank->stream};
     return hd_weights_open_dummy(&rank->weights, e->spec, &dummy, err);
 }
@@ -92,7 +106,7 @@ hd_status engine_rank_open_shard(engine_rank *rank, const hd_engine_options *o, 
 hd_status engine_rank_upload(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     const hd_upload_watch watch = {o->on_upload, o->on_upload_ctx};
     if (!rank->weights) return HD_OK;
-    return hd_weights_upload(rank->weights, rank->device, rank->stream, &watch, err);
+    return hd_weights_upload(rank->weights, shard_device(rank), rank->stream, &watch, err);
 }
 
 /* ---- runner and scheduler ---- */
@@ -245,6 +259,7 @@ void engine_rank_close(engine_rank *rank) {
     hd_stream_close(rank->beside_stream);
     hd_stream_close(rank->copy_stream);
     hd_stream_close(rank->stream);
+    hd_device_close(rank->shard_device);
     hd_device_close(rank->device);
     if (rank->weights != rank->engine->whole) hd_weights_close(rank->weights);
     free(rank->step_outputs);

@@ -35,8 +35,11 @@ struct engine_rank {
     hd_ops ops;
     hd_device *device; /* NULL, like weights, stream and model_runner: the null runner */
     hd_stream *stream, *beside_stream; /* beside: NULL on a CPU */
-    hd_stream *copy_stream;            /* NULL: no experts of other ranks are fetched */
-    const hd_comm *comm;               /* NULL: one rank */
+    /* The same GPU, if this is a rank of several processes: the memory of its shard goes back when that
+     * closes. NULL: the shard is on the device. */
+    hd_device *shard_device;
+    hd_stream *copy_stream; /* NULL: no experts of other ranks are fetched */
+    const hd_comm *comm;    /* NULL: one rank */
     hd_weights *weights;    /* its shard; closed by the engine if it is the complete model */
     hd_expert_stage *stage; /* NULL: all experts are resident */
     hd_expert_figures experts_before; /* counted by stages of earlier places */

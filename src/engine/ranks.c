@@ -18,7 +18,7 @@ static const int64_t RETRY_NS = 10000000000;
 
 static hd_status open_weights(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     engine_rank *leader = &e->ranks[0];
-    const bool in_parts = e->world && !hd_device_is_host(leader->device);
+    const bool in_parts = (e->world || e->ucx) && !hd_device_is_host(leader->device);
     const bool on_host = engine_experts_are_on_host(o);
     const hd_dummy_options dummy = {.device = on_host ? NULL : leader->device,
                                     .stream = leader->stream,
@@ -182,10 +182,10 @@ void engine_ranks_close(hd_engine *e) {
     }
     for (int32_t i = 0; i < e->n_ranks; i++) hd_expert_stage_close(e->ranks[i].stage);
     if (e->ranks) engine_peers_close(&e->ranks[0]);
+    hd_comm_ucx_close(e->ucx);
     for (int32_t i = 0; i < e->n_ranks; i++) engine_rank_close(&e->ranks[i]);
     free(e->ranks);
     hd_weights_changes_close(e->changes);
     hd_weights_close(e->whole);
     hd_comm_local_close(e->world);
-    hd_comm_ucx_close(e->ucx);
 }

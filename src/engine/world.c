@@ -17,7 +17,7 @@
 /* What a later place is opened with. */
 struct engine_reopening {
     hd_engine_sizes sizes;
-    hd_engine_options options; /* only what runners and rebalance read */
+    hd_engine_options options; /* only what shards, runners and rebalance read */
     char *rebalance;
 };
 
@@ -32,6 +32,9 @@ hd_status engine_world_keep(hd_engine *e, const hd_engine_sizes *z, const hd_eng
     }
     r->sizes = *z;
     r->options = (hd_engine_options){.forced_acceptance = o->forced_acceptance,
+                                     .dummy_weights = o->dummy_weights,
+                                     .gpu = o->gpu,
+                                     .device_memory_gb = o->device_memory_gb,
                                      .rebalance = r->rebalance,
                                      .prefetch_depth = o->prefetch_depth};
     return HD_OK;
@@ -71,13 +74,16 @@ static void close_place(engine_rank *rank) {
     rank->runner = (hd_runner){0};
     if (rank->weights != rank->engine->whole) hd_weights_close(rank->weights);
     rank->weights = NULL;
+    hd_device_close(rank->shard_device);
+    rank->shard_device = NULL;
     if (rank->index) forget_requests(rank);
 }
 
 static hd_status open_place(engine_rank *rank, hd_err *err) {
     hd_engine *e = rank->engine;
     const engine_reopening *r = e->reopening;
-    HD_TRY(hd_weights_open_shards(&rank->weights, e->whole, &rank->parallel, rank->place, err));
+    HD_TRY(engine_rank_open_shard(rank, &r->options, err));
+    HD_TRY(engine_rank_upload(rank, &r->options, err));
     HD_TRY(engine_experts_open(rank, &r->options, err));
     HD_TRY(engine_rank_open_runner(rank, &r->sizes, &r->options, err));
     if (rank->step_outputs) return HD_OK;

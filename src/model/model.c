@@ -209,6 +209,9 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
     place_all(m, &a);
     assert(!a.full); /* the same walk asked for the same bytes */
     model_upload_engram(m);
+    st = m->in_rows ? hd_comm_share_rows(env->comm, env->stream, m->block, m->bytes, err)
+                    : HD_OK;
+    if (st != HD_OK) goto fail;
     st = upload_freqs(m, err);
     if (st != HD_OK) goto fail;
     st = hd_stream_reserve(env->stream, scratch_bytes(m, false), err);

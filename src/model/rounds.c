@@ -4,7 +4,8 @@
  * Memory for every row of all ranks would be ep times what arrives on average. So a rank has room for
  * twice the mean, which is divided between the ranks that send by the rows that each has in the step:
  * each sends up to its part to every other rank, without knowing what the others send, and what is
- * left in further rounds. Results do not depend on the round. */
+ * left in further rounds. Results do not depend on the round. A GPU would have to be asked how many
+ * rounds there are: it makes as many as there may be, the last of them mostly without rows. */
 #include "model/rows_internal.h"
 
 #include <stdlib.h>
@@ -55,15 +56,14 @@ static int64_t count_rows(const model_step *s, int32_t *rows) {
     return sum;
 }
 
-/* The part of the room that each rank with rows has is at least 1. A device that is no host would have
- * to be asked how many rounds there are: there is one, in which too many rows fail the step. */
+/* The part of the room that each rank with rows has is at least 1. */
 void model_plan_rounds(const model_step *s, int32_t top_k) {
     const int32_t ep = s->m->shard->parallel.ep, room = s->m->in_rows;
     rounds *r = rounds_of(s);
     const int64_t sum = count_rows(s, r->rows);
     r->most = 1;
     r->arriving = (int32_t)hd_min_i64(room, sum * top_k);
-    if (sum == 0 || sum * top_k <= room || !hd_device_is_host(s->m->env.device)) return;
+    if (sum == 0 || sum * top_k <= room || s->m->env.comm->one_round) return;
     for (int32_t k = 0; k < ep; k++) {
         const int64_t choices = (int64_t)r->rows[k] * top_k;
         if (choices == 0) continue;
@@ -84,7 +84,7 @@ int32_t model_arriving_rows(const model_step *s) {
 
 int32_t model_n_rounds(const model_step *s) {
     const int32_t most = rounds_of(s)->most;
-    if (most == 1) return 1;
+    if (most == 1 || !hd_device_is_host(s->m->env.device)) return most;
     if (*s->t->n_rounds <= most) return *s->t->n_rounds;
     hd_stream_fail(s->stream, HD_EPEER, "another rank has more rows than its part of the step");
     return 1;

@@ -1,4 +1,4 @@
-/* exchange.h - kernels by which the ranks of a process exchange rows between GPUs.
+/* exchange.h - kernels by which the ranks of a host exchange rows between GPUs.
  *
  * Each rank has a block of device memory that the kernels of all others write. A kernel's block of
  * threads pushes what it has into the blocks of the members of the group, then raises a flag there,
@@ -37,6 +37,8 @@ typedef struct hd_exchange_state {
 typedef struct hd_exchange_peers {
     void *memory
         [HD_EXCHANGE_MAX_RANKS]; /* [n] of member k, which this GPU can reach; zero at first */
+    /* [n] bytes to add to a pointer of member k: in another process it has other addresses */
+    int64_t shift[HD_EXCHANGE_MAX_RANKS];
     hd_exchange_state *state;
     int32_t n, index, group; /* group: its kind */
     int32_t blocks;          /* at most; the same on all ranks */
@@ -57,14 +59,16 @@ typedef struct hd_exchange_sum_args {
 } hd_exchange_sum_args;
 
 /* hd_dispatch_args and hd_combine_args of comm/comm.h, which describe the arrays. place: which of
- * the dispatches that are under way; a combine has that of its dispatch. The members read each
- * other's x, weight, offset, assignment and in_y where they lie. */
+ * the dispatches that are under way; a combine has that of its dispatch. Of the rows that a member
+ * sends to another the most of that member from round * most on travel; INT32_MAX: all. The members
+ * read each other's x, weight, offset, assignment and in_y where they lie. */
 typedef struct hd_exchange_dispatch_args {
     const float *x, *weight;
     const int32_t *offset, *assignment;
     float *in_x, *in_weight;
     int32_t *in_offset;
     int32_t cols, top_k, in_rows, n_slots, place;
+    int32_t round, most[HD_EXCHANGE_MAX_RANKS]; /* [n] */
 } hd_exchange_dispatch_args;
 
 typedef struct hd_exchange_combine_args {
@@ -72,6 +76,7 @@ typedef struct hd_exchange_combine_args {
     float *y;
     const int32_t *offset; /* of the dispatch */
     int32_t cols, n_slots, place;
+    int32_t round, most; /* of this member */
 } hd_exchange_combine_args;
 
 typedef struct hd_exchange_ops {

@@ -40,20 +40,20 @@ static hd_rank_group group_of(const comm_rank *r, hd_group g) {
     return hd_parallel_group(&r->parallel, r->number, g);
 }
 
-/* Memory that the host and the ranks' exchanges read and write. */
-static void *take(const comm_rank *r, size_t bytes) {
+void *comm_take(const comm_rank *r, size_t bytes) {
     void *p;
+    if (r->staged) return staged_comm_take(r->staged, bytes);
     if (hd_device_is_host(r->device)) return malloc(bytes + 1);
     return hd_device_alloc_host(r->device, &p, bytes, "a test", NULL) == HD_OK ? p : NULL;
 }
 
 /* On a GPU it goes with the device: others may be reading it. */
-static void give(const comm_rank *r, void *p) {
-    if (hd_device_is_host(r->device)) free(p);
+void comm_give(const comm_rank *r, void *p) {
+    if (!r->staged && hd_device_is_host(r->device)) free(p);
 }
 
 static float *fill(const comm_rank *r, int64_t n) {
-    float *x = take(r, (size_t)n * sizeof *x);
+    float *x = comm_take(r, (size_t)n * sizeof *x);
     for (int64_t i = 0; x && i < n; i++) x[i] = value(r->seed, r->number, i);
     return x;
 }
@@ -76,7 +76,7 @@ static void check_all_reduce(comm_rank *r, hd_group group) {
     for (int64_t i = 0; i < n; i++) {
         comm_expect(r, x[i] == tree(r, group, 0, group_of(r, group).n, i), "sum", i);
     }
-    give(r, x);
+    comm_give(r, x);
 }
 
 /* Member i's part of n elements; parts differ in size, and some are empty. */
@@ -100,7 +100,7 @@ static void check_reduce_scatter(comm_rank *r, hd_group group) {
     for (int64_t i = 0; i < n; i++) {
         comm_expect(r, x[i] == tree(r, group, 0, g.n, i), "gathered parts of a sum", i);
     }
-    give(r, x);
+    comm_give(r, x);
 }
 
 /* Every member gets the bytes of the first one, by their number. More broadcasts than may travel at
@@ -138,7 +138,7 @@ static void check_all_gather(comm_rank *r, hd_group group) {
             }
         }
     }
-    give(r, x);
+    comm_give(r, x);
 }
 
 /* ---- dispatch and combine ---- */
@@ -155,7 +155,7 @@ typedef struct rows {
 } rows;
 
 static float *nans(const comm_rank *r, int64_t n) {
-    float *x = take(r, (size_t)n * sizeof *x);
+    float *x = comm_take(r, (size_t)n * sizeof *x);
     for (int64_t i = 0; x && i < n; i++) x[i] = NAN;
     return x;
 }
@@ -184,7 +184,7 @@ static int32_t slot_of(const comm_rank *r, uint64_t seed, int32_t choice) {
 
 /* cols and top_k are those of the round; every rank has its own number of rows, maybe none. */
 static rows *make_rows(const comm_rank *r, int32_t number) {
-    rows *b = take(r, sizeof *b);
+    rows *b = comm_take(r, sizeof *b);
     memset(b, 0, sizeof *b);
     const uint64_t own = seed_of(r, r->number, number);
     const int32_t n = rows_of(own), top_k = top_k_of(r);
@@ -228,11 +228,11 @@ static rows *make_rows(const comm_rank *r, int32_t number) {
 }
 
 static void free_rows(const comm_rank *r, rows *b) {
-    give(r, b->x);
-    give(r, b->y);
-    give(r, b->in_x);
-    give(r, b->in_y);
-    give(r, b);
+    comm_give(r, b->x);
+    comm_give(r, b->y);
+    comm_give(r, b->in_x);
+    comm_give(r, b->in_y);
+    comm_give(r, b);
 }
 
 static float computed(float x, float weight, int32_t slot) {
@@ -355,6 +355,7 @@ void comm_dispatch_in_rounds(comm_rank *r) {
     b->out.in_rows = b->back.in_rows = room;
     b->out.most = most;
     b->out.rounds = &rounds;
+    if (r->staged) rounds = rounds_needed(r, most, one_slot); /* GPUs do not say */
     for (int32_t i = 0; i < rounds; i++) {
         b->out.round = i;
         exchange_rows(r, b);
@@ -416,14 +417,14 @@ static float sum_terms(int32_t first, int32_t m, int64_t i) {
 
 void comm_add_terms(comm_rank *r) {
     const int32_t own = TERMS / r->parallel.tp;
-    float *x = take(r, TERM_N * sizeof *x);
+    float *x = comm_take(r, TERM_N * sizeof *x);
     for (int64_t i = 0; i < TERM_N; i++) x[i] = sum_terms(r->number * own, own, i);
     hd_comm_all_reduce(r->comm, r->stream,
                        &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), TERM_N});
     hd_stream_wait(r->stream);
     for (int64_t i = 0; i < TERM_N; i++)
         comm_expect(r, x[i] == sum_terms(0, TERMS, i), "term", i);
-    give(r, x);
+    comm_give(r, x);
 }
 
 /* ---- failures ---- */
@@ -482,7 +483,7 @@ void comm_lose_a_rank(comm_rank *r) {
         expect_lost(r, &err, round);
     }
     memset(l.x, 0, MAX_N * sizeof *l.x);
-    give(r, l.x);
+    comm_give(r, l.x);
     free_rows(r, l.b);
 }
 
@@ -496,7 +497,7 @@ void comm_overflow(comm_rank *r) {
     comm_expect(r, err.status == HD_EPEER && strstr(err.msg, "rank 1 receives"), err.msg, 0);
     comm_expect(r, r->number == 0 || isnan(l.b->in_x[l.b->out.cols]), "a row beyond the room",
                 1);
-    give(r, l.x);
+    comm_give(r, l.x);
     free_rows(r, l.b);
 }
 
@@ -589,6 +590,6 @@ void comm_count_exchanges(comm_rank *r) {
     expect_counted(r, HD_COMM_OP_REDUCE_SCATTER, 0, 0);
     wait_in_a_pass(r);
     expect_no_failure(r);
-    give(r, x);
+    comm_give(r, x);
     free_rows(r, b);
 }

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "comm/comm.h"
+#include "fakes/staged_comm.h"
 
 enum { COMM_MAX_RANKS = 8, COMM_ROUNDS = 30, COMM_LAYOUTS = 11, COMM_TERMS = 8 };
 
@@ -21,7 +22,8 @@ struct comm_rank {
     const hd_comm *comm;
     hd_device *device;
     hd_stream *stream;
-    char wrong[240]; /* the first thing that was not as expected */
+    staged_comm *staged; /* NULL: exchanges read and write host memory */
+    char wrong[240];     /* the first thing that was not as expected */
 };
 
 extern const hd_parallel_config comm_layouts[COMM_LAYOUTS];
@@ -29,6 +31,9 @@ extern const hd_parallel_config comm_layouts[COMM_LAYOUTS];
 /* A number below `below` that depends on the others. */
 uint32_t comm_draw(uint64_t seed, int64_t i, uint32_t below);
 void comm_expect(comm_rank *r, bool holds, const char *what, int64_t at);
+/* Memory that the host and the ranks' exchanges read and write. */
+void *comm_take(const comm_rank *r, size_t bytes);
+void comm_give(const comm_rank *r, void *p);
 void comm_sleep_ms(int32_t ms);
 int64_t comm_cpu_time_ns(void); /* of this thread */
 

@@ -19,95 +19,7 @@
 #include "comm/messages.h"
 #include "comm/ucx.h"
 #include "comm_cases.h"
-
-/* A free port; another process may take it before rank 0 does, which did not happen yet. */
-static void find_port(char at[32]) {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t n = sizeof a;
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    assert_true(fd >= 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
-    snprintf(at, 32, "127.0.0.1:%d", ntohs(a.sin_port));
-    close(fd);
-}
-
-typedef struct world {
-    char at[32];
-    const char *transports, *secret;
-    int32_t silence_ms, wait_ms;
-    comm_rank like;
-} world;
-
-static void run_rank(const world *w, comm_rank *r, int32_t number) {
-    const hd_cpu_options one = {.n_threads = 1};
-    hd_ops ops;
-    hd_err err = {0};
-    hd_comm_ucx *u = NULL;
-    *r = w->like;
-    r->number = number;
-    const hd_comm_ucx_options o = {
-        .rendezvous = {.rank = number,
-                       .world = hd_parallel_world(&r->parallel),
-                       .at = w->at,
-                       .secret = w->secret,
-                       .silence_ms = w->silence_ms},
-        .parallel = r->parallel,
-        .wait_ms = w->wait_ms,
-        .transports = w->transports
-    };
-    hd_ops_init_ref(&ops);
-    if (hd_device_open_cpu(&r->device, &one, &err) != HD_OK ||
-        hd_stream_open(&r->stream, r->device, &err) != HD_OK ||
-        hd_comm_ucx_open(&u, &o, r->device, &ops, &err) != HD_OK) {
-        comm_expect(r, false, err.msg, 0);
-        return;
-    }
-    r->comm = hd_comm_ucx_interface(u);
-    r->run(r);
-    hd_comm_ucx_close(u);
-    hd_stream_close(r->stream);
-    hd_device_close(r->device);
-}
-
-static comm_rank *share_ranks(void) {
-    comm_rank *ranks = mmap(NULL, sizeof *ranks * COMM_MAX_RANKS, PROT_READ | PROT_WRITE,
-                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(ranks != MAP_FAILED);
-    return ranks;
-}
-
-static void start_ranks(const world *w, comm_rank *ranks, pid_t *pids) {
-    for (int32_t i = 0; i < hd_parallel_world(&w->like.parallel); i++) {
-        pids[i] = fork();
-        assert_true(pids[i] >= 0);
-        if (pids[i]) continue;
-        run_rank(w, &ranks[i], i);
-        _exit(0);
-    }
-}
-
-/* All but `lost` (-1: none) must end well. */
-static void join_ranks(const world *w, comm_rank *ranks, const pid_t *pids, int32_t lost) {
-    for (int32_t i = 0; i < hd_parallel_world(&w->like.parallel); i++) {
-        int status = 0;
-        if (i == lost) continue;
-        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
-        if (ranks[i].wrong[0]) fail_msg("rank %d: %s", i, ranks[i].wrong);
-        if (!WIFEXITED(status) || WEXITSTATUS(status))
-            fail_msg("rank %d: status %x", i, status);
-    }
-}
-
-static void run_world(const world *like) {
-    world w = *like;
-    pid_t pids[COMM_MAX_RANKS];
-    comm_rank *ranks = share_ranks();
-    find_port(w.at);
-    start_ranks(&w, ranks, pids);
-    join_ranks(&w, ranks, pids, -1);
-    munmap(ranks, sizeof *ranks * COMM_MAX_RANKS);
-}
+#include "comm_world.h"
 
 static void need_ucx(void) {
     if (!hd_comm_ucx_is_built()) skip();
@@ -124,7 +36,7 @@ static void test_every_call_in_every_layout(void **state) {
     (void)state;
     need_ucx();
     for (int32_t i = 0; i < COMM_LAYOUTS; i++) {
-        run_world(&(world){
+        comm_run_world(&(comm_world){
             .transports = transport_of((uint64_t)i),
             .secret = i % 3 ? NULL : "between the ranks",
             .like = {.parallel = comm_layouts[i],
@@ -139,7 +51,7 @@ static void test_sums_do_not_depend_on_the_ranks(void **state) {
     (void)state;
     need_ucx();
     for (int32_t tp = 1; tp <= COMM_TERMS; tp *= 2) {
-        run_world(&(world){
+        comm_run_world(&(comm_world){
             .transports = transport_of(0),
             .like = {.parallel = hd_parallel_tensor(tp), .run = comm_add_terms}
         });
@@ -151,7 +63,7 @@ static void test_a_lost_rank_ends_the_waiting_of_all(void **state) {
     need_ucx();
     for (uint64_t seed = 0; seed < 8; seed++) {
         const int32_t n = 2 + (int32_t)comm_draw(seed, 1, 4);
-        run_world(&(world){
+        comm_run_world(&(comm_world){
             .transports = transport_of(seed),
             .like = {.parallel = hd_parallel_expert(n, 0),
                      .run = comm_lose_a_rank,
@@ -164,7 +76,7 @@ static void test_a_lost_rank_ends_the_waiting_of_all(void **state) {
 static void test_too_many_rows_are_an_error_of_all(void **state) {
     (void)state;
     need_ucx();
-    run_world(&(world){
+    comm_run_world(&(comm_world){
         .like = {.parallel = hd_parallel_expert(2, 0), .run = comm_overflow, .seed = 3}
     });
 }
@@ -173,7 +85,7 @@ static void test_who_waits_sleeps(void **state) {
     (void)state;
     need_ucx();
     for (int32_t i = 0; i < 2; i++) {
-        run_world(&(world){
+        comm_run_world(&(comm_world){
             .transports = transport_of((uint64_t)i),
             .like = {.parallel = hd_parallel_tensor(2), .run = comm_come_late}
         });
@@ -184,7 +96,7 @@ static void test_rows_without_room_come_in_rounds(void **state) {
     (void)state;
     need_ucx();
     for (uint64_t seed = 0; seed < 4; seed++) {
-        run_world(&(world){
+        comm_run_world(&(comm_world){
             .transports = transport_of(seed),
             .like = {.parallel = hd_parallel_expert(3 + (int32_t)seed % 2, 0),
                      .run = comm_dispatch_in_rounds,
@@ -197,7 +109,7 @@ static void test_exchanges_are_counted(void **state) {
     (void)state;
     need_ucx();
     for (uint64_t seed = 0; seed < 2; seed++) {
-        run_world(&(world){
+        comm_run_world(&(comm_world){
             .transports = transport_of(seed),
             .like = {.parallel = hd_parallel_expert(3, 0),
                      .run = comm_count_exchanges,
@@ -232,7 +144,7 @@ static void test_large_sums(void **state) {
     (void)state;
     need_ucx();
     for (int32_t i = 0; i < 4; i++) {
-        run_world(&(world){
+        comm_run_world(&(comm_world){
             .transports = transport_of((uint64_t)i),
             .like = {.parallel = hd_parallel_tensor(2 + i / 2), .run = sum_much}
         });
@@ -241,57 +153,21 @@ static void test_large_sums(void **state) {
 
 /* ---- ranks that are killed or stopped ---- */
 
-static void sum_until_lost(comm_rank *r) {
-    char name[80];
-    hd_err err = {0};
-    float x[100] = {0};
-    snprintf(name, sizeof name, "rank %d is lost: it%s", r->victim,
-             r->seed == SIGSTOP ? " was silent for 3000 ms" : "s process has ended");
-    for (r->rounds = 1; hd_stream_sync(r->stream, &err) == HD_OK; r->rounds++) {
-        hd_comm_all_reduce(r->comm, r->stream,
-                           &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), HD_LEN(x)});
-    }
-    comm_expect(r, err.status == HD_EPEER && strstr(err.msg, name), err.msg, r->rounds);
-}
-
-/* Signals the victim in the middle; the others must end with its number. */
-static void lose(int signal, int32_t victim, int32_t silence_ms, const char *transport) {
-    world w = {
-        .transports = transport,
-        .silence_ms = silence_ms,
-        .like = {.parallel = hd_parallel_tensor(3),
-                 .run = sum_until_lost,
-                 .seed = (uint64_t)signal,
-                 .victim = victim}
-    };
-    pid_t pids[COMM_MAX_RANKS];
-    comm_rank *ranks = share_ranks();
-    find_port(w.at);
-    start_ranks(&w, ranks, pids);
-    while (*(volatile int32_t *)&ranks[victim].rounds < 20 && !ranks[victim].wrong[0]) {
-        comm_sleep_ms(1);
-    }
-    kill(pids[victim], signal);
-    join_ranks(&w, ranks, pids, victim);
-    kill(pids[victim], SIGKILL);
-    waitpid(pids[victim], NULL, 0);
-    munmap(ranks, sizeof *ranks * COMM_MAX_RANKS);
-}
-
 /* Silence would be noticed after a minute only. */
 static void test_a_killed_rank_is_named(void **state) {
     (void)state;
     need_ucx();
     for (int32_t i = 0; i < 6; i++) {
-        lose(SIGKILL, i % 3, 60000, transport_of((uint64_t)i));
+        comm_lose(SIGKILL, i % 3, 60000,
+                  &(comm_world){.transports = transport_of((uint64_t)i)});
     }
 }
 
 static void test_a_stopped_rank_is_named(void **state) {
     (void)state;
     need_ucx();
-    lose(SIGSTOP, 0, 3000, transport_of(0));
-    lose(SIGSTOP, 2, 3000, transport_of(1));
+    comm_lose(SIGSTOP, 0, 3000, &(comm_world){.transports = transport_of(0)});
+    comm_lose(SIGSTOP, 2, 3000, &(comm_world){.transports = transport_of(1)});
 }
 
 /* Of the watch's thread. */
@@ -305,7 +181,7 @@ static void note_loss(void *why, uint32_t epoch, const char *text) {
 static void test_a_starved_rank_is_not_lost(void **state) {
     (void)state;
     char at[32];
-    find_port(at);
+    comm_find_port(at);
     hd_rendezvous_options o = {.rank = 1, .world = 2, .at = at, .silence_ms = 400};
     const pid_t pid = fork();
     assert_true(pid >= 0);
@@ -344,7 +220,7 @@ static void hang(comm_rank *r) {
 static void test_a_rank_that_hangs_is_named(void **state) {
     (void)state;
     need_ucx();
-    run_world(&(world){
+    comm_run_world(&(comm_world){
         .wait_ms = 100, .like = {.parallel = hd_parallel_tensor(2), .run = hang, .victim = 1}
     });
 }
@@ -425,7 +301,7 @@ static void work_anew(anew *a, int32_t number) {
     hd_ops_init_ref(&ops);
     hd_status st = hd_device_open_cpu(&d, &one, &err);
     if (st == HD_OK) st = hd_stream_open(&s, d, &err);
-    if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, &ops, &err);
+    if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, s, &ops, &err);
     while (st == HD_OK && a->work(a, u, s, number, &err) != HD_OK) {
         err = (hd_err){0};
         st = hd_comm_ucx_begin_anew(u, &layout, count_waiting, &err);
@@ -465,7 +341,7 @@ static void come_anew(anew *a, pid_t *pids, bool *alive, int32_t number) {
 static anew *share_anew(anew_work *work) {
     anew *a = mmap(NULL, sizeof *a, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(a != MAP_FAILED);
-    find_port(a->at);
+    comm_find_port(a->at);
     a->work = work;
     return a;
 }
@@ -610,7 +486,7 @@ static void test_strangers_do_not_stop_the_rendezvous(void **state) {
     hd_err mine = {0};
     hd_err *err =
         mmap(NULL, sizeof *err, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    find_port(at);
+    comm_find_port(at);
     hd_rendezvous_options o = {
         .world = 2, .at = at, .secret = "right", .facts = {{"version", 1}, {"model", 2}}
     };
@@ -659,7 +535,7 @@ static void test_rendezvous_refusals(void **state) {
     assert_non_null(strstr(err.msg, "need a shared secret"));
     o.at = "nowhere";
     assert_int_equal(hd_rendezvous_open(&m, &o, "", 0, NULL), HD_EINVAL);
-    find_port(at);
+    comm_find_port(at);
     o.at = at;
     o.start_ms = 50;
     err = (hd_err){0};

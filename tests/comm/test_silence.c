@@ -38,16 +38,29 @@ static void test_a_stopped_process_does_not_run(void **state) {
     assert_true(hd_place_runs(&here, &here) && hd_place_runs(&p, &here));
     kill(p.pid, SIGSTOP);
     waitpid(p.pid, NULL, WUNTRACED);
-    assert_false(hd_place_runs(&p, &here));
+    assert_false(hd_place_runs(&p, &here) || hd_place_has_ended(&p));
     kill(p.pid, SIGCONT);
     waitpid(p.pid, NULL, WCONTINUED);
     assert_true(hd_place_runs(&p, &here));
     kill(p.pid, SIGKILL);
     siginfo_t info;
     waitid(P_PID, (id_t)p.pid, &info, WEXITED | WNOWAIT); /* it stays as a zombie */
-    assert_false(hd_place_runs(&p, &here));
+    assert_true(!hd_place_runs(&p, &here) && hd_place_has_ended(&p));
     end_process(&p);
-    assert_false(hd_place_runs(&p, &here));
+    assert_true(!hd_place_runs(&p, &here) && hd_place_has_ended(&p));
+}
+
+static void test_a_process_has_a_user(void **state) {
+    (void)state;
+    need_processes();
+    const hd_place here = hd_place_here(), p = start_process();
+    assert_true(hd_place_is_of_user(&here) && hd_place_is_of_user(&p));
+    if (seteuid(65534) == 0) { /* nobody */
+        assert_false(hd_place_is_of_user(&p));
+        assert_int_equal(seteuid(0), 0);
+    }
+    end_process(&p);
+    assert_false(hd_place_is_of_user(&p));
 }
 
 static void test_nothing_is_known_of_other_hosts(void **state) {
@@ -97,6 +110,7 @@ static void test_a_watch_that_was_starved_counts_one_beat(void **state) {
 int test_comm_silence(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_stopped_process_does_not_run),
+        cmocka_unit_test(test_a_process_has_a_user),
         cmocka_unit_test(test_nothing_is_known_of_other_hosts),
         cmocka_unit_test(test_a_process_that_runs_may_be_silent_for_longer),
         cmocka_unit_test(test_a_watch_that_was_starved_counts_one_beat),

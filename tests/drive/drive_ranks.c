@@ -20,7 +20,8 @@
 #include "weights/weights.h"
 
 hd_status __real_hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
-                                  const hd_device *device, const hd_ops *ops, hd_err *err);
+                                  hd_device *device, hd_stream *stream, const hd_ops *ops,
+                                  hd_err *err);
 hd_status __real_hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
                                         void (*waits)(void *ctx), hd_err *err);
 const hd_comm *__real_hd_comm_ucx_interface(const hd_comm_ucx *u);
@@ -32,7 +33,8 @@ void __real_hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[
 void __real_hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
                            int32_t n_micro, bool again);
 hd_status __wrap_hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
-                                  const hd_device *device, const hd_ops *ops, hd_err *err);
+                                  hd_device *device, hd_stream *stream, const hd_ops *ops,
+                                  hd_err *err);
 hd_status __wrap_hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
                                         void (*waits)(void *ctx), hd_err *err);
 const hd_comm *__wrap_hd_comm_ucx_interface(const hd_comm_ucx *u);
@@ -70,9 +72,10 @@ static void pass_by(const char *where) {
 /* ---- points ---- */
 
 hd_status __wrap_hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
-                                  const hd_device *device, const hd_ops *ops, hd_err *err) {
+                                  hd_device *device, hd_stream *stream, const hd_ops *ops,
+                                  hd_err *err) {
     pass_by("start");
-    return __real_hd_comm_ucx_open(out, o, device, ops, err);
+    return __real_hd_comm_ucx_open(out, o, device, stream, ops, err);
 }
 
 hd_status __wrap_hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,

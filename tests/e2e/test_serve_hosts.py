@@ -92,3 +92,9 @@ def test_a_rank_0_that_cannot_start_stops_the_others(ssh):
 def test_refusals(ssh, flags, why):
     code, text = refused(ssh, *flags)
     assert code != 0 and why in text, text
+
+
+def test_gpus_of_two_hosts_are_refused(ssh):
+    words = [HADAL, "serve", TINY, "--port", "0", "--ep", "2", "--hosts", "a,b", "--backend", "cuda"]
+    p = subprocess.run([str(w) for w in words], env=ssh, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert p.returncode != 0 and "no rows of GPUs travel between two hosts" in p.stderr, p.stderr

@@ -35,11 +35,12 @@ def free_address(host="127.0.0.1"):
 class World:
     """Rank 0 with the other ranks, which are the processes `ranks[1:]`."""
 
-    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None, before=lambda world: None, serve=Server):
-        """faults: of ranks, as drive_ranks takes them. before: called before rank 0 is started. serve: makes rank 0."""
+    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None, before=lambda world: None, serve=Server, base=SMALL):
+        """faults: of ranks, as drive_ranks takes them. before: called before rank 0 is started. serve: makes rank 0.
+        base: flags of all tests."""
         self.meet = meet or free_address()
         self.env = {**CLEAN, **(env or {})}
-        self.flags = [*SMALL, *flags, "--world", n, "--meet", self.meet]
+        self.flags = [*base, *flags, "--world", n, "--meet", self.meet]
         self.wrap = wrap
         self.ranks = [None] * n
         for rank in range(1, n):

@@ -633,6 +633,7 @@ int test_ranks(void) {
         cmocka_unit_test(common_rows_have_the_same_bits),
         cmocka_unit_test(divided_rows_have_the_same_bits),
         cmocka_unit_test(any_layout_has_the_same_bits),
+        cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
     };

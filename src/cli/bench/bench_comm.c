@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "base/json.h"
 #include "cli/bench/bench_comm_internal.h"
 #include "cli/options.h"
@@ -24,11 +25,25 @@
 enum { MAX_RANKS = 16, GPU_CALLS = 100 };
 
 typedef enum operation { ALL_REDUCE, ALL_GATHER, BROADCAST, N_OPERATIONS } operation;
-typedef enum transport { LOCAL, SHARED_MEMORY, TCP, GPUS, N_TRANSPORTS } transport;
+/* GPUs of processes first: a process that has used CUDA cannot fork. */
+typedef enum transport {
+    LOCAL,
+    SHARED_MEMORY,
+    TCP,
+    GPU_PROCESSES,
+    GPUS,
+    N_TRANSPORTS
+} transport;
 
 static const char *const operations[] = {"all_reduce", "all_gather", "broadcast"};
-static const char *const transports[] = {"threads", "shared memory", "tcp", "gpus"};
-static const char *const ucx_transports[] = {NULL, "sysv,self", "tcp,self"};
+static const char *const transports[] = {"threads", "shared memory", "tcp", "gpu processes",
+                                         "gpus"};
+static const char *const ucx_transports[N_TRANSPORTS] = {
+    [SHARED_MEMORY] = "sysv,self", [TCP] = "tcp,self"};
+
+static bool is_on_gpus(transport t) {
+    return t == GPUS || t == GPU_PROCESSES;
+}
 
 typedef struct comm_settings {
     int64_t ranks, rounds;
@@ -86,7 +101,7 @@ static void call(void *ctx, size_t bytes) {
 /* Broadcasts are of host memory. */
 static hd_status measure(rank *r, const hd_comm *comm, hd_device *device, hd_stream *stream,
                          hd_err *err) {
-    const bool on_gpus = r->transport == GPUS;
+    const bool on_gpus = is_on_gpus(r->transport);
     const int rounds = (int)r->set->rounds / (on_gpus ? 10 : 1) + 1;
     caller c = {.comm = comm, .stream = stream, .repeat = on_gpus ? GPU_CALLS : 1};
     void *x;
@@ -114,7 +129,7 @@ static hd_status run_ucx(rank *r, hd_device *device, hd_stream *stream, const hd
         .parallel = hd_parallel_tensor(n),
         .transports = ucx_transports[r->transport]
     };
-    HD_TRY(hd_comm_ucx_open(&u, &o, device, ops, &r->err));
+    HD_TRY(hd_comm_ucx_open(&u, &o, device, stream, ops, &r->err));
     const hd_status st = measure(r, hd_comm_ucx_interface(u), device, stream, &r->err);
     hd_comm_ucx_close(u);
     return st;
@@ -122,14 +137,14 @@ static hd_status run_ucx(rank *r, hd_device *device, hd_stream *stream, const hd
 
 /* world: of threads; NULL: a process. */
 static void run_rank(rank *r, hd_comm_local *world) {
-    const int32_t gpus = hd_device_count_gpus();
-    const hd_ops_options one = {.cpu = {.n_threads = 1},
-                                .gpu = r->transport == GPUS ? r->number % gpus : 0};
+    const bool on_gpus = is_on_gpus(r->transport);
+    const hd_ops_options one = {
+        .cpu = {.n_threads = 1},
+        .gpu = on_gpus ? r->number % hd_max_i32(hd_device_count_gpus(), 1) : 0};
     hd_device *device = NULL;
     hd_stream *stream = NULL;
     hd_ops ops;
-    if (hd_ops_open(&ops, &device, r->transport == GPUS ? "cuda" : "ref", &one, &r->err) ==
-            HD_OK &&
+    if (hd_ops_open(&ops, &device, on_gpus ? "cuda" : "ref", &one, &r->err) == HD_OK &&
         hd_stream_open(&stream, device, &r->err) == HD_OK) {
         if (world)
             run_local(r, world, device, stream, &ops);
@@ -246,18 +261,34 @@ static hd_status put_peers(const report *to, int rounds, hd_err *err) {
     return HD_OK;
 }
 
+/* In a process of its own. */
+static int32_t count_gpus(void) {
+    int status = 0;
+    const pid_t pid = fork();
+    if (pid == 0) _exit(hd_device_count_gpus());
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) return 0;
+    return WEXITSTATUS(status);
+}
+
+/* Processes that share a GPU wait for their slices of its time. */
+static bool can_run(transport t, int32_t ranks, int32_t gpus) {
+    if (t == LOCAL) return true;
+    if (t == GPUS) return gpus > 0;
+    return hd_comm_ucx_is_built() && (t != GPU_PROCESSES || gpus >= ranks);
+}
+
 static hd_status bench(const comm_settings *set, const report *to, rank *ranks, hd_err *err) {
-    const int32_t gpus = hd_device_count_gpus();
+    const int32_t gpus = count_gpus();
     if (!to->rows) {
         printf("%-14s %-11s %8s %10s %9s\n", "transport", "operation", "bytes", "us", "MB/s");
     }
     HD_TRY(put_peers(to, (int)set->rounds, err));
     for (transport t = LOCAL; t < N_TRANSPORTS; t++) {
-        if (t == GPUS ? gpus == 0 : t != LOCAL && !hd_comm_ucx_is_built()) continue;
+        if (!can_run(t, (int32_t)set->ranks, gpus)) continue;
         const char *over = t == GPUS && gpus < set->ranks ? "gpus, shared" : transports[t];
         fflush(stdout); /* before processes copy it */
         HD_TRY(run_world(ranks, set, t, err));
-        for (int op = 0; op < (t == GPUS ? BROADCAST : N_OPERATIONS); op++) {
+        for (int op = 0; op < (is_on_gpus(t) ? BROADCAST : N_OPERATIONS); op++) {
             put(to, over, operations[op], ranks[0].us[op]);
         }
     }

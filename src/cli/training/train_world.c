@@ -33,7 +33,7 @@ static hd_status join(train_world *w, const hd_world_options *o, const char *at,
         .parallel = {.tp = 1,         .dp = w->n, .ep = 1, .etp = 1, .dense_tp = 1, .head_tp = 1},
         .wait_ms = DAY_MS  /* a rank may compute for long; its loss is seen by heartbeats */
     };
-    HD_TRY(hd_comm_ucx_open(&w->ucx, &ucx, w->device, &w->ops, err));
+    HD_TRY(hd_comm_ucx_open(&w->ucx, &ucx, w->device, w->ranks.stream, &w->ops, err));
     w->ranks.comm = hd_comm_ucx_interface(w->ucx);
     return HD_OK;
 }

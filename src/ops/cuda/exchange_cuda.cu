@@ -121,10 +121,13 @@ __device__ const pointers *exchange_pointers(const hd_exchange_peers &p, const p
     return came ? sync_of(p, p.index).from[ticket % 2] : nullptr;
 }
 
+/* A pointer that a member wrote, as this GPU reaches it. */
 template <typename T>
-__device__ __forceinline__ const T *read_pointer(const T *const *at) {
+__device__ __forceinline__ const T *read_pointer(const hd_exchange_peers &p, int member,
+                                                 const T *const *at) {
     return reinterpret_cast<const T *>(
-        __ldcg(reinterpret_cast<const unsigned long long *>(at)));
+        __ldcg(reinterpret_cast<const unsigned long long *>(at)) +
+        (unsigned long long)p.shift[member]);
 }
 
 /* ---- gather and sum: V floats at a time ---- */
@@ -281,6 +284,20 @@ __device__ __forceinline__ int last_not_above(const int32_t *at, int n, int32_t 
     return low;
 }
 
+/* Of the places first .. end - 1, which a member sends to a slot, those of a round; base is the first of all
+ * that it sends to the rank of the slot. */
+struct places {
+    int32_t first, end;
+};
+
+__device__ __forceinline__ places places_of_round(places all, int32_t base, int32_t round,
+                                                  int32_t most) {
+    const int64_t begin = base + (int64_t)round * most, end = begin + most;
+    const int64_t first = all.first > begin ? all.first : begin;
+    const int64_t last = all.end < end ? all.end : end;
+    return first < last ? places{(int32_t)first, (int32_t)last} : places{all.first, all.first};
+}
+
 /* A warp copies a row. */
 __device__ __forceinline__ void copy_row(float *to, const float *from, int32_t cols) {
     const int lane = threadIdx.x % WARP;
@@ -307,10 +324,12 @@ __global__ void __launch_bounds__(THREADS)
     const int pairs = a.n_slots * p.n;
     int32_t *first = shared, *source = shared + pairs + 1; /* here; at the member */
     for (int t = (int)threadIdx.x; t < pairs; t += THREADS) {
-        const int32_t *offset =
-            read_pointer(&from[t % p.n].offset) + p.index * a.n_slots + t / p.n;
-        source[t] = __ldcg(offset);
-        first[t] = __ldcg(offset + 1) - source[t];
+        const int k = t % p.n, e = t / p.n;
+        const int32_t *offset = read_pointer(p, k, &from[k].offset) + p.index * a.n_slots;
+        const places rows = places_of_round({__ldcg(offset + e), __ldcg(offset + e + 1)},
+                                            __ldcg(offset), a.round, a.most[k]);
+        source[t] = rows.first;
+        first[t] = rows.end - rows.first;
     }
     __syncthreads();
     prefix_sums(first, pairs);
@@ -332,11 +351,12 @@ __global__ void __launch_bounds__(THREADS)
          i += warps) {
         const int t = last_not_above(first, pairs, i), k = t % p.n;
         const int32_t choice =
-            __ldcg(read_pointer(&from[k].assignment) + source[t] + i - first[t]);
+            __ldcg(read_pointer(p, k, &from[k].assignment) + source[t] + i - first[t]);
         copy_row(a.in_x + (int64_t)i * a.cols,
-                 read_pointer(&from[k].rows) + (int64_t)(choice / a.top_k) * a.cols, a.cols);
+                 read_pointer(p, k, &from[k].rows) + (int64_t)(choice / a.top_k) * a.cols,
+                 a.cols);
         if (threadIdx.x % WARP == 0) {
-            a.in_weight[i] = __ldcg(read_pointer(&from[k].weight) + choice);
+            a.in_weight[i] = __ldcg(read_pointer(p, k, &from[k].weight) + choice);
         }
     }
 }
@@ -347,26 +367,27 @@ __global__ void __launch_bounds__(THREADS)
     combine(const __grid_constant__ hd_exchange_peers p, hd_exchange_combine_args a) {
     extern __shared__ int32_t shared[];
     griddepcontrol_wait();
-    const pointers *from = exchange_pointers(
-        p, {a.in_y, nullptr, memory_of(p, p.index).in_first[a.place], nullptr});
+    const pointers *from = exchange_pointers(p, {a.in_y, nullptr, nullptr, nullptr});
     if (!from) return;
     const int slots = a.n_slots * p.n;
     int32_t *offset = shared, *there = shared + slots + 1;
     for (int q = (int)threadIdx.x; q <= slots; q += THREADS) {
         offset[q] = a.offset[q];
         if (q == slots) continue;
-        there[q] =
-            __ldcg(read_pointer(&from[q / a.n_slots].offset) + q % a.n_slots * p.n + p.index);
+        const int32_t *first = memory_of(p, q / a.n_slots).in_first[a.place];
+        there[q] = __ldcg(first + q % a.n_slots * p.n + p.index);
     }
     __syncthreads();
     const int warps = (int)gridDim.x * (THREADS / WARP);
     for (int32_t i = (int32_t)(blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP) + offset[0];
          i < offset[slots]; i += warps) {
         const int q = last_not_above(offset, slots, i);
-        if (there[q] == NOWHERE) continue;
-        const float *in_y = read_pointer(&from[q / a.n_slots].rows);
-        copy_row(a.y + (int64_t)i * a.cols, in_y + (int64_t)(there[q] + i - offset[q]) * a.cols,
-                 a.cols);
+        const places rows = places_of_round({offset[q], offset[q + 1]},
+                                            offset[q / a.n_slots * a.n_slots], a.round, a.most);
+        if (there[q] == NOWHERE || i < rows.first || i >= rows.end) continue;
+        const float *in_y = read_pointer(p, q / a.n_slots, &from[q / a.n_slots].rows);
+        copy_row(a.y + (int64_t)i * a.cols,
+                 in_y + (int64_t)(there[q] + i - rows.first) * a.cols, a.cols);
     }
 }
 
