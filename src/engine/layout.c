@@ -23,8 +23,6 @@ static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
     if (o->world.size) why = "they are threads of one process";
     if (o->dwdp > 1) why = "they hold their experts: dwdp is for CPUs";
-    if (o->rebalance && strcmp(o->rebalance, "off") != 0) why = "their experts do not move";
-    if (o->updatable) why = "their weights cannot be replaced";
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: %s", why);
 }
