@@ -29,7 +29,7 @@ FLOORS = {
 # those of the rooms listed before it.
 ROOMS = {
     "model": ["backward"],
-    "weights": ["config", "torch"],
+    "weights": ["config", "experts", "torch"],
     "ops": ["ref", "cpu", "cuda", "backward", "profile"],
     "server": ["metrics"],
     "cli": ["terminal", "inspect", "bench", "planning", "training", "serving"],

@@ -53,9 +53,10 @@ unit() { # COMMAND...
 ops() { unit "$HADAL_TEST" device ops backward gradients sample drafts lanes rebuild comm decode_graph engine; }
 
 ranks() {
-    unit "$HADAL_TEST" comm decode_graph ranks engine_ranks
+    unit "$HADAL_TEST" comm decode_graph ranks engine_ranks engine_updates
     unit "$HADAL_TEST" comm_ipc # alone: it forks, which a process that has used CUDA cannot
     end_to_end tests/e2e/test_ranks_cuda.py
+    end_to_end tests/e2e/test_rebalance.py tests/e2e/test_weight_ranks.py -k "not process and not comes_back"
 }
 
 # What a tool reports although it is right; docs/testing.md has the reasons.

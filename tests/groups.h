@@ -44,6 +44,7 @@
     X(update) \
     X(remote) \
     X(expert_slots) \
+    X(device_shards) \
     X(expert_cache) \
     X(read_ahead) \
     X(pinned_experts) \

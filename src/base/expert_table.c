@@ -1,8 +1,6 @@
 /* expert_table.c - what the matrices of all expert slots have in common. */
 #include "base/expert_table.h"
 
-enum { ALIGN = 16 };
-
 typedef struct addresses {
     const uint8_t *lowest, *highest;
     uintptr_t low_bits; /* of any of them */
@@ -13,12 +11,12 @@ static void add(addresses *a, const void *p) {
     if (!at) return;
     if (!a->lowest || (uintptr_t)at < (uintptr_t)a->lowest) a->lowest = at;
     if ((uintptr_t)at > (uintptr_t)a->highest) a->highest = at;
-    a->low_bits |= (uintptr_t)at % ALIGN;
+    a->low_bits |= (uintptr_t)at % HD_EXPERT_ALIGN;
 }
 
 static const void *lowest_of(const addresses *a) {
     if (!a->lowest) return NULL;
-    return a->lowest - (uintptr_t)a->lowest % ALIGN + a->low_bits;
+    return a->lowest - (uintptr_t)a->lowest % HD_EXPERT_ALIGN + a->low_bits;
 }
 
 static size_t range_of(const addresses *a) {
@@ -47,5 +45,14 @@ void hd_expert_table_init(hd_expert_table *out, const hd_weight *w, int32_t n) {
     out->shape.data = lowest_of(&data);
     out->shape.scale = lowest_of(&scale);
     out->data_range = range_of(&data);
-    out->scale_range = range_of(&scale);
+}
+
+void hd_expert_table_extend(hd_expert_table *t, const hd_weight *w) {
+    const uintptr_t at = (uintptr_t)w->data;
+    uintptr_t low = (uintptr_t)t->shape.data, high = low + t->data_range;
+    if (!at || !low) return;
+    if (at < low) t->shape.data = w->data;
+    if (at < low) low = at;
+    if (at > high) high = at;
+    t->data_range = high - low;
 }

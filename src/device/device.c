@@ -133,7 +133,7 @@ bool hd_device_is_same(const hd_device *d, const hd_device *other) {
     return d->table == other->table && d->table->is_same && d->table->is_same(d, other);
 }
 
-hd_status hd_device_enable_peer_access(hd_device *d, const hd_device *other, hd_err *err) {
+hd_status hd_device_enable_peer_access(hd_device *d, hd_device *other, hd_err *err) {
     if (d->table != other->table) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "devices of two kinds");
     }
@@ -168,6 +168,11 @@ void hd_stream_clear(hd_stream *s, void *device, size_t bytes) {
 void hd_stream_random_fill(hd_stream *s, void *device, size_t bytes,
                            const hd_random_fill *random_fill) {
     if (bytes) s->device->table->random_fill(s, device, bytes, random_fill);
+}
+
+void hd_stream_checksum(hd_stream *s, uint64_t *sum, uint64_t first, const void *device,
+                        size_t bytes) {
+    if (bytes) s->device->table->checksum(s, sum, first, device, bytes);
 }
 
 void hd_stream_busy(hd_stream *s, int32_t microseconds) {
@@ -230,6 +235,10 @@ void hd_stream_wait_event(hd_stream *s, const hd_device_event *m) {
 hd_status hd_stream_sync_event(hd_stream *s, hd_device_event *m, hd_err *err) {
     s->device->table->wait_for(s, m);
     return take_failure(s, err);
+}
+
+bool hd_device_event_is_done(hd_device_event *m) {
+    return m->device->table->event_is_done(m);
 }
 
 double hd_device_event_seconds(const hd_device_event *from, const hd_device_event *to) {

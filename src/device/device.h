@@ -116,7 +116,7 @@ bool hd_device_is_host(const hd_device *d);
 /* Lets operators on d read and write the memory of another device of this process. HD_EUNSUPPORTED,
  * with both by name: they are not connected. */
 bool hd_device_is_same(const hd_device *d, const hd_device *other); /* one GPU, opened twice */
-hd_status hd_device_enable_peer_access(hd_device *d, const hd_device *other, hd_err *err);
+hd_status hd_device_enable_peer_access(hd_device *d, hd_device *other, hd_err *err);
 
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err);
 void hd_stream_close(hd_stream *s); /* NULL is fine */
@@ -140,6 +140,10 @@ void hd_stream_clear(hd_stream *s, void *device,
 /* Fills device memory with random values. `bytes` is rounded up to a multiple of 8. */
 void hd_stream_random_fill(hd_stream *s, void *device, size_t bytes,
                            const hd_random_fill *random_fill);
+
+/* Adds hd_checksum_blocks() of device memory, aligned to 8 bytes, to *sum, in device memory too. */
+void hd_stream_checksum(hd_stream *s, uint64_t *sum, uint64_t first, const void *device,
+                        size_t bytes);
 
 /* Records a failure; the first one stays. */
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what);
@@ -181,6 +185,10 @@ void hd_stream_wait_event(hd_stream *s, const hd_device_event *m);
 
 /* Waits for everything queued before m, returns the stream's first failure and clears it. */
 hd_status hd_stream_sync_event(hd_stream *s, hd_device_event *m, hd_err *err);
+
+/* Whether everything queued before m's last record is done, or m was never recorded; without
+ * waiting. */
+bool hd_device_event_is_done(hd_device_event *m);
 
 /* Returns the seconds between two timed events that were reached: after the calls above,
  * hd_stream_wait or hd_stream_sync. */

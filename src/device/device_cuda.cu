@@ -13,6 +13,7 @@
 #include "device/device_internal.h"
 #include "device/cuda.cuh"
 #include "device/memory_cuda.cuh"
+#include "base/checksum.h"
 #include "base/cores.h"
 #include "base/terminal.h"
 
@@ -35,6 +36,7 @@ struct cuda_device {
     hd_device base;
     int ordinal, n_sms;
     bool discards;        /* blocks can be discarded */
+    uint64_t readers;     /* bits of other GPUs that use pages of this one */
     pthread_mutex_t lock; /* guards the next: updates of weights take memory beside the steps */
     memory *blocks;       /* [n_blocks, cap_blocks] */
     size_t n_blocks, cap_blocks;
@@ -145,7 +147,7 @@ constexpr size_t PAGES_FROM = 8 << 20;
 cudaError_t take(memory *m, const cuda_device *d, size_t bytes) {
     if (m->kind == ON_HOST) return cudaMallocHost(&m->at, bytes);
     if (!d->discards || bytes < PAGES_FROM) return cudaMalloc(&m->at, bytes);
-    const cudaError_t status = cuda_pages_take(&m->pages, d->ordinal, bytes);
+    const cudaError_t status = cuda_pages_take(&m->pages, d->ordinal, d->readers, bytes);
     if (status == cudaSuccess || status == cudaErrorMemoryAllocation) {
         m->at = reinterpret_cast<void *>(m->pages.at);
         return status;
@@ -213,7 +215,7 @@ hd_status restore(hd_device *base, void *p, hd_err *err) {
     memory *m = block_of(d, p);
     if (!m || !m->pages.bytes || m->pages.mapped) return HD_OK;
     cudaSetDevice(d->ordinal);
-    cudaError_t status = cuda_pages_map(&m->pages, d->ordinal);
+    cudaError_t status = cuda_pages_map(&m->pages, d->ordinal, d->readers);
     if (status == cudaErrorMemoryAllocation) {
         char wanted[32], left[32];
         hd_bytes_text(wanted, sizeof wanted, static_cast<double>(m->pages.bytes));
@@ -392,9 +394,22 @@ bool is_same(const hd_device *base, const hd_device *other) {
            reinterpret_cast<const cuda_device *>(other)->ordinal;
 }
 
-hd_status enable_peer_access(hd_device *base, const hd_device *other_base, hd_err *err) {
-    const int own = reinterpret_cast<cuda_device *>(base)->ordinal;
-    const int other = reinterpret_cast<const cuda_device *>(other_base)->ordinal;
+/* Pages are shown to each GPU by name, those to come (readers) and those that there are. */
+cudaError_t show_pages(cuda_device *to_read, int reader) {
+    cudaError_t status = cudaSuccess;
+    pthread_mutex_lock(&to_read->lock);
+    to_read->readers |= UINT64_C(1) << reader;
+    for (size_t i = 0; i < to_read->n_blocks && status == cudaSuccess; i++) {
+        const cuda_pages *p = &to_read->blocks[i].pages;
+        if (p->mapped) status = cuda_pages_show(p, reader);
+    }
+    pthread_mutex_unlock(&to_read->lock);
+    return status;
+}
+
+hd_status enable_peer_access(hd_device *base, hd_device *other_base, hd_err *err) {
+    cuda_device *to_read = reinterpret_cast<cuda_device *>(other_base);
+    const int own = reinterpret_cast<cuda_device *>(base)->ordinal, other = to_read->ordinal;
     int can = 0;
     if (own == other) return HD_OK;
     cudaDeviceCanAccessPeer(&can, own, other);
@@ -403,11 +418,12 @@ hd_status enable_peer_access(hd_device *base, const hd_device *other_base, hd_er
                        other);
     }
     cudaSetDevice(own);
-    const cudaError_t status = cudaDeviceEnablePeerAccess(other, 0);
+    cudaError_t status = cudaDeviceEnablePeerAccess(other, 0);
     if (status == cudaErrorPeerAccessAlreadyEnabled) {
         cudaGetLastError();
-        return HD_OK;
+        status = cudaSuccess;
     }
+    if (status == cudaSuccess) status = show_pages(to_read, own);
     return status == cudaSuccess ? HD_OK
                                  : fail(err, HD_EDEVICE, "memory of another GPU", status);
 }
@@ -562,6 +578,33 @@ void random_fill(hd_stream *s, void *device, size_t bytes, const hd_random_fill 
     note(s, "random fill", cudaGetLastError());
 }
 
+/* ---- checksums ---- */
+
+/* Few, so that they leave room for the steps beside them. */
+constexpr int CHECKSUM_THREADS = 128, CHECKSUM_BLOCKS = 32;
+
+__global__ void sum_blocks(unsigned long long *sum, uint64_t first, const uint8_t *data,
+                           size_t bytes) {
+    const size_t n = (bytes + HD_CHECKSUM_BLOCK - 1) / HD_CHECKSUM_BLOCK;
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    unsigned long long own = 0;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        const size_t at = i * HD_CHECKSUM_BLOCK, left = bytes - at;
+        own += hd_checksum(first + i, data + at,
+                           left < HD_CHECKSUM_BLOCK ? left : HD_CHECKSUM_BLOCK);
+    }
+    if (own) atomicAdd(sum, own);
+}
+
+void checksum(hd_stream *s, uint64_t *sum, uint64_t first, const void *device, size_t bytes) {
+    cudaStream_t queue = hd_cuda_stream(s);
+    static_assert(sizeof(unsigned long long) == sizeof *sum, "an atomic sum of 64 bits");
+    sum_blocks<<<CHECKSUM_BLOCKS, CHECKSUM_THREADS, 0, queue>>>(
+        reinterpret_cast<unsigned long long *>(sum), first,
+        static_cast<const uint8_t *>(device), bytes);
+    note(s, "a checksum", cudaGetLastError());
+}
+
 /* ---- events ---- */
 
 hd_status open_device_event(hd_device_event **out, hd_device *base, bool timed, hd_err *err) {
@@ -599,6 +642,15 @@ void wait_for(hd_stream *s, hd_device_event *base) {
 void wait_event(hd_stream *s, const hd_device_event *base) {
     const cuda_mark *m = reinterpret_cast<const cuda_mark *>(base);
     note(s, "waiting for a stream", cudaStreamWaitEvent(hd_cuda_stream(s), m->event, 0));
+}
+
+/* One that failed is done: waiting for its stream says so. */
+bool event_is_done(hd_device_event *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base->device)->ordinal);
+    if (cudaEventQuery(m->event) != cudaErrorNotReady) return true;
+    cudaGetLastError(); /* that it is not ready is no error */
+    return false;
 }
 
 double event_seconds(const hd_device_event *from, const hd_device_event *to) {
@@ -696,6 +748,7 @@ const backend_table table = {
     .device_event = set_device_event,
     .wait_for = wait_for,
     .wait_event = wait_event,
+    .event_is_done = event_is_done,
     .event_seconds = event_seconds,
     .busy = busy,
     .record = record,
@@ -705,6 +758,7 @@ const backend_table table = {
     .copy = copy,
     .clear = clear,
     .random_fill = random_fill,
+    .checksum = checksum,
     .host_memory = false,
 };
 

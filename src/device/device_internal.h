@@ -32,7 +32,7 @@ typedef struct backend_table {
     void (*wait_shared)(hd_stream *s, const uint8_t *event);
     /* NULL, like the next: all memory is in reach */
     bool (*is_same)(const hd_device *d, const hd_device *other);
-    hd_status (*enable_peer_access)(hd_device *d, const hd_device *other, hd_err *err);
+    hd_status (*enable_peer_access)(hd_device *d, hd_device *other, hd_err *err);
     hd_status (*open_stream)(hd_stream **out, hd_device *d, hd_err *err);
     void (*close_stream)(hd_stream *s);
     void (*upload)(hd_stream *s, void *device, const void *host, size_t bytes);
@@ -45,6 +45,7 @@ typedef struct backend_table {
     void (*device_event)(hd_stream *s, hd_device_event *m);
     void (*wait_for)(hd_stream *s, hd_device_event *m); /* failures go to hd_stream_fail */
     void (*wait_event)(hd_stream *s, const hd_device_event *m);
+    bool (*event_is_done)(hd_device_event *m);
     double (*event_seconds)(const hd_device_event *from, const hd_device_event *to);
     void (*busy)(hd_stream *s, int32_t microseconds);
     /* NULL, like the next three, if the backend has no graphs */
@@ -56,6 +57,8 @@ typedef struct backend_table {
     void (*clear)(hd_stream *s, void *device, size_t bytes);
     void (*random_fill)(hd_stream *s, void *device, size_t bytes,
                         const hd_random_fill *random_fill);
+    void (*checksum)(hd_stream *s, uint64_t *sum, uint64_t first, const void *device,
+                     size_t bytes);
     bool host_memory; /* device memory is host memory */
 } backend_table;
 

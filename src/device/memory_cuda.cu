@@ -35,28 +35,36 @@ CUmemAllocationProp properties(int ordinal) {
 
 } // namespace
 
+cudaError_t cuda_pages_show(const cuda_pages *p, int ordinal) {
+    const auto access = DRIVER(cuMemSetAccess);
+    CUmemAccessDesc both;
+    if (!access) return cudaErrorSymbolNotFound;
+    memset(&both, 0, sizeof both);
+    both.location = properties(ordinal).location;
+    both.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return result_of(access(p->at, p->bytes, &both, 1));
+}
+
 cudaError_t cuda_range_of(CUdeviceptr *start, size_t *bytes, const void *p) {
     const auto get_range = DRIVER(cuMemGetAddressRange);
     if (!get_range) return cudaErrorSymbolNotFound;
     return result_of(get_range(start, bytes, reinterpret_cast<CUdeviceptr>(p)));
 }
 
-cudaError_t cuda_pages_map(cuda_pages *p, int ordinal) {
+cudaError_t cuda_pages_map(cuda_pages *p, int ordinal, uint64_t readers) {
     const auto create = DRIVER(cuMemCreate);
     const auto map = DRIVER(cuMemMap);
-    const auto access = DRIVER(cuMemSetAccess);
     const auto release = DRIVER(cuMemRelease);
-    if (!create || !map || !access || !release) return cudaErrorSymbolNotFound;
+    if (!create || !map || !release) return cudaErrorSymbolNotFound;
     const CUmemAllocationProp prop = properties(ordinal);
-    CUmemAccessDesc both;
-    memset(&both, 0, sizeof both);
-    both.location = prop.location;
-    both.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     cudaError_t status = result_of(create(&p->handle, p->bytes, &prop, 0));
     if (status != cudaSuccess) return status;
     status = result_of(map(p->at, p->bytes, 0, p->handle, 0));
     p->mapped = status == cudaSuccess;
-    if (status == cudaSuccess) status = result_of(access(p->at, p->bytes, &both, 1));
+    readers |= UINT64_C(1) << ordinal;
+    for (int i = 0; i < 64 && status == cudaSuccess; i++) {
+        if (readers >> i & 1) status = cuda_pages_show(p, i);
+    }
     if (status == cudaSuccess) return status;
     if (p->mapped) {
         cuda_pages_unmap(p);
@@ -76,7 +84,7 @@ cudaError_t cuda_pages_unmap(cuda_pages *p) {
     return status;
 }
 
-cudaError_t cuda_pages_take(cuda_pages *out, int ordinal, size_t n) {
+cudaError_t cuda_pages_take(cuda_pages *out, int ordinal, uint64_t readers, size_t n) {
     const auto granularity = DRIVER(cuMemGetAllocationGranularity);
     const auto reserve = DRIVER(cuMemAddressReserve);
     if (!granularity || !reserve) return cudaErrorSymbolNotFound;
@@ -89,7 +97,7 @@ cudaError_t cuda_pages_take(cuda_pages *out, int ordinal, size_t n) {
     p.bytes = (n + page - 1) / page * page;
     status = result_of(reserve(&p.at, p.bytes, 0, 0, 0));
     if (status != cudaSuccess) return status;
-    status = cuda_pages_map(&p, ordinal);
+    status = cuda_pages_map(&p, ordinal, readers);
     if (status != cudaSuccess) {
         cuda_pages_free(&p);
         return status;

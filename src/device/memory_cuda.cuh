@@ -5,6 +5,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <stdint.h>
+
 struct cuda_pages {
     CUdeviceptr at;
     size_t bytes; /* whole pages; 0: no such memory */
@@ -12,13 +14,17 @@ struct cuda_pages {
     bool mapped;
 };
 
-/* Takes at least n bytes, not zeroed. cudaErrorMemoryAllocation: there are none. */
-cudaError_t cuda_pages_take(cuda_pages *out, int ordinal, size_t n);
+/* Takes at least n bytes of GPU `ordinal`, not zeroed, that this one uses and those whose bits readers
+ * has. cudaErrorMemoryAllocation: there are none. */
+cudaError_t cuda_pages_take(cuda_pages *out, int ordinal, uint64_t readers, size_t n);
 void cuda_pages_free(cuda_pages *p);
 
 /* Gives pages back, or takes new ones, not zeroed, at the same address. Nothing uses them. */
 cudaError_t cuda_pages_unmap(cuda_pages *p);
-cudaError_t cuda_pages_map(cuda_pages *p, int ordinal);
+cudaError_t cuda_pages_map(cuda_pages *p, int ordinal, uint64_t readers);
+
+/* Lets GPU `ordinal` read and write mapped pages. */
+cudaError_t cuda_pages_show(const cuda_pages *p, int ordinal);
 
 /* The allocation that contains p. */
 cudaError_t cuda_range_of(CUdeviceptr *start, size_t *bytes, const void *p);

@@ -49,6 +49,8 @@ enum { HD_MAX_WEIGHT_VERSION = 256 }; /* bytes of a version's name */
 /* Returns the weights, which only hd_engine_update_weights() changes. NULL: they cannot be
  * replaced, as the options say. */
 const hd_weights *hd_engine_weights(const hd_engine *e);
+/* Returns the GPU of its first rank, which has a copy of them; NULL: they are in host memory. */
+hd_device *hd_engine_device(const hd_engine *e);
 /* Returns how many threads of the CPU the engine may use, as the options said it. */
 int32_t hd_engine_threads(const hd_engine *e);
 

@@ -21,9 +21,14 @@ static int32_t at_least_one(int32_t n) {
 /* What ranks on GPUs do not have yet. */
 static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
-    if (o->dwdp > 1) why = "they hold their experts: dwdp is for CPUs";
-    if (o->rebalance && strcmp(o->rebalance, "off") != 0) why = "their experts do not move";
-    if (o->updatable) why = "their weights cannot be replaced";
+    const bool processes = o->world.size > 1;
+    if (o->dwdp > 1) {
+        why = "they hold their experts: dwdp is for CPUs";
+    } else if (processes && engine_rebalance_is_on(o)) {
+        why = "experts do not move between processes";
+    } else if (processes && o->updatable) {
+        why = "weights of processes cannot be replaced";
+    }
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: %s", why);
 }

@@ -10,7 +10,8 @@
 /* Applies the new weights that were posted, or gives memory back. On the thread of rank 0, between
  * two rounds, while all ranks rest. */
 void engine_update_apply(engine_rank *first);
-void engine_update_renew_shards(hd_engine *e); /* the complete weights are others */
+/* The complete weights are others, by u; NULL: all of them. */
+hd_status engine_update_renew_shards(hd_engine *e, const hd_weights_update *u, hd_err *err);
 
 /* On a leader's thread, in a round: what its order says about weights. */
 void engine_update_obey(engine_rank *rank);

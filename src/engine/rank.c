@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/cores.h"
+#include "weights/experts/expert_moves.h"
 
 /* This rank's share of the threads. */
 static int32_t threads_of(const engine_rank *rank, const hd_engine_options *o) {
@@ -92,14 +93,18 @@ hd_status engine_rank_open_shard(engine_rank *rank, const hd_engine_options *o, 
                                   &rank->comm, err));
     }
     HD_TRY(open_shard_device(rank, o, err));
+    const bool moves = engine_rebalance_is_on(o);
     if (!o->dummy_weights || hd_device_is_host(rank->device)) {
-        return hd_weights_open_shards(&rank->weights, e->whole, &rank->parallel, rank->place,
-                                      err);
+        HD_TRY(hd_weights_open_shards(&rank->weights, e->whole, &rank->parallel, rank->place,
+                                      err));
+        if (moves && !hd_device_is_host(rank->device)) hd_weights_make_movable(rank->weights);
+        return HD_OK;
     }
     const hd_dummy_options dummy = {.parallel = rank->parallel,
                                     .rank = rank->place,
                                     .device = shard_device(rank),
-                                    .stream = rank->stream};
+                                    .stream = rank->stream,
+                                    .movable = moves};
     return hd_weights_open_dummy(&rank->weights, e->spec, &dummy, err);
 }
 

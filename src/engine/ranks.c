@@ -54,6 +54,8 @@ hd_status engine_ranks_open(hd_engine *e, const hd_engine_options *o, hd_precisi
     if (e->ucx && o->updatable && o->world.rank == 0)
         HD_TRY(hd_weights_changes_open(&e->changes, e->whole, err));
     for (int32_t i = 0; i < n; i++) HD_TRY(engine_rank_open_shard(&e->ranks[i], o, err));
+    const bool gpus = e->ranks[0].device && !hd_device_is_host(e->ranks[0].device);
+    if (e->world && gpus) hd_weights_are_on_devices(e->whole);
     return HD_OK;
 }
 

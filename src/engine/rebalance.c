@@ -10,13 +10,14 @@
 #include "base/progress.h"
 #include "engine/leaders.h"
 #include "moe/rebalance.h"
+#include "weights/experts/expert_moves.h"
 
 enum {
     AUTO_LOOK = 64,
     LOOK_RANK_ROWS = 4096 /* of the experts of a rank: their number is known to 2 % then */
 };
 static const int64_t HORIZON = 20000; /* steps; 20 minutes of decode steps of 60 ms */
-static const double MOST_BYTES_PER_S = 1e9;
+static const double MOST_BYTES_PER_S = 1e9, MOST_BYTES_PER_S_OF_GPUS = 1e10;
 static const double STEP_SHARE = 0.05; /* what plans and moves take of a step's time */
 
 /* What the first leader tells the others; a map [slots] follows. */
@@ -104,6 +105,7 @@ hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, h
     b->flipping = -1;
     HD_TRY(list_layers(rank, b, err));
     if (rank->group) return HD_OK;
+    const bool on_host = hd_device_is_host(rank->device);
     const hd_rebalance_options m = {
         .layers = b->n,
         .experts = e->spec->route.n_experts,
@@ -115,10 +117,10 @@ hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, h
                                     hd_max_i32(1, e->spec->route.top_k),
         .always = look > 0,
         .horizon = HORIZON,
-        .expert_bytes = b->n ? (double)hd_weights_packed_bytes(rank->weights, b->layers[0]) : 0,
-        .max_bytes_per_s = MOST_BYTES_PER_S,
+        .expert_bytes = b->n ? (double)hd_weights_expert_bytes(rank->weights, b->layers[0]) : 0,
+        .max_bytes_per_s = on_host ? MOST_BYTES_PER_S : MOST_BYTES_PER_S_OF_GPUS,
         .share = STEP_SHARE,
-        .initial_stays = true /* in the mapped file */
+        .initial_stays = on_host /* in the mapped file */
     };
     return hd_rebalance_open(&b->machine, &m, err);
 }
@@ -191,9 +193,7 @@ static hd_status act(engine_rank *rank, const hd_rebalance_action *a, hd_err *er
     case HD_REBALANCE_TO_VERIFY:
         return hd_model_runner_verify_map(x, layer, a->map, version_of(rank, layer), err);
     case HD_REBALANCE_TO_FLIP:
-        b->flipping = layer;
-        b->version = version_of(rank, layer);
-        return hd_model_runner_flip_map(x, layer, b->version, err);
+        return hd_model_runner_flip_map(x, layer, version_of(rank, layer), err);
     case HD_REBALANCE_TO_DROP:
         return hd_model_runner_drop_staged(x, layer, err);
     }
@@ -298,11 +298,28 @@ static hd_status tell(engine_rank *rank, hd_err *err) {
     return b->machine ? HD_OK : take_told(b, err);
 }
 
+static void note_flip(engine_rank *rank) {
+    engine_rebalance *b = rank->rebalance;
+    b->flipping = b->layers[b->action.layer];
+    b->version = version_of(rank, b->flipping);
+}
+
+/* Experts are still being copied: the machine asks for the same again before the next step, and the
+ * others are told that nothing more is to be done. */
+static bool ask_later(engine_rebalance *b, int64_t begun) {
+    if (!b->machine) return true;
+    hd_rebalance_spend(b->machine, (double)(hd_now_ns() - begun) * 1e-3);
+    b->action = (hd_rebalance_action){0};
+    return true;
+}
+
 /* Carries out the action and asks for the next one, if there is any. False: communication has ended,
  * and the ranks begin anew. */
 static bool act_once(engine_rank *rank, bool *more) {
     engine_rebalance *b = rank->rebalance;
     hd_err err = {0};
+    if (b->machine && b->action.what == HD_REBALANCE_TO_FLIP)
+        note_flip(rank); /* whoever carries it out */
     hd_status st = tell(rank, &err);
     const hd_rebalance_action a = b->action;
     const int64_t begun = hd_now_ns();
@@ -311,13 +328,14 @@ static bool act_once(engine_rank *rank, bool *more) {
         if (a.what == HD_REBALANCE_TO_FLIP && st != HD_OK)
             st = HD_EPEER; /* some have flipped */
     }
+    *more = a.what != HD_REBALANCE_NOTHING;
+    if (st == HD_EAGAIN) return ask_later(b, begun); /* all do */
     if (st != HD_OK) rank->rebalance_err = err;
     if (st == HD_EPEER || st == HD_EDEVICE) {
         engine_ranks_recover(rank, &err); /* interrupts the machine */
         return false;
     }
     b->flipping = -1;
-    *more = a.what != HD_REBALANCE_NOTHING;
     if (!b->machine || !*more) return true;
     if (a.what != HD_REBALANCE_READ)
         hd_rebalance_done(b->machine, st == HD_OK, (double)(hd_now_ns() - begun) * 1e-3);
@@ -347,7 +365,8 @@ static hd_status complete_flips(hd_engine *e, int32_t layer, hd_err *err) {
         if (hd_weights_expert_map(e->ranks[i].weights, layer)->version == newest->version) {
             continue;
         }
-        HD_TRY(hd_weights_place_experts(e->ranks[i].weights, layer, newest->expert, NULL, err));
+        HD_TRY(hd_weights_place_experts(e->ranks[i].weights, layer, newest->expert,
+                                        e->ranks[i].stream, err));
     }
     return HD_OK;
 }
@@ -357,7 +376,9 @@ hd_status engine_rebalance_recover(hd_engine *e, hd_err *err) {
     engine_rebalance *b = leader->rebalance;
     if (!b) return HD_OK;
     for (int32_t i = 0; i < b->n; i++) HD_TRY(complete_flips(e, b->layers[i], err));
-    for (int32_t i = 0; i < e->n_ranks; i++) hd_weights_drop_staged(e->ranks[i].weights);
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        hd_model_runner_forget_moves(e->ranks[i].model_runner);
+    }
     b->action = (hd_rebalance_action){0};
     const bool flipped = b->flipping >= 0 && version_of(leader, b->flipping) > b->version;
     b->flipping = -1;

@@ -134,11 +134,18 @@ hd_status engine_refuse_hindered(const hd_engine *e, hd_err *err) {
 
 /* ---- the step thread of rank 0 ---- */
 
-void engine_update_renew_shards(hd_engine *e) {
+hd_device *hd_engine_device(const hd_engine *e) {
+    return e->ranks[0].weights ? hd_weights_device(e->ranks[0].weights) : NULL;
+}
+
+hd_status engine_update_renew_shards(hd_engine *e, const hd_weights_update *u, hd_err *err) {
     for (int32_t i = 0; i < e->n_ranks; i++) {
-        hd_weights *shard = e->ranks[i].weights;
-        if (shard != e->whole) hd_weights_renew_shard(shard, e->whole);
+        engine_rank *rank = &e->ranks[i];
+        if (rank->weights == e->whole) continue;
+        if (rank->model_runner) hd_model_runner_await_moves(rank->model_runner);
+        HD_TRY(hd_weights_renew_shard(rank->weights, e->whole, u, rank->stream, err));
     }
+    return HD_OK;
 }
 
 static hd_status apply(engine_rank *rank, const engine_update *what, hd_err *err) {
@@ -146,8 +153,8 @@ static hd_status apply(engine_rank *rank, const engine_update *what, hd_err *err
     hd_err why = {0};
     hd_model_runner_forget_steps(rank->model_runner);
     if (e->changes) hd_weights_changes_add(e->changes, what->weights);
-    const hd_status st = hd_weights_update_apply(what->weights, e->whole, rank->stream, &why);
-    engine_update_renew_shards(e);
+    hd_status st = hd_weights_update_apply(what->weights, e->whole, rank->stream, &why);
+    if (st == HD_OK) st = engine_update_renew_shards(e, what->weights, &why);
     if (st != HD_OK) {
         return HD_REFUSE(err, HD_EAGAIN, "weights_incomplete", NULL,
                          "the update broke off, so that %d tensors are lost until they are "
@@ -184,12 +191,13 @@ static hd_status release_kv(hd_engine *e, size_t *bytes, hd_err *err) {
 }
 
 static hd_status release_weights(hd_engine *e, size_t *bytes, hd_err *err) {
-    const bool on_device = hd_weights_device(e->whole) != NULL; /* the host has a copy */
+    const bool on_device = hd_engine_device(e) != NULL; /* the host has a copy */
     if (e->backup && !on_device) HD_TRY(hd_weights_backup_save(e->backup, e->whole, err));
-    HD_TRY(hd_weights_discard(e->whole, bytes, err));
+    if (!on_device) HD_TRY(hd_weights_discard(e->whole, bytes, err));
     for (int32_t i = 0; i < e->n_ranks; i++) {
         hd_weights *shard = e->ranks[i].weights;
-        if (shard != e->whole) *bytes += hd_weights_discard_shard(shard);
+        if (on_device) HD_TRY(hd_weights_discard(shard, bytes, err));
+        if (!on_device && shard != e->whole) *bytes += hd_weights_discard_shard(shard);
     }
     for_groups(e, hd_sched_renew_cache);
     return HD_OK;
@@ -231,14 +239,18 @@ static hd_status resume_kv(engine_rank *rank, hd_err *err) {
 
 static hd_status resume_weights(engine_rank *rank, hd_err *err) {
     hd_engine *e = rank->engine;
-    const bool on_device = hd_weights_device(e->whole) != NULL;
+    const bool on_device = hd_engine_device(e) != NULL;
     HD_TRY(hd_weights_restore(e->whole, rank->stream, err));
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        engine_rank *of = &e->ranks[i];
+        if (of->weights == e->whole) continue;
+        HD_TRY(hd_weights_restore_shard(of->weights, e->whole, of->stream, err));
+    }
     rank->totals.released &= ~(uint32_t)HD_MEMORY_WEIGHTS;
     rank->released_bytes[0] = 0;
     if (!e->backup || on_device) return HD_OK;
     HD_TRY(hd_weights_backup_restore(e->backup, e->whole, err));
-    engine_update_renew_shards(e);
-    return HD_OK;
+    return engine_update_renew_shards(e, NULL, err);
 }
 
 /* Memory that cannot be taken again stays released. On a CPU the system gives pages again when they

@@ -80,7 +80,7 @@ static hd_status renew(engine_rank *rank, hd_group from, hd_err *err) {
     HD_TRY(hd_weights_update_open(&u, e->whole, err));
     hd_status st = take_all(rank, from, u, err);
     if (st == HD_OK) st = hd_weights_update_apply(u, e->whole, rank->stream, err);
-    if (st == HD_OK) engine_update_renew_shards(e);
+    if (st == HD_OK) st = engine_update_renew_shards(e, u, err);
     hd_weights_update_close(u);
     return st;
 }

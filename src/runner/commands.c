@@ -217,7 +217,7 @@ hd_status runner_order_move(hd_model_runner *x, const runner_move_order *o, cons
     memset(payload(x) + sizeof *o, 0, n); /* which the leaders of all groups send alike */
     if (map) memcpy(payload(x) + sizeof *o, map, n);
     command(x, &(command_header){.kind = COMMAND_MOVE});
-    HD_TRY(hd_stream_sync(x->env.stream, err));
+    HD_TRY(hd_stream_failure(x->env.stream, err));
     return runner_move(x, payload(x), err);
 }
 
@@ -324,7 +324,8 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
     return HD_OK;
 }
 
-/* A graph step is not waited for: the leader queues the next one before it ends. */
+/* A graph step is not waited for: the leader queues the next one before it ends. Nor is a move of
+ * experts. */
 static hd_status follow(hd_model_runner *x, hd_err *err) {
     command_header h;
     if (x->fixed.on) runner_decode_graph_reset(x);
@@ -334,7 +335,8 @@ static hd_status follow(hd_model_runner *x, hd_err *err) {
         memcpy(&h, x->command, sizeof h);
         if (h.kind == COMMAND_END) return HD_OK;
         HD_TRY(run_command(x, &h, err));
-        if (h.kind != COMMAND_LAUNCH) HD_TRY(hd_stream_sync(x->env.stream, err));
+        if (h.kind == COMMAND_LAUNCH || h.kind == COMMAND_MOVE) continue;
+        HD_TRY(hd_stream_sync(x->env.stream, err));
     }
 }
 

@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "runner/expert_moves_internal.h"
+#include "weights/experts/expert_moves.h"
 
 enum { TRANSFER_WORDS = 1 << 18 }; /* of one exchange: 1 MiB */
 
@@ -29,7 +30,6 @@ hd_status runner_moves_open(hd_model_runner *x, hd_err *err) {
     runner_moves *m = &x->moves;
     hd_weights *w = x->o.movable;
     if (!w || x->env.comm->groups[HD_GROUP_EP].n == 1) return HD_OK;
-    assert(hd_device_is_host(x->env.device));
     for (int32_t l = 0; l < x->env.spec->n_layers + hd_weights_n_mtp(w); l++) {
         const size_t n = hd_weights_packed_bytes(w, l);
         if (n > m->bytes) m->bytes = n;
@@ -38,11 +38,12 @@ hd_status runner_moves_open(hd_model_runner *x, hd_err *err) {
     m->packed = malloc(m->bytes);
     m->map = calloc((size_t)n_slots(x), sizeof *m->map);
     m->votes = calloc((size_t)n_ranks(x), sizeof *m->votes);
-    if (m->packed && m->map && m->votes) return HD_OK;
+    if (m->packed && m->map && m->votes) return runner_copies_open(x, n_slots(x), err);
     return HD_FAIL(err, HD_ENOMEM, "no memory to move experts of %zu bytes", m->bytes);
 }
 
 void runner_moves_close(hd_model_runner *x) {
+    runner_copies_close(x);
     free(x->moves.packed);
     free(x->moves.map);
     free(x->moves.votes);
@@ -77,7 +78,7 @@ static hd_status vote(hd_model_runner *x, hd_status own, const hd_err *why, hd_e
     };
     gather_votes(x, HD_GROUP_TP, votes + dp->index * tp->n, 1);
     if (dp->n > 1) gather_votes(x, HD_GROUP_DP, votes, tp->n);
-    HD_TRY(hd_stream_sync(x->env.stream, err));
+    HD_TRY(hd_stream_failure(x->env.stream, err));
     for (int32_t k = 0; k < n; k++) {
         const hd_status of = (hd_status)votes[k].status;
         if (of == HD_OK) continue;
@@ -85,6 +86,7 @@ static hd_status vote(hd_model_runner *x, hd_status own, const hd_err *why, hd_e
         return HD_FAIL(err, of, "rank %d %s", k,
                        of == HD_ENOMEM    ? "has no memory for an expert"
                        : of == HD_EFORMAT ? "got other bytes than were sent"
+                       : of == HD_EAGAIN  ? "has not got all experts yet"
                                           : "does not have what the leader says");
     }
     for (int32_t k = 1; k < n; k++) {
@@ -120,9 +122,33 @@ static hd_status stage(hd_model_runner *x, const runner_move_order *o, hd_err *e
     }
     HD_TRY(vote(x, st, &why, err)); /* a rank without the expert has no bytes to send */
     transfer(x, o->from, bytes);
-    HD_TRY(hd_stream_sync(x->env.stream, err));
+    HD_TRY(hd_stream_failure(x->env.stream, err));
     if (index == o->to) {
-        st = hd_weights_stage_expert(x->o.movable, o->layer, o->expert, x->moves.packed, &why);
+        runner_copies_begin(x);
+        st = hd_weights_stage_expert(x->o.movable, o->layer, o->expert, x->moves.packed,
+                                     x->moves.copies.stream, &why);
+    }
+    HD_TRY(vote(x, st, &why, err));
+    return runner_copies_add(x, o, err); /* the same on all ranks */
+}
+
+/* Whether experts that were copied between devices have the bytes of their sources. HD_EAGAIN: they are
+ * still on their way, of this rank or another. */
+static hd_status compare_copies(hd_model_runner *x, hd_err *err) {
+    const runner_copies *c = &x->moves.copies;
+    const int32_t index = x->env.comm->groups[HD_GROUP_EP].index;
+    hd_err why = {0};
+    hd_status st = HD_OK;
+    if (!c->stream) return HD_OK;
+    if (!runner_copies_are_done(x)) st = HD_FAIL(&why, HD_EAGAIN, "experts are being copied");
+    HD_TRY(vote(x, st, &why, err));
+    for (int32_t k = 0; k < c->n; k++) {
+        const uint64_t *own = (const uint64_t *)c->sums.host + k;
+        if (index == c->list[k].from) memcpy(x->moves.packed, own, sizeof *own);
+        transfer(x, c->list[k].from, sizeof *own);
+        if (index != c->list[k].to || memcmp(x->moves.packed, own, sizeof *own) == 0) continue;
+        st = HD_FAIL(&why, HD_EFORMAT, "layer %d: expert %d arrived with a wrong checksum",
+                     c->list[k].layer, c->list[k].expert);
     }
     return vote(x, st, &why, err);
 }
@@ -132,6 +158,7 @@ static hd_status verify(hd_model_runner *x, const runner_move_order *o, const in
     const hd_expert_map *old = hd_weights_expert_map(x->env.weights, o->layer);
     hd_err why = {0};
     x->moves.verified = -1;
+    HD_TRY(compare_copies(x, err));
     memcpy(x->moves.map, map, (size_t)n_slots(x) * sizeof *map);
     hd_status st = hd_weights_check_map(x->env.weights, o->layer, map, &why);
     if (st == HD_OK && old->version != o->version) {
@@ -154,6 +181,7 @@ static hd_status flip(hd_model_runner *x, const runner_move_order *o, hd_err *er
     x->moves.verified = -1;
     const hd_status st =
         hd_weights_place_experts(x->o.movable, o->layer, x->moves.map, x->env.stream, &why);
+    runner_copies_flipped(x);
     return vote(x, st, &why, err); /* then all have flipped */
 }
 
@@ -180,6 +208,7 @@ hd_status runner_move(hd_model_runner *x, const void *payload, hd_err *err) {
     case RUNNER_MOVE_FLIP:
         return flip(x, &o, err);
     case RUNNER_MOVE_DROP:
+        x->moves.copies.n = 0; /* what is under way ends before anything is verified */
         hd_weights_drop_staged(x->o.movable);
         return HD_OK;
     }

@@ -37,4 +37,14 @@ void runner_moves_close(hd_model_runner *x);
 size_t runner_order_bytes(const hd_model_runner *x);
 hd_status runner_move(hd_model_runner *x, const void *payload, hd_err *err);
 
+/* expert_copies.c: close accepts all zeros. most: experts that are copied before a flip. In host memory
+ * all of it does nothing. */
+hd_status runner_copies_open(hd_model_runner *x, int32_t most, hd_err *err);
+void runner_copies_close(hd_model_runner *x);
+/* Before an expert is staged; behind that, on all ranks, adds checksums where it was and will be. */
+void runner_copies_begin(hd_model_runner *x);
+hd_status runner_copies_add(hd_model_runner *x, const runner_move_order *o, hd_err *err);
+bool runner_copies_are_done(const hd_model_runner *x); /* those of this rank; without waiting */
+void runner_copies_flipped(hd_model_runner *x);
+
 #endif

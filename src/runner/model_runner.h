@@ -48,7 +48,7 @@ typedef struct hd_model_runner_options {
     bool fixed_steps;
     bool replay[HD_N_REPLAYS]; /* choices are kept: hd_model_runner_read_replay() */
     hd_runner_role role;       /* not ALONE: env has comm, and steps are not fixed */
-    /* The env's weights, in host memory, if experts may move between the ranks; or NULL. */
+    /* The env's weights if experts may move between the ranks; or NULL. */
     hd_weights *movable;
     /* Of a follower: called for hd_model_runner_renew(), for exchanges with the leader. */
     hd_status (*renew)(void *ctx, hd_err *err);
@@ -186,12 +186,13 @@ typedef struct hd_expert_move {
  * HD_EDEVICE: communication has ended, as after a failed step. Any other failure is a rank's
  * refusal: no map has changed, and what was staged should be dropped. */
 
-/* Copies an expert to a rank, which keeps it beside those in its slots. */
+/* Copies an expert to a rank, which keeps it beside those in its slots. On devices the copy is queued
+ * beside the steps. */
 hd_status hd_model_runner_stage_expert(hd_model_runner *x, const hd_expert_move *m,
                                        hd_err *err);
 
 /* Asks every rank whether it has what a map [slots] needs and has version `version` of the layer's
- * map. Then every rank flips to it between the same two steps, and has the next version. */
+ * map. HD_EAGAIN: experts are still being copied between devices; ask again after a step. Then every rank flips to it between the same two steps, and has the next version. */
 hd_status hd_model_runner_verify_map(hd_model_runner *x, int32_t layer, const int32_t *map,
                                      uint32_t version, hd_err *err);
 hd_status hd_model_runner_flip_map(hd_model_runner *x, int32_t layer, uint32_t version,
@@ -199,6 +200,11 @@ hd_status hd_model_runner_flip_map(hd_model_runner *x, int32_t layer, uint32_t v
 
 /* Frees staged experts that no slot holds, on all ranks. layer: any with experts. */
 hd_status hd_model_runner_drop_staged(hd_model_runner *x, int32_t layer, hd_err *err);
+
+/* Of every rank, while none runs: waits for copies of experts between devices; and forgets what was
+ * staged, after a failure. */
+void hd_model_runner_await_moves(hd_model_runner *x);
+void hd_model_runner_forget_moves(hd_model_runner *x);
 
 /* Whether this rank chooses the experts of all rows: false if ranks divide the rows. */
 bool hd_model_runner_routes_all(const hd_model_runner *x);

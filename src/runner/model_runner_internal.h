@@ -72,6 +72,16 @@ typedef struct runner_drafter {
 extern const runner_drafter runner_drafter_mtp;    /* draft_mtp.c */
 extern const runner_drafter runner_drafter_dspark; /* draft_dspark.c */
 
+/* Experts that are copied between devices; all zero in host memory. */
+typedef struct runner_copies {
+    hd_stream *stream;        /* beside the steps */
+    hd_device_event *flipped; /* in the stream of steps: the last flip */
+    hd_device_event *copied;  /* behind the last copy */
+    runner_mirrored sums;     /* [most] uint64, of the copies that this rank sends or gets */
+    struct runner_move_order *list; /* [n] since the last flip or drop, of all ranks */
+    int32_t n, most;
+} runner_copies;
+
 /* Memory for moves of experts between ranks; all zero where they cannot move. */
 typedef struct runner_moves {
     uint8_t *packed;           /* [bytes] an expert on its way */
@@ -80,6 +90,7 @@ typedef struct runner_moves {
     int32_t verified;          /* the layer of the map; -1: none */
     struct runner_vote *votes; /* [ranks] */
     uint64_t told;             /* checksum of the order that is carried out */
+    runner_copies copies;
 } runner_moves;
 
 struct hd_model_runner {

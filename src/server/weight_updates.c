@@ -338,7 +338,7 @@ static bool is_delta(const json_t *body) {
 /* A delta is completed by the weights in use. */
 static hd_status read_whole_tensors(server *s, json_t *body, hd_checkpoint **out, hd_err *err) {
     hd_checkpoint *c;
-    HD_TRY(read_tensors(body, &c, hd_weights_device(hd_engine_weights(s->engine)), err));
+    HD_TRY(read_tensors(body, &c, hd_engine_device(s->engine), err));
     if (is_delta(body)) {
         return hd_weights_delta_read(out, hd_engine_weights(s->engine), c, err);
     }

@@ -130,7 +130,8 @@ static hd_status replace_scales(const work *k, const weights_bound *have,
     }
     replace(k, w->scale, read->scale, from, hd_stored_scale_bytes(&f, w->rows, w->cols));
     if (!have->global) return HD_OK;
-    if (read->data != w->data && in->weight.global != w->global) {
+    const bool captured = read->data != w->data || k->w->on_devices;
+    if (captured && in->weight.global != w->global) {
         return misfit(k, in->global, "bad scale: on a GPU a global scale cannot change");
     }
     add_copy(k, have->global->data, in->global->data, sizeof(float), false);

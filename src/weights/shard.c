@@ -24,10 +24,6 @@ void *weights_take_piece(weights_pieces *p, size_t bytes, hd_err *err) {
     return block->data;
 }
 
-void weights_pieces_rewind(weights_pieces *p) {
-    p->taken = 0;
-}
-
 /* An array of rows: a matrix's elements, or its scales. */
 typedef struct grid {
     const uint8_t *data;

@@ -10,14 +10,11 @@
 typedef struct weights_pieces {
     hd_block *blocks;
     size_t n, cap;
-    size_t taken; /* below n: blocks are taken again */
+    size_t taken; /* below n: blocks are taken again, in the same order and of the same sizes */
 } weights_pieces;
 
 /* A further block of memory. NULL: none is left. */
 void *weights_take_piece(weights_pieces *p, size_t bytes, hd_err *err);
-
-/* From now on the same blocks are taken again, in the same order and of the same sizes. */
-void weights_pieces_rewind(weights_pieces *p);
 
 /* Narrows *w to the slice, whose columns must be complete scale blocks, as in plans. Columns, and
  * the scales of rows that begin inside a block, are copied into a piece. */

@@ -15,8 +15,6 @@
 #include "weights/safetensors.h"
 #include "weights/weights.h"
 
-typedef struct hd_weights_update hd_weights_update;
-
 typedef enum hd_weights_selector {
     HD_SELECT_ALL,
     HD_SELECT_TARGET, /* the model without its MTP layers */

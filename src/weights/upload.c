@@ -94,6 +94,7 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
     /* the weights are on the device already */
     if ((host && !w->experts_elsewhere) || w->dummies.device) return HD_OK;
     move_all(w, &m);
+    hd_arena_take(&m.arena, weights_spare_bytes(&w->expert_slots), 256);
     const size_t bytes = m.arena.peak;
     w->moves = calloc(m.n + 1, sizeof *w->moves);
     if (!w->moves) return HD_FAIL(err, HD_ENOMEM, "no memory for %zu arrays", m.n);
@@ -107,6 +108,8 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
     if (!host) {
         w->device = d;
         w->device_block = block;
+        void *spares = hd_arena_take(&m.arena, weights_spare_bytes(&w->expert_slots), 256);
+        HD_TRY(weights_buffers_open(&w->expert_slots, spares, err));
         HD_TRY(weights_slots_fill(&w->expert_slots, d, s, err));
     }
     return hd_stream_sync(s, err);

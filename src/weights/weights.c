@@ -115,8 +115,7 @@ static hd_status place_table(const hd_weights *w, weights_slot *s, const hd_tens
     return HD_OK;
 }
 
-/* Stores a bound tensor where the accessors look it up. */
-static hd_status place(hd_weights *w, int32_t i, hd_err *err) {
+hd_status weights_place(hd_weights *w, int32_t i, hd_err *err) {
     const hd_tensor_decl *d = &w->schema.decls[i];
     const weights_bound *b = &w->bound[i];
     weights_slot *s = weights_slot_at(w, d->layer, d->role);
@@ -136,7 +135,7 @@ static hd_status bind_one(hd_weights *w, int32_t i, hd_err *err) {
     hd_status st = weights_bind(b, w->checkpoint, w->spec, &w->schema.decls[i], b->data, err);
     mark(w, b->scale, HD_USE_SCALE, i);
     mark(w, b->global, HD_USE_SCALE, i);
-    return st == HD_OK ? place(w, i, err) : st;
+    return st == HD_OK ? weights_place(w, i, err) : st;
 }
 
 static void bind_all(hd_weights *w) {
@@ -375,6 +374,13 @@ static hd_status plan_dummies(hd_plan *plan, hd_weights *w, const hd_dummy_optio
     return HD_OK;
 }
 
+static hd_status take_spares(hd_weights *w, hd_device *d) {
+    const size_t bytes = weights_spare_bytes(&w->expert_slots);
+    void *spares = NULL;
+    if (bytes) HD_TRY(hd_device_alloc(d, &spares, bytes, "spare experts", &w->problem));
+    return weights_buffers_open(&w->expert_slots, spares, &w->problem);
+}
+
 static hd_status make_dummies(hd_weights *w, const hd_dummy_options *o) {
     hd_plan plan;
     HD_TRY(plan_dummies(&plan, w, o));
@@ -389,11 +395,13 @@ static hd_status make_dummies(hd_weights *w, const hd_dummy_options *o) {
     if (st == HD_OK) st = weights_dummies_init(&w->dummies, w->bound, &args, &w->problem);
     hd_plan_close(&plan);
     for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {
-        if (w->bound[i].data) st = place(w, i, &w->problem);
+        if (w->bound[i].data) st = weights_place(w, i, &w->problem);
     }
     w->n_mtp = w->spec->n_mtp;
     if (st == HD_OK) st = make_classes(w);
     hd_device *d = o->device && !hd_device_is_host(o->device) ? o->device : NULL;
+    w->expert_slots.movable = d && o->movable;
+    if (st == HD_OK) st = take_spares(w, d);
     if (st == HD_OK) st = weights_slots_fill(&w->expert_slots, d, o->stream, &w->problem);
     return st == HD_OK ? make_routing(w, o) : st;
 }
@@ -430,16 +438,13 @@ static hd_status copy_classes(hd_weights *w, const hd_weights *whole) {
     return HD_OK;
 }
 
-/* Views every tensor's slice in the complete weights, or copies it: a second time into the memory
- * of the first. */
 static hd_status slice_tensors(hd_weights *w, const hd_weights *whole) {
-    weights_pieces_rewind(&w->pieces);
+    w->first_piece = calloc((size_t)w->schema.n + 1, sizeof *w->first_piece);
+    if (!w->first_piece) return HD_FAIL(&w->problem, HD_ENOMEM, "no memory to list pieces");
     for (int32_t i = 0; i < w->schema.n; i++) {
-        const weights_bound *from = &whole->bound[i];
-        if (!from->data || w->slices[i].rows == 0) continue;
-        w->bound[i] = *from;
-        HD_TRY(weights_shard(&w->bound[i].weight, &w->slices[i], &w->pieces, &w->problem));
-        if (w->schema.decls[i].role != HD_ROUTER_HASH) HD_TRY(place(w, i, &w->problem));
+        HD_TRY(weights_slice(w, whole, i, &w->problem));
+        const bool table = w->schema.decls[i].role == HD_ROUTER_HASH;
+        if (w->bound[i].data && !table) HD_TRY(weights_place(w, i, &w->problem));
     }
     return HD_OK;
 }
@@ -504,18 +509,6 @@ hd_status hd_weights_open_without_experts(hd_weights **out, const hd_weights *wh
     return open_part(out, whole, &(hd_plan_args){.parallel = &single, .no_experts = true}, err);
 }
 
-void hd_weights_renew_shard(hd_weights *w, const hd_weights *whole) {
-    const hd_status st = slice_tensors(w, whole);
-    assert(st == HD_OK); /* its memory was taken when it was opened */
-    (void)st;
-    weights_renew_received(&w->expert_slots, &whole->expert_slots);
-    weights_slots_refill(&w->expert_slots);
-}
-
-size_t hd_weights_discard_shard(hd_weights *w) {
-    return weights_pieces_discard(&w->pieces);
-}
-
 const hd_shard *hd_weights_shard(const hd_weights *w) {
     return &w->shard;
 }
@@ -527,6 +520,7 @@ void hd_weights_close(hd_weights *w) {
     free(w->slots);
     weights_slots_deinit(&w->expert_slots);
     free(w->slices);
+    free(w->first_piece);
     free(w->experts);
     free(w->uses);
     free(w->token_classes);
@@ -542,6 +536,10 @@ void hd_weights_close(hd_weights *w) {
 }
 
 /* ---- what operators read ---- */
+
+void hd_weights_are_on_devices(hd_weights *whole) {
+    whole->on_devices = true;
+}
 
 hd_device *hd_weights_device(const hd_weights *w) {
     return w->device;
@@ -601,31 +599,6 @@ const hd_expert_map *hd_weights_expert_map(const hd_weights *w, int32_t layer) {
 hd_status hd_weights_place_experts(hd_weights *w, int32_t layer, const int32_t *expert,
                                    hd_stream *s, hd_err *err) {
     return weights_slots_place(&w->expert_slots, layer, expert, s, err);
-}
-
-size_t hd_weights_packed_bytes(const hd_weights *w, int32_t layer) {
-    return weights_packed_bytes(&w->expert_slots, layer);
-}
-
-hd_status hd_weights_pack_expert(const hd_weights *w, int32_t layer, int32_t expert, void *out,
-                                 hd_err *err) {
-    return weights_pack_expert(&w->expert_slots, layer, expert, out, err);
-}
-
-hd_status hd_weights_stage_expert(hd_weights *w, int32_t layer, int32_t expert,
-                                  const void *packed, hd_err *err) {
-    return weights_stage_expert(&w->expert_slots, layer, expert, packed, err);
-}
-
-hd_status hd_weights_check_map(const hd_weights *w, int32_t layer, const int32_t *expert,
-                               hd_err *err) {
-    return weights_slots_check(&w->expert_slots, layer, expert, err);
-}
-
-void hd_weights_drop_staged(hd_weights *w) {
-    for (int32_t l = 0; l < w->expert_slots.n_layers; l++) {
-        weights_drop_unused(&w->expert_slots, l);
-    }
 }
 
 const float *hd_weights_vector(const hd_weights *w, int32_t layer, hd_role role) {

@@ -24,8 +24,9 @@
 /* ---- bound weights ---- */
 
 typedef struct hd_weights hd_weights;
-typedef struct hd_checkpoint hd_checkpoint; /* safetensors.h */
-typedef struct hd_tensor hd_tensor;         /* safetensors.h */
+typedef struct hd_weights_update hd_weights_update; /* update.h */
+typedef struct hd_checkpoint hd_checkpoint;         /* safetensors.h */
+typedef struct hd_tensor hd_tensor;                 /* safetensors.h */
 
 /* Opens a checkpoint: maps MODEL_DIR's safetensors (single file or index), checks every
  * header against the format and every tensor against the schema, and binds them. Errors name
@@ -56,6 +57,7 @@ typedef struct hd_dummy_options {
     /* without values: tensors have their shapes and formats, and no bytes to read */
     bool shapes_only;
     bool experts_later; /* on the host: hd_weights_hold_experts() makes their values */
+    bool movable;       /* on a device: experts/expert_moves.h */
 } hd_dummy_options;
 
 /* Opens random weights (dummy weights) of a spec, in the formats it declares, for
@@ -74,9 +76,17 @@ hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
 hd_status hd_weights_open_without_experts(hd_weights **out, const hd_weights *whole,
                                           hd_err *err);
 
-/* Takes the values of `whole` again, after an update of it, also of experts that came from other
- * ranks. Addresses stay. Between two steps; in host memory. */
-void hd_weights_renew_shard(hd_weights *w, const hd_weights *whole);
+/* Takes the values of `whole` again, after update u of it, NULL: all; also of experts that came from
+ * other ranks. Addresses stay. Between two steps. On a device that is copied on s, and waited for. */
+hd_status hd_weights_renew_shard(hd_weights *w, const hd_weights *whole,
+                                 const hd_weights_update *u, hd_stream *s, hd_err *err);
+
+/* The same of all, into a device's memory, which hd_weights_discard() has given back: HD_ENOMEM, there
+ * is none. Else nothing. */
+hd_status hd_weights_restore_shard(hd_weights *w, const hd_weights *whole, hd_stream *s,
+                                   hd_err *err);
+/* Before an update of complete weights of which devices have shards. */
+void hd_weights_are_on_devices(hd_weights *whole);
 
 /* Gives the memory of a shard's own copies back to the system, until it is renewed; returns the
  * bytes. */
@@ -162,30 +172,6 @@ const hd_expert_map *hd_weights_expert_map(const hd_weights *w, int32_t layer);
  * bits. After an error the old map stays. */
 hd_status hd_weights_place_experts(hd_weights *w, int32_t layer, const int32_t *expert,
                                    hd_stream *s, hd_err *err);
-
-/* ---- expert_moves.c: experts from other ranks; weights in host memory ---- */
-
-/* Returns the bytes of a packed expert of a layer: its matrices with their scales, formats, the
- * map's version and a checksum. 0: a dense layer. */
-size_t hd_weights_packed_bytes(const hd_weights *w, int32_t layer);
-
-/* Packs an expert that this rank has. HD_EINVAL: it has none, or of another format than the
- * others of the layer. */
-hd_status hd_weights_pack_expert(const hd_weights *w, int32_t layer, int32_t expert, void *out,
-                                 hd_err *err);
-
-/* Checks a packed expert and keeps a copy, for hd_weights_place_experts(). HD_EFORMAT, and
- * nothing is kept: it is not this expert, was packed under another version of the map, or has
- * another checksum or format. */
-hd_status hd_weights_stage_expert(hd_weights *w, int32_t layer, int32_t expert,
-                                  const void *packed, hd_err *err);
-
-/* Checks a map as hd_weights_place_experts() does. */
-hd_status hd_weights_check_map(const hd_weights *w, int32_t layer, const int32_t *expert,
-                               hd_err *err);
-
-/* Frees staged experts that no slot holds. */
-void hd_weights_drop_staged(hd_weights *w);
 
 /* ---- vectors and tables ---- */
 

@@ -7,7 +7,7 @@
 
 #include "weights/bind_internal.h"
 #include "weights/dummy_internal.h"
-#include "weights/expert_slots_internal.h"
+#include "weights/experts/expert_slots_internal.h"
 #include "weights/shard_internal.h"
 #include "weights/update.h"
 #include "weights/weights.h"
@@ -50,6 +50,8 @@ struct hd_weights {
     hd_shard shard;
     hd_slice *slices;      /* [schema.n] of the complete weights; NULL: not opened from them */
     weights_pieces pieces; /* copies of column shards */
+    size_t *first_piece;   /* [schema.n] of each tensor's */
+    bool on_devices;       /* shards of it are: global scales cannot change */
     int32_t n_mtp;
     bool experts_elsewhere; /* in the files; operators must not read them there */
     hd_device *device;      /* that has a copy of what operators read; NULL: host memory */
@@ -64,6 +66,13 @@ static inline weights_slot *weights_slot_at(const hd_weights *w, int32_t layer, 
     assert(role >= 0 && role < HD_N_ROLES);
     return &w->slots[(size_t)(layer + 1) * HD_N_ROLES + (size_t)role];
 }
+
+/* weights.c: stores a bound tensor where the accessors look it up. */
+hd_status weights_place(hd_weights *w, int32_t decl, hd_err *err);
+
+/* renew.c: views a tensor's slice in the complete weights, or copies it: a second time into the memory
+ * of the first. */
+hd_status weights_slice(hd_weights *w, const hd_weights *whole, int32_t decl, hd_err *err);
 
 /* update.c: no tensor is lost any more. */
 void weights_find_all(hd_weights *w);

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/checksum.h"
 #include "fakes/queue_device.h"
 #include "fakes/shared_device.h"
 
@@ -203,9 +204,11 @@ static void streams_of_a_gpu_wait(void **state) {
     assert_int_equal(hd_device_alloc(g.device, &x, 2 * sizeof *g.x, "x", NULL), HD_OK);
     assert_int_equal(hd_device_alloc(g.device, &source, sizeof *g.x, "a source", NULL), HD_OK);
     g.x = x;
+    assert_true(hd_device_event_is_done(g.back)); /* never recorded */
     for (int32_t round = 1; round < 20; round++) {
         hd_stream_upload(g.stream[0], source, &round, sizeof round);
         queue_pair(&g, source);
+        assert_false(hd_device_event_is_done(g.back)); /* the stream is busy for 2 ms */
         check_pair(&g, round);
     }
     hd_stream_begin_capture(g.stream[0]);
@@ -221,6 +224,50 @@ static void streams_of_a_gpu_wait(void **state) {
     hd_device_event_close(g.back);
     for (int i = 0; i < 2; i++) hd_stream_close(g.stream[i]);
     hd_device_close(g.device);
+}
+
+/* ---- checksums ---- */
+
+enum { SUMMED = 100 * HD_CHECKSUM_BLOCK + 77 };
+
+/* Of any number of bytes, added to what is there. */
+static void check_sums(hd_device *d) {
+    static const size_t sizes[] = {
+        1, 31, HD_CHECKSUM_BLOCK - 1, HD_CHECKSUM_BLOCK, HD_CHECKSUM_BLOCK + 1, SUMMED};
+    static uint8_t bytes[SUMMED];
+    hd_stream *s;
+    void *data, *sum;
+    hd_err err = {0};
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(i * i >> 3);
+    assert_int_equal(hd_stream_open(&s, d, NULL), HD_OK);
+    assert_int_equal(hd_device_alloc(d, &data, sizeof bytes, "bytes", NULL), HD_OK);
+    assert_int_equal(hd_device_alloc(d, &sum, sizeof(uint64_t), "a sum", NULL), HD_OK);
+    hd_stream_upload(s, data, bytes, sizeof bytes);
+    uint64_t want = 0, got = 1;
+    for (size_t k = 0; k < HD_LEN(sizes); k++) {
+        hd_stream_checksum(s, sum, 7 * k, data, sizes[k]);
+        hd_stream_download(s, &got, sum, sizeof got);
+        if (hd_stream_sync(s, &err) != HD_OK) fail_msg("%s", err.msg);
+        want += hd_checksum_blocks(7 * k, bytes, sizes[k]);
+        assert_true(got == want);
+    }
+    hd_device_release(d, sum);
+    hd_device_release(d, data);
+    hd_stream_close(s);
+}
+
+static void sums_are_those_of_the_host(void **state) {
+    (void)state;
+    hd_device *d = shared_device_open();
+    hd_err err = {0};
+    check_sums(d);
+    hd_device_close(d);
+    if (hd_device_open_cuda(&d, 0, &err) != HD_OK) {
+        print_message("[  SKIPPED ] checksums of a GPU: %s\n", err.msg);
+        return;
+    }
+    check_sums(d);
+    hd_device_close(d);
 }
 
 /* ---- memory ---- */
@@ -259,6 +306,7 @@ int test_device(void) {
         cmocka_unit_test(events_order_queues),
         cmocka_unit_test(failures_go_to_the_main_stream),
         cmocka_unit_test(streams_of_a_gpu_wait),
+        cmocka_unit_test(sums_are_those_of_the_host),
         cmocka_unit_test(a_limit_leaves_memory_to_others),
     };
     return cmocka_run_group_tests_name("device", tests, NULL, NULL);

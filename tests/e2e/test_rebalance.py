@@ -1,9 +1,10 @@
-"""Experts move between ranks while the server answers; the answers stay those of one rank."""
+"""Experts move between ranks while the server answers; the answers stay those of one rank. With
+HADAL_BACKEND=cuda ranks are on GPUs, or share one."""
 
 import time
 
 import pytest
-from conftest import ROOT
+from conftest import BACKEND, ROOT
 from serving import wait_until
 from test_ranks import answers, body_of
 
@@ -15,7 +16,7 @@ def figure(server, name):
 
 @pytest.mark.parametrize("layout", [("--ep", 4), ("--dp", 2, "--tp", 2, "--ep", 4)], ids=["experts", "groups"])
 def test_answers_stay_while_experts_move(serve, layout):
-    flags = ("--threads", 2, "--max-running", 16)
+    flags = ("--threads", 2, "--max-running", 16, "--backend", BACKEND)
     want = answers(serve(*flags))
     server = serve(*flags, *layout, "--redundant", 8, "--rebalance", 8)
     for _ in range(2):
@@ -33,7 +34,7 @@ def test_ranks_are_in_balance_again_when_the_topic_switches(serve, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     import rebalance
 
-    clients, flags = 8, ("--threads", 2, "--max-running", 8)
+    clients, flags = 8, ("--threads", 2, "--max-running", 8, "--backend", BACKEND)
     asked = {t: of for t, of in rebalance.questions(4).items() if t in ("stories", "sums")}
     alone = serve(*flags)
     wanted = {topic: [rebalance.answer(alone, body) for body in of] for topic, of in asked.items()}
@@ -53,7 +54,7 @@ def test_ranks_are_in_balance_again_when_the_topic_switches(serve, monkeypatch):
 
 
 def test_a_plan_can_be_ordered(serve):
-    server = serve("--ep", 2, "--redundant", 4, "--rebalance", "auto", "--threads", 2)
+    server = serve("--ep", 2, "--redundant", 4, "--rebalance", "auto", "--threads", 2, "--backend", BACKEND)
     reply = server.post("/rebalance", {})
     assert reply.status == 200 and reply.json["status"] == "ok" and reply.json["plans"] == 0
 

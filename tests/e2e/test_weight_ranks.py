@@ -1,8 +1,8 @@
-"""New weights for a model on several ranks: all change between the same two steps, to what one rank has."""
-
+"""New weights for a model on several ranks: all change between the same two steps, to what one rank has.
+With HADAL_BACKEND=cuda ranks that are threads are on GPUs, or share one."""
 
 import pytest
-from conftest import LONG
+from conftest import BACKEND, LONG
 from make_model import io  # finds tools/, too
 from serving import TINY, Server, wait_until
 from test_weight_senders import swap_under_load
@@ -21,7 +21,7 @@ def wanted(other):
 
 
 def serve(folder, layout, **how):
-    return Server("--weights-dir", folder, "--threads", 2, "--max-running", 16, "--context", 512, *layout, **how)
+    return Server("--weights-dir", folder, "--threads", 2, "--max-running", 16, "--context", 512, "--backend", BACKEND, *layout, **how)
 
 
 def state(server):

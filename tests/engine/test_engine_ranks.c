@@ -445,6 +445,32 @@ static void moves_change_no_bit(void **state) {
     }
 }
 
+/* A flip changes what the queue of steps reads, and nothing that a graph was captured with. */
+static void flips_capture_no_graph(void **state) {
+    (void)state;
+    static rig_answer want[N_KINDS][3], got[N_KINDS][3];
+    hd_engine_stats first, last;
+    hd_engine *e = open_mover(0, "1");
+    answer_all(e, want);
+    const hd_request g = request_of(0);
+    expect_flips(e, &g, &want[0][0]);
+    hd_engine_read_stats(e, &first);
+    last = first;
+    for (int32_t i = 0; i < 40 && last.rebalance.flips < first.rebalance.flips + 8; i++) {
+        answer_all(e, got);
+        for (int32_t k = 0; k < N_KINDS; k++) rig_same(&want[k][0], &got[k][0]);
+        deinit_all(got);
+        hd_engine_read_stats(e, &last);
+    }
+    assert_true(last.rebalance.flips >= first.rebalance.flips + 8);
+    assert_true(first.graphs > 0);
+    assert_int_equal(last.graphs, first.graphs);
+    assert_int_equal(last.rebalance.interrupted, 0);
+    check_maps(e);
+    deinit_all(want);
+    hd_engine_close(e);
+}
+
 /* The leader's communication, which ends at a certain exchange of moves, or when followers have been
  * told to flip and the leader has not. */
 enum {
@@ -531,7 +557,7 @@ static void moves_survive_failures(void **state) {
     rig_answer want = {0}, got = {0};
     const hd_request g = request_of(0);
     hd_engine *one = open_one(movers[0].l.model, (hd_engine_options){0});
-    const int32_t points = is_brief() ? 2 : 10;
+    const int32_t points = is_brief() ? 2 : on_gpus ? 6 : 10;
     rig_run(one, &g, &want);
     hd_engine_close(one);
     for (int32_t i = 0; i < 2 * points; i++) {
@@ -715,6 +741,11 @@ int test_engine_ranks(void) {
         cmocka_unit_test(retracted_requests_go_on),
         cmocka_unit_test(requests_survive_failures),
         cmocka_unit_test(a_lost_rank_is_named),
+        cmocka_unit_test(moves_change_no_bit),
+        cmocka_unit_test(flips_capture_no_graph),
+        cmocka_unit_test(moves_survive_failures),
+        cmocka_unit_test(other_moves_are_refused),
+        cmocka_unit_test(stale_maps_are_refused),
     };
     int failed = cmocka_run_group_tests_name("engine_ranks", tests, NULL, NULL);
     on_gpus = gpus_are_wanted();

@@ -1,5 +1,6 @@
 /* test_engine_updates.c - new weights for an engine of several ranks: the answers are those of one
- * rank, also if a rank is lost before the update or while the ranks rest for it. */
+ * rank, also if a rank is lost before the update or while the ranks rest for it. With
+ * HADAL_BACKEND=cuda the same on GPUs. */
 #include "check.h"
 
 #include <stdatomic.h>
@@ -8,6 +9,7 @@
 
 #include "engine/rank.h"
 #include "fakes/engine_rig.h"
+#include "fakes/gpus.h"
 #include "runner/model_runner_internal.h"
 #include "weights/update.h"
 
@@ -23,9 +25,11 @@ static const layout layouts[] = {
 
 static const char why[] = "rank 1: its device is gone";
 
+static bool on_gpus;
+
 static hd_engine *open_layout(const layout *l) {
     return rig_open(
-        "cpu",
+        on_gpus ? "cuda" : "cpu",
         &(hd_engine_options){
             .model_dir = TINY, .tp = l->tp, .ep = l->ep, .dp = l->dp, .updatable = true});
 }
@@ -136,5 +140,10 @@ int test_engine_updates(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_change_as_one),
     };
-    return cmocka_run_group_tests_name("engine_updates", tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("engine_updates", tests, NULL, NULL);
+    on_gpus = gpus_are_wanted();
+    if (on_gpus) {
+        failed += cmocka_run_group_tests_name("engine_updates on GPUs", tests, NULL, NULL);
+    }
+    return failed;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "weights/configs.h"
-#include "weights/weights.h"
+#include "weights/experts/expert_moves.h"
 
 enum { MAX_SLOTS = 96 };
 
@@ -141,36 +141,41 @@ static void wrong_places_are_refused(void **state) {
 /* What a table says of all its slots: range, worst alignment, format, global scale. */
 static void tables_describe_all_slots(void **state) {
     (void)state;
-    _Alignas(16) static uint8_t bytes[256];
+    _Alignas(HD_EXPERT_ALIGN) static uint8_t bytes[1024];
     hd_weight w[3] = {
-        {.data = bytes + 64, .scale = bytes + 32, .type = HD_E4M3, .scale_type = HD_F32},
-        {.data = bytes + 16, .scale = bytes + 48, .type = HD_E4M3, .scale_type = HD_F32},
-        {.data = bytes + 96, .scale = bytes + 48, .type = HD_E4M3, .scale_type = HD_F32},
+        {.data = bytes + 512, .scale = bytes + 256, .type = HD_E4M3, .scale_type = HD_F32},
+        {.data = bytes + 128, .scale = bytes + 384, .type = HD_E4M3, .scale_type = HD_F32},
+        {.data = bytes + 768, .scale = bytes + 384, .type = HD_E4M3, .scale_type = HD_F32},
     };
     hd_expert_table t;
     for (int i = 0; i < 3; i++) w[i].global = 1.0f;
     hd_expert_table_init(&t, w, 3);
     assert_ptr_equal(t.slots, w);
     assert_int_equal(t.n, 3);
-    assert_ptr_equal(t.shape.data, bytes + 16);
-    assert_ptr_equal(t.shape.scale, bytes + 32);
-    assert_int_equal(t.data_range, 80);
-    assert_int_equal(t.scale_range, 16);
+    assert_ptr_equal(t.shape.data, bytes + 128);
+    assert_ptr_equal(t.shape.scale, bytes + 256);
+    assert_int_equal(t.data_range, 640);
     assert_true(t.one_format && t.one_global);
-    w[2].data = bytes + 98;
-    w[1].scale = bytes + 52;
+    hd_expert_table_extend(&t, &(hd_weight){.data = bytes});
+    assert_ptr_equal(t.shape.data, bytes);
+    assert_int_equal(t.data_range, 768);
+    hd_expert_table_extend(&t, &(hd_weight){.data = bytes + 896});
+    assert_ptr_equal(t.shape.data, bytes);
+    assert_int_equal(t.data_range, 896);
+    w[2].data = bytes + 770;
+    w[1].scale = bytes + 388;
     w[1].global = 0.5f;
     w[0].type = HD_E2M1;
     hd_expert_table_init(&t, w, 3);
-    assert_int_equal((uintptr_t)t.shape.data % 16, 2);
-    assert_int_equal((uintptr_t)t.shape.scale % 16, 4);
+    assert_int_equal((uintptr_t)t.shape.data % HD_EXPERT_ALIGN, 2);
+    assert_int_equal((uintptr_t)t.shape.scale % HD_EXPERT_ALIGN, 4);
     assert_false(t.one_format || t.one_global);
     w[0] = w[1] = (hd_weight){0};
     w[2].scale = NULL;
     hd_expert_table_init(&t, w, 3); /* two that are missing */
     assert_null(t.shape.scale);
     assert_true(t.one_format && t.one_global);
-    assert_ptr_equal(t.shape.data, bytes + 98);
+    assert_ptr_equal(t.shape.data, bytes + 770);
 }
 
 /* ---- experts from other ranks ---- */
@@ -240,8 +245,8 @@ static void experts_arrive_whole(void **state) {
         read_slots(hd_weights_expert_map(p.to, p.layer), first);
         assert_int_equal(hd_weights_check_map(p.to, p.layer, map, NULL), HD_EINVAL);
         for (int32_t k = 0; k < 2; k++) { /* the second time it is there */
-            assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL),
-                             HD_OK);
+            assert_int_equal(
+                hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL, NULL), HD_OK);
         }
         assert_int_equal(hd_weights_place_experts(p.to, p.layer, map, NULL, NULL), HD_OK);
         for (int r = 0; r < 3; r++) {
@@ -264,18 +269,18 @@ static void damaged_experts_are_refused(void **state) {
     hd_err err = {0};
     for (size_t at = 0; at < p.bytes; at += at < 128 ? 1 : stride) {
         p.packed[at] ^= 1;
-        assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL),
+        assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL, NULL),
                          HD_EFORMAT);
         p.packed[at] ^= 1;
     }
-    assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert + 1, p.packed, &err),
+    assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert + 1, p.packed, NULL, &err),
                      HD_EFORMAT);
     assert_int_equal(hd_weights_check_map(p.to, p.layer, moved_map(&p), NULL), HD_EINVAL);
     int32_t map[MAX_SLOTS]; /* the same places, another version */
     read_slots(hd_weights_expert_map(p.to, p.layer), map);
     assert_int_equal(hd_weights_place_experts(p.to, p.layer, map, NULL, NULL), HD_OK);
     err = (hd_err){0};
-    assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, &err),
+    assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL, &err),
                      HD_EFORMAT);
     assert_non_null(strstr(err.msg, "version"));
     assert_int_equal(hd_weights_pack_expert(p.to, p.layer, p.expert, p.packed, NULL),
@@ -288,7 +293,7 @@ static void staged_experts_can_be_dropped(void **state) {
     (void)state;
     pair p = open_pair("models/tiny-v3");
     for (int k = 0; k < 2; k++) {
-        assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL),
+        assert_int_equal(hd_weights_stage_expert(p.to, p.layer, p.expert, p.packed, NULL, NULL),
                          HD_OK);
         assert_int_equal(hd_weights_check_map(p.to, p.layer, moved_map(&p), NULL), HD_OK);
         if (k == 0) hd_weights_drop_staged(p.to);

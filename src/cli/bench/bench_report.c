@@ -113,6 +113,10 @@ void report_engine(load_report *out, const hd_engine_stats *before,
     out->experts.staged -= before->experts.staged;
     out->experts.fetched -= before->experts.fetched;
     out->experts.fetched_bytes -= before->experts.fetched_bytes;
+    out->rebalance = after->rebalance;
+    out->rebalance.flips -= before->rebalance.flips;
+    out->rebalance.moves -= before->rebalance.moves;
+    out->rebalance.bytes -= before->rebalance.bytes;
 }
 
 /* ---- the block ---- */
@@ -163,6 +167,10 @@ void report_print(const load_report *r, const load_options *o, const char *backe
                        (double)(r->experts.used + !r->experts.used));
         block_real(to, "Experts fetched (GB):", (double)r->experts.fetched_bytes * 1e-9);
     }
+    if (r->rebalance.on) {
+        block_count(to, "Experts moved between ranks:", r->rebalance.moves);
+        block_real(to, "Their bytes (GB):", r->rebalance.bytes * 1e-9);
+    }
     block_times(to, "End-to-End Latency", "E2E Latency", &r->e2e);
     block_times(to, "Time to First Token", "TTFT", &r->ttft);
     block_times(to, "Time per Output Token (excl. 1st token)", "TPOT", &r->tpot);
@@ -208,6 +216,12 @@ void report_print_json(const load_report *r, const load_options *o, const char *
     }
     if (r->experts.elsewhere) {
         json_object_set_new(j, "experts", experts_json(&r->experts));
+    }
+    if (r->rebalance.on) {
+        json_object_set_new(
+            j, "rebalance",
+            json_pack("{s:I, s:I, s:f}", "flips", (json_int_t)r->rebalance.flips, "moves",
+                      (json_int_t)r->rebalance.moves, "bytes", r->rebalance.bytes));
     }
     block_put_times(j, "e2e_latency", &r->e2e);
     block_put_times(j, "ttft", &r->ttft);

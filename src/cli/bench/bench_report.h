@@ -24,6 +24,7 @@ typedef struct load_report {
     int64_t graphs;                 /* recorded meanwhile */
     double record_us;               /* each */
     hd_expert_figures experts;      /* used, staged, fetched and their bytes meanwhile */
+    hd_rebalance_figures rebalance; /* flips, moves and their bytes meanwhile */
 } load_report;
 
 /* Statistics of the engine between two readings. */

@@ -235,14 +235,14 @@ void launch_blocks(hd_stream *s, K kernel, int64_t units, int threads, int clust
 }
 
 inline bool aligned(const hd_weight *w) {
-    return (uintptr_t)w->data % PLACE_BYTES == 0 && (uintptr_t)w->scale % PLACE_BYTES == 0;
+    return (uintptr_t)w->data % 16 == 0 && (uintptr_t)w->scale % 16 == 0;
 }
 
-/* Whether an address can be a coordinate. */
+/* Whether an address of data can be a coordinate. */
 inline bool places_fit(const hd_expert_table *t) {
     return t->n <= MAX_EXPERTS && t->one_format && t->one_global && aligned(&t->shape) &&
-           t->data_range / PLACE_BYTES < (size_t)MAX_PLACE &&
-           t->scale_range / PLACE_BYTES < (size_t)MAX_PLACE;
+           (uintptr_t)t->shape.data % PLACE_BYTES == 0 &&
+           t->data_range / PLACE_BYTES < (size_t)MAX_PLACE;
 }
 
 } // namespace

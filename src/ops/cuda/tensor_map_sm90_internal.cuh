@@ -8,11 +8,11 @@
 
 namespace {
 
-/* Experts' matrices have one tensor map, in which an address is a coordinate: steps of 16 bytes
- * from the lowest one. A map per expert would have to be rewritten and fenced in device memory
+/* Experts' matrices have one tensor map, in which an address is a coordinate: steps of 128 bytes
+ * from the lowest one, so that 256 GiB are in reach. A map per expert would have to be rewritten and fenced in device memory
  * when slots change; so, a slot is one address in the table, and neither the maps nor the other
  * arguments of a captured launch depend on it. It is read once per tile. */
-constexpr int64_t PLACE_BYTES = 16, MAX_PLACE = INT32_MAX;
+constexpr int64_t PLACE_BYTES = HD_EXPERT_ALIGN, MAX_PLACE = INT32_MAX;
 
 using encode_fn = decltype(&cuTensorMapEncodeTiled);
 

@@ -8,13 +8,19 @@
 
 enum { WEIGHTS_EXPERT_ROLES = 3 }; /* gate, up, down */
 
-/* An expert that another rank sent. */
+/* An expert that another rank sent, in host memory. */
 typedef struct weights_received {
     struct weights_received *next;
     int32_t expert;
     hd_weight matrix[WEIGHTS_EXPERT_ROLES];
     void *bytes; /* what the matrices point into */
 } weights_received;
+
+/* Device memory of one expert. */
+typedef struct weights_buffer {
+    hd_weight matrix[WEIGHTS_EXPERT_ROLES];
+    size_t bytes[2 * WEIGHTS_EXPERT_ROLES]; /* data of each role, then its scales */
+} weights_buffer;
 
 typedef struct weights_slot_layer {
     hd_expert_map map; /* n_slots 0: a dense layer */
@@ -23,6 +29,7 @@ typedef struct weights_slot_layer {
      * they have when the model opens */
     const hd_weight *held[WEIGHTS_EXPERT_ROLES];
     weights_received *received; /* experts that it did not have then */
+    int32_t *buffer; /* [n_experts] on a device: of each expert, -1: it is not here */
     hd_expert_table tables[WEIGHTS_EXPERT_ROLES];
     uint8_t *block; /* device memory of the map and the tables */
 } weights_slot_layer;
@@ -34,6 +41,14 @@ typedef struct weights_expert_slots {
     int32_t *experts;            /* storage of the layers' expert arrays */
     uint8_t *host;               /* the blocks of all layers, unless a device has them */
     uint8_t *staged;             /* one block, as it is copied */
+
+    /* Experts of a device that may move (expert_buffers.c). None is allocated or freed while a model
+     * runs: one that comes takes a spare, and that of one that goes is a spare. */
+    bool movable;
+    weights_buffer *buffers; /* [n_buffers]; NULL: experts do not move, or in host memory */
+    int32_t *spares;         /* [n_spares] of the buffers */
+    int32_t *buffer_of;      /* storage of the layers' buffer arrays */
+    int32_t n_buffers, n_spares;
 } weights_expert_slots;
 
 /* Places the experts as hd_shard_slot() says. All zero before; deinit after a failure too. */
@@ -58,14 +73,29 @@ const hd_weight *weights_expert_matrix(const weights_expert_slots *s,
                                        const weights_slot_layer *layer, int32_t role,
                                        int32_t expert);
 
-/* expert_moves.c: see weights.h. */
-size_t weights_packed_bytes(const weights_expert_slots *s, int32_t layer);
-hd_status weights_pack_expert(const weights_expert_slots *s, int32_t layer, int32_t expert,
-                              void *out, hd_err *err);
-hd_status weights_stage_expert(weights_expert_slots *s, int32_t layer, int32_t expert,
-                               const void *packed, hd_err *err);
+/* expert_buffers.c: the bytes of spares for as many experts as this rank has slots in a layer; 0: its
+ * experts do not move. */
+size_t weights_spare_bytes(const weights_expert_slots *s);
+/* Lists the held experts, which have reached their places, and spares in so many bytes of device
+ * memory, aligned to 256. */
+hd_status weights_buffers_open(weights_expert_slots *s, void *spares, hd_err *err);
+void weights_buffers_close(weights_expert_slots *s);
+/* Takes a spare like the experts of a layer, for an expert; NULL: there is none. */
+weights_buffer *weights_buffers_take(weights_expert_slots *s, int32_t layer, int32_t expert);
+/* Makes spares of experts of a layer that no slot of this rank holds. */
+void weights_buffers_free_unused(weights_expert_slots *s, int32_t layer);
+/* Extends what a layer's tables say of addresses to all buffers that its experts may come to. */
+void weights_buffers_extend(weights_expert_slots *s, int32_t layer);
+/* A matrix like all of the layer, or NULL for a layer without experts. */
+const hd_weight *weights_model_of(const weights_expert_slots *s, int32_t layer, int32_t role);
+
+/* expert_moves.c */
+
 /* Takes the values of the complete weights again, of received experts that are not cut (etp is 1). */
 void weights_renew_received(weights_expert_slots *s, const weights_expert_slots *whole);
+/* Whether a slot of this rank holds an expert. */
+bool weights_is_placed(const weights_expert_slots *s, const weights_slot_layer *l,
+                       int32_t expert);
 /* Frees received experts of a layer that no slot of this rank holds; all: every one. */
 void weights_drop_unused(weights_expert_slots *s, int32_t layer);
 void weights_drop_all(weights_expert_slots *s);

@@ -3,7 +3,7 @@
  * A layer's map and tables lie in one block, so that one copy replaces them: steps that were
  * queued before it read the old ones, all later steps the new ones. Matrices stay where they
  * are; a slot only has another address. */
-#include "weights/expert_slots_internal.h"
+#include "weights/experts/expert_slots_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -74,6 +74,7 @@ hd_status weights_slots_init(weights_expert_slots *s, const hd_model_spec *spec,
 
 void weights_slots_deinit(weights_expert_slots *s) {
     weights_drop_all(s);
+    weights_buffers_close(s);
     free(s->layers);
     free(s->experts);
     free(s->host);
@@ -114,11 +115,21 @@ static void choose_slots(const weights_expert_slots *s, const int32_t *expert, i
 const hd_weight *weights_expert_matrix(const weights_expert_slots *s,
                                        const weights_slot_layer *layer, int32_t role,
                                        int32_t expert) {
+    if (layer->buffer) {
+        const int32_t own = layer->buffer[expert];
+        return own < 0 ? NULL : &s->buffers[own].matrix[role];
+    }
     const int32_t at = hd_shard_slot(&s->shard, expert, s->n_experts);
     const weights_received *r = layer->received;
     if (at >= 0) return &layer->held[role][at];
     while (r && r->expert != expert) r = r->next;
     return r ? &r->matrix[role] : NULL;
+}
+
+const hd_weight *weights_model_of(const weights_expert_slots *s, int32_t layer, int32_t role) {
+    if (layer < 0 || layer >= s->n_layers || s->layers[layer].map.n_slots == 0) return NULL;
+    const hd_weight *first = &s->layers[layer].held[role][0];
+    return first->data ? first : NULL; /* an MTP layer that the files lack */
 }
 
 /* Stages a block for a placement. */
@@ -143,11 +154,13 @@ static void write_block(const weights_expert_slots *s, const weights_slot_layer 
     }
 }
 
-static void fill_layer(weights_expert_slots *s, weights_slot_layer *layer, hd_stream *stream) {
+static void fill_layer(weights_expert_slots *s, int32_t number, hd_stream *stream) {
+    weights_slot_layer *layer = &s->layers[number];
     for (int32_t r = 0; r < WEIGHTS_EXPERT_ROLES; r++) {
         hd_expert_table_init(&layer->tables[r], layer->held[r], s->shard.n_experts);
         layer->tables[r].slots = table_in(s, layer->block, r);
     }
+    weights_buffers_extend(s, number);
     layer->map.slot = map_in(layer->block);
     stage(s, layer, layer->expert);
     write_block(s, layer, stream);
@@ -166,7 +179,7 @@ hd_status weights_slots_fill(weights_expert_slots *s, hd_device *d, hd_stream *s
         }
     }
     for (int32_t l = 0; l < s->n_layers; l++) {
-        if (s->layers[l].map.n_slots > 0) fill_layer(s, &s->layers[l], d ? stream : NULL);
+        if (s->layers[l].map.n_slots > 0) fill_layer(s, l, d ? stream : NULL);
     }
     return HD_OK;
 }
@@ -178,8 +191,8 @@ static bool on_host(const weights_expert_slots *s, const weights_slot_layer *lay
 
 void weights_slots_refill(weights_expert_slots *s) {
     for (int32_t l = 0; l < s->n_layers; l++) {
-        weights_slot_layer *layer = &s->layers[l];
-        if (layer->map.n_slots > 0 && on_host(s, layer)) fill_layer(s, layer, NULL);
+        const weights_slot_layer *layer = &s->layers[l];
+        if (layer->map.n_slots > 0 && on_host(s, layer)) fill_layer(s, l, NULL);
     }
 }
 
