@@ -175,7 +175,8 @@ static void work(epochs *a, int32_t number) {
     if (st == HD_OK) st = hd_device_alloc(d, &x, sizeof(float), "a sum", &err);
     if (st == HD_OK) st = hd_device_alloc_host(d, &on_host, sizeof(float), "a sum", &err);
     if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, s, &ops, &err);
-    if (st == HD_OK) st = hd_stream_sync(s, &err); /* as one that loads, also if it comes late */
+    if (st == HD_OK)
+        st = hd_stream_sync(s, &err); /* as one that loads, also if it comes late */
     while (st == HD_OK && add(a, u, s, x, on_host, number, &err) != HD_OK) {
         err = (hd_err){0};
         st = hd_comm_ucx_begin_anew(u, &layout, ignore_waiting, &err);
