@@ -150,6 +150,9 @@ $(BUILD)/drive_faults: WRAPPED = $(addprefix -Wl$(comma)--wrap=,$(FAILING))
 POINTS := hd_comm_ucx_open hd_comm_ucx_begin_anew hd_comm_ucx_interface hd_weights_open_shards \
           hd_model_step hd_model_draft
 $(BUILD)/drive_ranks: WRAPPED = $(addprefix -Wl$(comma)--wrap=,$(POINTS))
+# Ranks on GPUs that are none.
+$(BUILD)/drive_gpus: WRAPPED = $(addprefix -Wl$(comma)--wrap=,hd_ops_open hd_device_open_cuda hd_device_count_gpus)
+$(BUILD)/drive_gpus: $(BUILD)/tests/fakes/ipc_device.o
 $(BUILD)/drive_%: $(BUILD)/tests/drive/drive_%.o $(LIBRARY) $(BUILD)/flags.link
 	$(call link,$(WRAPPED))
 

@@ -153,7 +153,7 @@ static void begin(comm_ipc *x, const hd_comm *host) {
     comm_peer *r = &x->peer;
     hd_device_release(r->device, r->own);
     r->own = NULL;
-    r->met = false;
+    r->met = r->exchanged = false;
     r->rows = NULL;
     r->row_bytes = 0;
     memset(r->shift, 0, sizeof r->shift);

@@ -59,6 +59,7 @@ static hd_exchange_peers peers_of(comm_peer *r, hd_group group) {
                            .group = (int32_t)group,
                            .blocks =
                                r->shares_gpu ? HD_EXCHANGE_SHARED_BLOCKS : HD_EXCHANGE_BLOCKS};
+    r->exchanged = true;
     for (int32_t k = 0; k < g->n; k++) {
         p.memory[k] = r->memory[g->first + k * g->stride];
         p.shift[k] = r->shift[g->first + k * g->stride];
@@ -191,11 +192,12 @@ static int32_t most_rows(const comm_peer *r) {
     return r->dispatch[(r->arrived - 1) % HD_COMM_MAX_INFLIGHT].in_rows;
 }
 
-/* Results of kernels that stopped waiting are undefined: the stream must not end well. */
+/* Results of kernels that stopped waiting are undefined: the stream must not end well. Without one it
+ * does: a rank loads its shard although it will begin anew. */
 static void check(void *ctx, hd_stream *s) {
     comm_peer *r = ctx;
     char why[160] = "";
-    if (!r->host) return;
+    if (!r->host || !r->exchanged) return;
     const int32_t too_many = r->state->too_many, late = r->state->late;
     if (too_many) {
         snprintf(why, sizeof why, "rank %d receives %d rows for its experts, at most %d fit",

@@ -21,6 +21,7 @@ struct comm_peer {
     void *memory[HD_EXCHANGE_MAX_RANKS];
     int64_t shift[HD_EXCHANGE_MAX_RANKS];
     bool met, shares_gpu; /* shares_gpu: two ranks have the same one */
+    bool exchanged; /* an exchange was queued, whose results are undefined after the end */
 
     /* NULL: the others reach all memory; else shows them [rows, row_bytes] */
     hd_status (*share_rows)(comm_peer *r, hd_stream *s, hd_err *err);

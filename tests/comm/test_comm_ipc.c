@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -174,6 +175,8 @@ static void work(epochs *a, int32_t number) {
     if (st == HD_OK) st = hd_device_alloc(d, &x, sizeof(float), "a sum", &err);
     if (st == HD_OK) st = hd_device_alloc_host(d, &on_host, sizeof(float), "a sum", &err);
     if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, s, &ops, &err);
+    if (st == HD_OK)
+        st = hd_stream_sync(s, &err); /* as one that loads, also if it comes late */
     while (st == HD_OK && add(a, u, s, x, on_host, number, &err) != HD_OK) {
         err = (hd_err){0};
         st = hd_comm_ucx_begin_anew(u, &layout, ignore_waiting, &err);
@@ -188,7 +191,9 @@ static void start(epochs *a, pid_t *pids, int32_t number) {
     atomic_store(&a->at_epoch[number], 0);
     pids[number] = fork();
     assert_true(pids[number] >= 0);
-    if (pids[number] == 0) work(a, number);
+    if (pids[number]) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails ends at once */
+    work(a, number);
 }
 
 /* Until the ranks of the bits have got a sum right together; fewer or more blocks would be freed too

@@ -1,19 +1,23 @@
-"""Ranks on GPUs as processes of one host: they answer as one rank on one GPU, also when one of them is
-lost. The processes share a GPU if there are too few; each then waits for its slice of time in every
-exchange, so tests have few steps."""
+"""Ranks on GPUs as processes of one host: they answer as one rank, also when one of them is lost. The
+processes share a GPU if there are too few; each then waits for its slice of time in every exchange, so
+tests have few steps. Without a GPU they are those of drive_gpus, whose memory other processes map."""
 
+import pathlib
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from conftest import HADAL
 from serving import Server, wait_until
-from test_cuda import on_gpu
+from test_cuda import has_gpu
 from test_ranks import body_of, rank_figures
 from worlds import needs_ucx
 
-pytestmark = [on_gpu, needs_ucx]
+pytestmark = needs_ucx
 CLIENTS, TOKENS = 8, 24
-ON_GPU = ("--max-running", 8, "--context", 512, "--kv-tokens", 8192, "--backend", "cuda")
+SIZES = ("--threads", 1, "--max-running", 8, "--context", 512, "--kv-tokens", 8192)
+ONE = (*SIZES, "--backend", "cuda" if has_gpu else "cpu")
+GPUS = {"base": (*SIZES, "--backend", "cuda", *(() if has_gpu else ("--no-sandbox",))), "program": HADAL if has_gpu else pathlib.Path(HADAL).parent / "drive_gpus"}
 LAYOUTS = [("--tp", 2), ("--ep", 2), ("--dp", 2, "--ep", 2)]
 
 
@@ -31,7 +35,7 @@ def answers(server, then=lambda: None, tokens=TOKENS):
 
 @pytest.fixture(scope="module")
 def alone():
-    server = Server(*ON_GPU)
+    server = Server(*ONE)
     want = answers(server)
     server.close()
     assert len(set(want)) > CLIENTS / 2
@@ -40,43 +44,50 @@ def alone():
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: " ".join(map(str, x)))
 def test_processes_answer_as_one_rank(world, alone, layout):
-    w = world(2, *layout, base=ON_GPU)
+    w = world(2, *layout, **GPUS)
     assert answers(w.server) == alone
-    info = w.server.get("/server_info").json
-    assert info["parallel"]["ranks"] == 2
+    assert w.server.get("/server_info").json["parallel"]["ranks"] == 2
     assert [r["state"] for r in rank_figures(w.server)["ranks"]] == ["active", "active"]
     wait_until(lambda: all(r["passes"] >= TOKENS for r in rank_figures(w.server)["ranks"]), "both tell of their passes")
     assert all(code == 0 for _, code in w.close())
 
 
-def lose(w, rank):
+def lose(w, rank, how=signal.SIGKILL):
     """In the middle of answers."""
     wait_until(lambda: w.server.loads()["num_running_reqs"] > CLIENTS / 2, "many run")
-    w.ranks[rank].send_signal(signal.SIGKILL)
-    w.ranks[rank].wait()
+    w.ranks[rank].send_signal(how)
+
+
+def come_back(w, rank, how=signal.SIGKILL):
+    if how == signal.SIGSTOP:
+        w.ranks[rank].send_signal(signal.SIGCONT)
+    else:
+        w.ranks[rank].wait()
+        w.start(rank)
 
 
 def await_health(w, begin):
     wait_until(lambda: w.server.get("/health").text.startswith(begin), begin)
 
 
-def test_requests_of_a_lost_group_go_on_in_the_other(world, alone):
-    w = world(2, "--dp", 2, "--ep", 2, base=ON_GPU)
-    assert answers(w.server, lambda: lose(w, 1)) == alone
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_requests_of_a_lost_group_go_on_in_the_other(world, alone, how):
+    w = world(2, "--dp", 2, "--ep", 2, **GPUS)
+    assert answers(w.server, lambda: lose(w, 1, how)) == alone
     await_health(w, "degraded: rank 1 is lost: ")
-    w.start(1)
+    come_back(w, 1, how)
     await_health(w, "ok")
     assert answers(w.server) == alone
     assert all(code == 0 for _, code in w.close())
 
 
 def test_requests_wait_for_a_rank_that_cannot_be_spared(world, alone):
-    w = world(2, "--tp", 2, base=ON_GPU)
+    w = world(2, "--tp", 2, **GPUS)
 
     def lose_and_return():
         lose(w, 1)
         await_health(w, "rank 1 is lost: ")
-        w.start(1)
+        come_back(w, 1)
 
     assert answers(w.server, lose_and_return) == alone
     await_health(w, "ok")

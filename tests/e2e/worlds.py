@@ -35,9 +35,10 @@ def free_address(host="127.0.0.1"):
 class World:
     """Rank 0 with the other ranks, which are the processes `ranks[1:]`."""
 
-    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None, before=lambda world: None, serve=Server, base=SMALL):
+    def __init__(self, n, *flags, env=None, meet=None, wrap=lambda rank: [], faults=None, before=lambda world: None, serve=Server, base=SMALL, program=HADAL):
         """faults: of ranks, as drive_ranks takes them. before: called before rank 0 is started. serve: makes rank 0.
-        base: flags of all tests."""
+        base: flags of all tests. program: of the ranks."""
+        self.program = program
         self.meet = meet or free_address()
         self.env = {**CLEAN, **(env or {})}
         self.flags = [*base, *flags, "--world", n, "--meet", self.meet]
@@ -47,11 +48,11 @@ class World:
             self.start(rank, (faults or {}).get(rank))
         before(self)
         fault = (faults or {}).get(0)
-        self.server = serve(*self.flags, "--rank", 0, program=FAULTY if fault else HADAL, env={**self.env, "FAULT": fault} if fault else self.env)
+        self.server = serve(*self.flags, "--rank", 0, program=FAULTY if fault else program, env={**self.env, "FAULT": fault} if fault else self.env)
         self.ranks[0] = self.server.process
 
     def start(self, rank, fault=None):
-        words = [*self.wrap(rank), FAULTY if fault else HADAL, "serve", TINY, *self.flags, "--rank", rank]
+        words = [*self.wrap(rank), FAULTY if fault else self.program, "serve", TINY, *self.flags, "--rank", rank]
         env = {**self.env, "FAULT": fault} if fault else self.env
         self.ranks[rank] = subprocess.Popen([str(w) for w in words], env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 

@@ -17,7 +17,7 @@
 
 /* ---- memory ---- */
 
-enum { MAX_BLOCKS = 64, GPU = 7 };
+enum { MAX_BLOCKS = 256, GPU = 7 };
 
 typedef struct shared_handle {
     int32_t pid, fd;
@@ -26,6 +26,7 @@ typedef struct shared_handle {
 
 static struct {
     void *at;
+    const hd_device *owner;
     size_t bytes;
     int fd;
     bool shared, released;
@@ -56,6 +57,7 @@ static hd_status alloc(hd_device *d, void **out, size_t bytes, bool on_host, con
         at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) return HD_FAIL(err, HD_ENOMEM, "%s: full", what);
     blocks[i].at = *out = at;
+    blocks[i].owner = d;
     blocks[i].bytes = bytes;
     blocks[i].fd = fd;
     blocks[i].shared = blocks[i].released = false;
@@ -91,10 +93,23 @@ static hd_status share(hd_device *d, void *p, uint8_t *handle, uint8_t *gpu, hd_
 }
 
 static void end_sharing(hd_device *d) {
-    (void)d;
     for (int32_t i = 0; i < MAX_BLOCKS; i++) {
-        if (blocks[i].at && blocks[i].shared && blocks[i].released) free_block(i);
+        const bool own = blocks[i].at && blocks[i].owner == d;
+        if (own && blocks[i].shared && blocks[i].released) free_block(i);
     }
+}
+
+static void close_device(hd_device *d) {
+    for (int32_t i = 0; i < MAX_BLOCKS; i++) {
+        if (blocks[i].at && blocks[i].owner == d) free_block(i);
+    }
+    cpu->close(d);
+}
+
+/* Its operators are a CPU's. */
+static hd_status read_host(hd_device *d, const void *host, size_t bytes, hd_err *err) {
+    (void)d, (void)host, (void)bytes, (void)err;
+    return HD_OK;
 }
 
 static hd_status check_access(const hd_device *d, const uint8_t *gpu, hd_err *err) {
@@ -149,6 +164,8 @@ hd_device *ipc_device_open(void) {
     if (hd_device_open_cpu(&d, &(hd_cpu_options){.n_threads = 1}, NULL) != HD_OK) return NULL;
     cpu = d->table;
     table = *cpu;
+    table.close = close_device;
+    table.read_host = table.pin_host = read_host;
     table.alloc = alloc;
     table.release = release;
     table.share = share;
@@ -176,6 +193,7 @@ typedef struct rank_memory {
         uint32_t ticket;
         pointers from[2][RANKS];
     } at[HD_EXCHANGE_GROUPS];
+    bool over; /* this rank has given up an exchange, and makes no other */
     int32_t in_first[HD_EXCHANGE_INFLIGHT][HD_EXCHANGE_SLOTS];
     float region[HD_EXCHANGE_GROUPS][2][RANKS][REGION];
 } rank_memory;
@@ -191,6 +209,7 @@ static const void *at_member(const hd_exchange_peers *p, int32_t k, const void *
 /* False: the exchange is given up. */
 static bool sync_members(const hd_exchange_peers *p, uint32_t ticket) {
     rank_memory *own = memory_of(p, p->index);
+    own->over = true; /* until all have come */
     for (int32_t k = 0; k < p->n; k++) {
         atomic_store(&memory_of(p, k)->at[p->group].came[p->index], ticket);
     }
@@ -201,7 +220,12 @@ static bool sync_members(const hd_exchange_peers *p, uint32_t ticket) {
         }
     }
     own->at[p->group].ticket = ticket;
+    own->over = false;
     return true;
+}
+
+static bool is_over(const hd_exchange_peers *p) {
+    return memory_of(p, p->index)->over;
 }
 
 static uint32_t next_ticket(const hd_exchange_peers *p) {
@@ -213,40 +237,57 @@ static float *region(const hd_exchange_peers *p, int32_t k, int32_t from, uint32
     return memory_of(p, k)->region[p->group][ticket % 2][from];
 }
 
-static void gather(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_gather_args *a) {
+/* Elements first .. first + n - 1, at most REGION. False: given up. */
+static bool gather_some(const hd_exchange_peers *p, const hd_exchange_gather_args *a,
+                        int64_t first, int64_t n) {
     const uint32_t ticket = next_ticket(p);
-    const int64_t n = (int64_t)a->rows * a->cols;
-    (void)s;
-    assert(n <= REGION);
     for (int32_t k = 0; k < p->n; k++) {
         for (int64_t i = 0; i < n; i++) {
-            const int64_t col = i % a->cols - a->first;
-            if (k != p->index && col >= 0 && col < a->own) region(p, k, 0, ticket)[i] = a->x[i];
+            const int64_t col = (first + i) % a->cols - a->first;
+            if (k != p->index && col >= 0 && col < a->own)
+                region(p, k, 0, ticket)[i] = a->x[first + i];
         }
     }
-    if (!sync_members(p, ticket)) return;
+    if (!sync_members(p, ticket)) return false;
     for (int64_t i = 0; i < n && p->n > 1; i++) {
-        const int64_t col = i % a->cols - a->first;
-        if (col < 0 || col >= a->own) a->x[i] = region(p, p->index, 0, ticket)[i];
+        const int64_t col = (first + i) % a->cols - a->first;
+        if (col < 0 || col >= a->own) a->x[first + i] = region(p, p->index, 0, ticket)[i];
+    }
+    return true;
+}
+
+static void gather(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_gather_args *a) {
+    const int64_t n = (int64_t)a->rows * a->cols;
+    (void)s;
+    if (is_over(p)) return;
+    for (int64_t i = 0; i < n; i += REGION) {
+        if (!gather_some(p, a, i, n - i < REGION ? n - i : REGION)) return;
     }
 }
 
-static void sum(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_sum_args *a) {
+static bool sum_some(const hd_exchange_peers *p, float *x, int64_t n) {
     const uint32_t ticket = next_ticket(p);
     const float *terms[RANKS];
     float block[HD_TREE_SUM_BLOCK];
-    (void)s;
-    assert(a->n <= REGION);
     for (int32_t k = 0; k < p->n; k++) {
-        memcpy(region(p, k, p->index, ticket), a->x, (size_t)a->n * sizeof *a->x);
+        memcpy(region(p, k, p->index, ticket), x, (size_t)n * sizeof *x);
     }
-    if (!sync_members(p, ticket)) return;
+    if (!sync_members(p, ticket)) return false;
     for (int32_t k = 0; k < p->n; k++) terms[k] = region(p, p->index, k, ticket);
-    for (int64_t i = a->first; i < a->first + a->own; i += HD_TREE_SUM_BLOCK) {
-        const int64_t left = a->first + a->own - i;
-        const int32_t some = left < HD_TREE_SUM_BLOCK ? (int32_t)left : HD_TREE_SUM_BLOCK;
+    for (int64_t i = 0; i < n; i += HD_TREE_SUM_BLOCK) {
+        const int32_t some = n - i < HD_TREE_SUM_BLOCK ? (int32_t)(n - i) : HD_TREE_SUM_BLOCK;
         hd_tree_sum(block, terms, p->n, i, some);
-        memcpy(a->x + i, block, (size_t)some * sizeof *block);
+        memcpy(x + i, block, (size_t)some * sizeof *block);
+    }
+    return true;
+}
+
+/* All of it, where a part is asked for: the rest is undefined. */
+static void sum(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_sum_args *a) {
+    (void)s;
+    if (is_over(p)) return;
+    for (int64_t i = 0; i < a->n; i += REGION) {
+        if (!sum_some(p, a->x + i, a->n - i < REGION ? a->n - i : REGION)) return;
     }
 }
 
@@ -286,6 +327,7 @@ static int32_t count_rows(const hd_exchange_peers *p, const pointers *from,
 
 static void dispatch(hd_stream *s, const hd_exchange_peers *p,
                      const hd_exchange_dispatch_args *a) {
+    if (is_over(p)) return;
     const pointers *from =
         exchange_pointers(p, (pointers){a->x, a->weight, a->offset, a->assignment});
     int32_t *first = memory_of(p, p->index)->in_first[a->place], n = 0;
@@ -319,6 +361,7 @@ static void dispatch(hd_stream *s, const hd_exchange_peers *p,
 
 static void combine(hd_stream *s, const hd_exchange_peers *p,
                     const hd_exchange_combine_args *a) {
+    if (is_over(p)) return;
     const pointers *from = exchange_pointers(p, (pointers){.rows = a->in_y});
     (void)s;
     if (!from) return;

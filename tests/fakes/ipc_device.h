@@ -7,9 +7,9 @@
 #include "device/device.h"
 #include "ops/exchange.h"
 
-hd_device *ipc_device_open(void); /* one at a time; NULL: no memory */
+hd_device *ipc_device_open(void); /* NULL: no memory */
 
-/* Blocks of device memory that are there, those that were released but are shared too. */
+/* Blocks of device memory that are there, of all devices, those that were released but are shared too. */
 int32_t ipc_device_blocks(void);
 
 /* Blocks of other processes that are open. */

@@ -539,6 +539,10 @@ static void rounds_have_the_same_bits(void **state) {
         const int64_t one = check_variant(cases[i].name, l, how);
         how.room = 16 * l->ep;
         const int64_t some = check_variant(cases[i].name, l, how);
+        if (on_gpus) { /* as many rounds as there may be, whatever is chosen */
+            assert_true(one > 0 && some > one);
+            continue;
+        }
         how.hot = true;
         const int64_t many = check_variant(cases[i].name, l, how);
         assert_true(one > 0 && some > one && many >= 2 * one);

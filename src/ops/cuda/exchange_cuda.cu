@@ -30,6 +30,7 @@ struct sync_state {
 
 struct rank_memory {
     sync_state at[HD_EXCHANGE_GROUPS][BLOCKS];
+    int32_t over; /* 1: this rank has given up an exchange, and makes no other */
     int32_t in_first[HD_EXCHANGE_INFLIGHT]
                     [HD_EXCHANGE_SLOTS]; /* first row of a slot from a member */
     alignas(256) float region[HD_EXCHANGE_GROUPS][2][BLOCKS][REGION];
@@ -98,7 +99,16 @@ __device__ bool sync_members(const hd_exchange_peers &p, uint32_t ticket) {
         raise(&sync_of(p, k).came[p.index], ticket);
         came = await_member(p, k, ticket);
     }
-    return !__syncthreads_or(!came);
+    const bool over = __syncthreads_or(!came);
+    if (over && k == 0) tell(&memory_of(p, p.index).over, 1);
+    return !over;
+}
+
+/* All threads of the block call it first. A rank that has given up an exchange must not seem to have come
+ * to it with what belongs to a later one: the others may still come. */
+__device__ bool is_over(const hd_exchange_peers &p) {
+    const volatile int32_t *over = &memory_of(p, p.index).over;
+    return __syncthreads_or(*over);
 }
 
 /* The next exchange of this block. */
@@ -155,6 +165,7 @@ __global__ void __launch_bounds__(THREADS)
     gather(const __grid_constant__ hd_exchange_peers p, const hd_exchange_gather_args a) {
     using vec = typename vector<V>::type;
     griddepcontrol_wait();
+    if (is_over(p)) return;
     const int64_t n = (int64_t)a.rows * a.cols;
     const int64_t each = elements_each(n, (int)gridDim.x, REGION);
     uint32_t ticket = next_ticket(p);
@@ -210,6 +221,7 @@ __global__ void __launch_bounds__(THREADS)
     sum(const __grid_constant__ hd_exchange_peers p, hd_exchange_sum_args a) {
     using vec = typename vector<V>::type;
     griddepcontrol_wait();
+    if (is_over(p)) return;
     const int part = REGION / p.n / 4 * 4; /* of a member in a region */
     const int64_t each = elements_each(a.n, (int)gridDim.x, part);
     uint32_t ticket = next_ticket(p);
@@ -319,6 +331,7 @@ __global__ void __launch_bounds__(THREADS)
     dispatch(const __grid_constant__ hd_exchange_peers p, hd_exchange_dispatch_args a) {
     extern __shared__ int32_t shared[];
     griddepcontrol_wait();
+    if (is_over(p)) return;
     const pointers *from = exchange_pointers(p, {a.x, a.weight, a.offset, a.assignment});
     if (!from) return;
     const int pairs = a.n_slots * p.n;
@@ -367,6 +380,7 @@ __global__ void __launch_bounds__(THREADS)
     combine(const __grid_constant__ hd_exchange_peers p, hd_exchange_combine_args a) {
     extern __shared__ int32_t shared[];
     griddepcontrol_wait();
+    if (is_over(p)) return;
     const pointers *from = exchange_pointers(p, {a.in_y, nullptr, nullptr, nullptr});
     if (!from) return;
     const int slots = a.n_slots * p.n;
@@ -446,7 +460,7 @@ void queue_combine(hd_stream *s, const hd_exchange_peers *p,
 }
 
 void reset(hd_stream *s, void *memory) {
-    cudaMemsetAsync(memory, 0, sizeof(rank_memory::at), hd_cuda_stream(s));
+    cudaMemsetAsync(memory, 0, offsetof(rank_memory, in_first), hd_cuda_stream(s));
     hd_cuda_check(s, "exchanges begin anew");
 }
 
