@@ -28,6 +28,7 @@ HD_OP_LIST(X)
 
 void fast_products(void **state);
 void naive_on_gpu(void **state); /* test_ops_attention.c */
+void many_rows_on_gpu(void **state);
 
 /* tests of test_ops_csa2.c */
 void pools_are_those_of_whole_numbers(void **state);

@@ -146,6 +146,52 @@ void op_attention(void **state) {
     for (size_t i = 0; i < HD_LEN(shapes); i++) attention_case(&shapes[i]);
 }
 
+/* Rows of MLA with few heads, as many as fill a GPU, which then computes several in a block: consecutive
+ * ones of sequences, across the length from which on a part of a row's keys is larger. */
+void many_rows_on_gpu(void **state) {
+    enum { MANY = 1250 };
+    (void)state;
+    static const struct {
+        int32_t rows, first;
+    } of[SEQS] = {
+        {700, 0   },
+        {1,   0   },
+        {449, 250 },
+        {100, 4040}
+    };
+    for (int32_t heads = 1; heads < 17; heads += 5) {
+        int32_t *seq = take_ints(MANY), *pos = take_ints(MANY), n[SEQS], at = 0;
+        for (int32_t s = 0; s < SEQS; s++) {
+            n[s] = of[s].first + of[s].rows;
+            for (int32_t i = 0; i < of[s].rows; i++, at++) {
+                seq[at] = s;
+                pos[at] = of[s].first + i;
+            }
+        }
+        assert_int_equal(at, MANY);
+        attention_lists lists = {
+            .a = {.q = hd_f32(take_random((int64_t)MANY * heads * 24, 1.0f)),
+                  .seq = seq,
+                  .pos = pos,
+                  .heads = heads,
+                  .k_dim = 24,
+                  .v_dim = 16,
+                  .ratio = 1,
+                  .scale = 0.2f}
+        };
+        lists.a.entries = take_pages(SEQS, n, 16, 24, 1.0f);
+        lists.narrow_entries = narrow_pages(&lists.a.entries, SEQS, n);
+        check_on_gpu(&(op_case){.name = "MLA, many rows",
+                                .rows = MANY,
+                                .n_outs = 1,
+                                .width = {heads * 16},
+                                .tolerance = {4e-6},
+                                .gpu_fast_tolerance = 8192 * 4e-6,
+                                .args = &lists,
+                                .run = run_attention_lists});
+    }
+}
+
 /* ---- attention_naive ---- */
 
 /* Sequence s has n_rows[s] rows of the step, from position start[s] on. After every third row

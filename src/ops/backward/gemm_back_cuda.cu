@@ -84,6 +84,14 @@ static __device__ chunk_rows find_chunk(const hd_seqs &s, int32_t at) {
     return {-1, -1};
 }
 
+/* The chunk behind r, of sequence *seq; at first r = {0, 0}. false: there is none. */
+static __device__ bool next_chunk(chunk_rows *r, int32_t *seq, const hd_seqs &s) {
+    while (*seq < s.n && r->end == s.first_row[*seq + 1]) ++*seq;
+    if (*seq == s.n) return false;
+    *r = {r->end, min(r->end + CHUNK, s.first_row[*seq + 1])};
+    return true;
+}
+
 static __device__ int32_t count_chunks(const hd_seqs &s) {
     int32_t n = 0;
     for (int32_t q = 0; q < s.n; q++) n += chunks_of(s.first_row[q + 1] - s.first_row[q]);
@@ -173,13 +181,13 @@ static __device__ __forceinline__ void store_sums(const tile_sums &sum, float *t
     for_elements(to, o.n_rows, o.cols, [&](float &at, int y, int x) { at = sum[y][x]; });
 }
 
-/* The sum of one chunk after another is added. rows(k, &r): the rows of chunk k, false behind the last. */
+/* The sum of one chunk after another is added. rows(&r): the rows of the next chunk, false behind the last. */
 template <typename ROWS>
 static __device__ __forceinline__ void add_chunks(const outer &o, const ROWS &rows) {
     tile_sums all = {};
     chunk_rows r;
     load_sums(all, o);
-    for (int32_t k = 0; rows(k, &r); k++) {
+    while (rows(&r)) {
         tile_sums sum = {};
         add_outer(sum, o, r.first, r.end);
 #pragma unroll
@@ -203,19 +211,21 @@ static __device__ __forceinline__ outer outer_of(const hd_weight_grad_args &a, i
             1};
 }
 
-/* Chunk `at` of the rows, of which a row of the batch has as many as any other (streams). */
-static __device__ chunk_rows chunk_of(const hd_weight_grad_args &a, int32_t at) {
-    const chunk_rows r = find_chunk(a.seqs, at);
-    const int32_t each = a.rows / a.seqs.first_row[a.seqs.n];
-    return {r.first * each, r.end * each};
+/* Rows for each row of the batch (streams). */
+static __device__ __forceinline__ int32_t rows_of_each(const hd_weight_grad_args &a) {
+    return a.rows / a.seqs.first_row[a.seqs.n];
 }
 
 static __global__ void __launch_bounds__(THREADS) weight_grad(hd_weight_grad_args a) {
     const outer o = outer_of(a, blockIdx.z);
     if (a.seqs.n) {
-        add_chunks(o, [&](int32_t k, chunk_rows *r) {
-            *r = chunk_of(a, k);
-            return r->first >= 0;
+        const int32_t each = rows_of_each(a);
+        chunk_rows now = {0, 0};
+        int32_t seq = 0;
+        add_chunks(o, [&](chunk_rows *r) {
+            if (!next_chunk(&now, &seq, a.seqs)) return false;
+            *r = {now.first * each, now.end * each};
+            return true;
         });
         return;
     }
@@ -229,11 +239,12 @@ static __global__ void __launch_bounds__(THREADS) weight_grad(hd_weight_grad_arg
 static __global__ void __launch_bounds__(THREADS)
     weight_grad_parts(hd_weight_grad_args a, int32_t first) {
     const int32_t head = (int32_t)blockIdx.z % a.heads;
-    const chunk_rows r = chunk_of(a, first + (int32_t)blockIdx.z / a.heads);
+    const chunk_rows r = find_chunk(a.seqs, first + (int32_t)blockIdx.z / a.heads);
+    const int32_t each = rows_of_each(a);
     const outer o = outer_of(a, head);
     tile_sums sum = {};
     if (r.first < 0) return;
-    add_outer(sum, o, r.first, r.end);
+    add_outer(sum, o, r.first * each, r.end * each);
     store_sums(sum, a.parts + (int64_t)blockIdx.z * a.n_rows * a.cols, o);
 }
 
@@ -280,16 +291,16 @@ void hd_weight_grad_cuda(hd_stream *s, const hd_weight_grad_args *a) {
 
 /* ---- experts ---- */
 
-/* The first place of [first, end) whose row is `row` or later. */
+/* The first place of [first, first + n) whose row is `row` or later; a warp's work. */
 static __device__ int32_t place_from(const hd_grouped_weight_grad_args &a, int32_t first,
-                                     int32_t end, int32_t row) {
-    while (first < end) {
-        const int32_t middle = (first + end) / 2;
-        if (a.choice[middle] / a.top_k < row) {
-            first = middle + 1;
-        } else {
-            end = middle;
-        }
+                                     int32_t n, int32_t row) {
+    while (n > 0) {
+        const int32_t step = (n + WARP - 1) / WARP;
+        const int32_t at = first + ((int32_t)threadIdx.x % WARP + 1) * step - 1;
+        const bool before = at < first + n && a.choice[at] / a.top_k < row;
+        const int32_t whole = __popc(__ballot_sync(ALL_LANES, before)) * step;
+        first += whole;
+        n = min(step - 1, n - whole);
     }
     return first;
 }
@@ -309,12 +320,13 @@ static __global__ void __launch_bounds__(THREADS)
                      a.top_k};
     if (begin == end) return;
     if (a.seqs.n) {
-        int32_t from = begin;
-        add_chunks(o, [&](int32_t k, chunk_rows *r) {
-            const chunk_rows rows = find_chunk(a.seqs, k);
-            if (rows.first < 0 || from == end) return false;
-            r->first = from;
-            r->end = from = place_from(a, from, end, rows.end);
+        chunk_rows now = {0, 0};
+        int32_t seq = 0, from = begin;
+        add_chunks(o, [&](chunk_rows *r) {
+            if (from == end || !next_chunk(&now, &seq, a.seqs)) return false;
+            r->first = from; /* a row has a place at most */
+            from = place_from(a, from, min(end - from, now.end - now.first), now.end);
+            r->end = from;
             return true;
         });
         return;

@@ -1,8 +1,16 @@
-/* hc_back_cuda.cu - gradients of V4's hyper-connections (mHC), as in hc_back_ref.c: a block per row,
- * sums in float64. */
+/* hc_back_cuda.cu - gradients of V4's hyper-connections (mHC), as in hc_back_ref.c: a block per row. Sums
+ * over columns are float32, in an order that follows from the columns; what is of a row's few mixing values is
+ * float64. */
 #include "ops/backward/backward_cuda_internal.cuh"
 
 constexpr int WARPS = BLOCK / WARP, MAX_MIX = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC;
+
+static __device__ __forceinline__ float warp_dot(const float *a, const float *b, int32_t n) {
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int32_t c = (int32_t)threadIdx.x % WARP; c < n; c += WARP) sum = fmaf(a[c], b[c], sum);
+    return warp_sum(sum);
+}
 
 /* ---- hc_post ---- */
 
@@ -15,26 +23,26 @@ static __global__ void __launch_bounds__(BLOCK) hc_post_back(hd_hc_post_back_arg
     for (int32_t k = (int32_t)threadIdx.x / WARP; k < hc + hc * hc; k += WARPS) {
         const int32_t mixed = k - hc, j = mixed < 0 ? k : mixed % hc;
         const float *left = mixed < 0 ? y : x + (int64_t)(mixed / hc) * cols;
-        const double sum = warp_dot64(left, g + (int64_t)j * cols, cols);
+        const float sum = warp_dot(left, g + (int64_t)j * cols, cols);
         if (threadIdx.x % WARP) continue;
         if (mixed < 0) {
-            a.dpost[r * hc + k] = (float)sum;
+            a.dpost[r * hc + k] = sum;
         } else {
-            a.dcomb[r * hc * hc + mixed] = (float)sum;
+            a.dcomb[r * hc * hc + mixed] = sum;
         }
     }
     __syncthreads(); /* dx may be g */
     for (int32_t c = (int32_t)threadIdx.x; c < cols; c += BLOCK) {
-        double column[HD_MAX_HC], sum = 0.0;
+        float column[HD_MAX_HC], sum = 0.0f;
         for (int32_t j = 0; j < hc; j++) {
-            column[j] = (double)g[(int64_t)j * cols + c];
-            sum += (double)post[j] * column[j];
+            column[j] = g[(int64_t)j * cols + c];
+            sum = fmaf(post[j], column[j], sum);
         }
-        a.dy[r * cols + c] = (float)sum;
+        a.dy[r * cols + c] = sum;
         for (int32_t i = 0; i < hc; i++) {
-            double back = 0.0;
-            for (int32_t j = 0; j < hc; j++) back += (double)comb[i * hc + j] * column[j];
-            a.dx[(r * hc + i) * cols + c] = (float)back;
+            float back = 0.0f;
+            for (int32_t j = 0; j < hc; j++) back = fmaf(comb[i * hc + j], column[j], back);
+            a.dx[(r * hc + i) * cols + c] = back;
         }
     }
 }
@@ -146,14 +154,14 @@ static __device__ __forceinline__ double sigmoid64(double x) {
 /* mix = fn x / rms(x) */
 static __device__ void mix_values(mix_row *t, double *mix, float norm_eps) {
     const int32_t wide = t->hc * t->cols;
-    double square = 0.0;
+    float square = 0.0f;
     for (int32_t c = (int32_t)threadIdx.x; c < wide; c += BLOCK) {
-        square += (double)t->x[c] * (double)t->x[c];
+        square = fmaf(t->x[c], t->x[c], square);
     }
-    t->inverse = 1.0 / sqrt(block_sum<BLOCK>(square) / wide + (double)norm_eps);
+    t->inverse = 1.0 / sqrt((double)block_sum<BLOCK>(square) / wide + (double)norm_eps);
     for (int32_t i = (int32_t)threadIdx.x / WARP; i < t->n; i += WARPS) {
-        const double sum = warp_dot64(t->fn + (int64_t)i * wide, t->x, wide);
-        if (threadIdx.x % WARP == 0) mix[i] = sum * t->inverse;
+        const float sum = warp_dot(t->fn + (int64_t)i * wide, t->x, wide);
+        if (threadIdx.x % WARP == 0) mix[i] = (double)sum * t->inverse;
     }
     __syncthreads();
 }
@@ -164,12 +172,13 @@ static __device__ void weigh_back(const mix_row &t, double *dz, const double *mi
                                   const float *g, float scale, const float *base, float eps) {
     for (int32_t j = (int32_t)threadIdx.x / WARP; j < t.hc; j += WARPS) {
         const double s = sigmoid64(mix[j] * (double)scale + (double)base[j]);
-        const double along = warp_dot64(g, t.x + (int64_t)j * t.cols, t.cols);
+        const float along = warp_dot(g, t.x + (int64_t)j * t.cols, t.cols);
+        const float weight = (float)(s + (double)eps);
         float *dx = t.dx + (int64_t)j * t.cols;
         for (int32_t c = (int32_t)threadIdx.x % WARP; c < t.cols; c += WARP) {
-            dx[c] += (float)((s + (double)eps) * (double)g[c]);
+            dx[c] = fmaf(weight, g[c], dx[c]);
         }
-        if (threadIdx.x % WARP == 0) dz[j] = along * s * (1.0 - s);
+        if (threadIdx.x % WARP == 0) dz[j] = (double)along * s * (1.0 - s);
     }
     __syncthreads();
 }
@@ -189,19 +198,22 @@ static __device__ void affine_back(double *dz, const double *mix, float scale, f
 
 /* dm = the gradient of the mixing values: writes dmix = dm / rms, and adds to dx. */
 static __device__ void mix_back(const mix_row &t, const double *dm, const double *mix) {
+    __shared__ float factor[MAX_MIX];
     const int32_t wide = t.hc * t.cols;
     double along = 0.0;
     for (int32_t i = 0; i < t.n; i++) along += dm[i] * mix[i];
     for (int32_t i = (int32_t)threadIdx.x; i < t.n; i += BLOCK) {
-        t.dmix[i] = (float)(dm[i] * t.inverse);
+        t.dmix[i] = factor[i] = (float)(dm[i] * t.inverse);
     }
+    __syncthreads();
+    const float pull = (float)(t.inverse * t.inverse * along / wide);
     for (int32_t c = (int32_t)threadIdx.x; c < wide; c += BLOCK) {
-        double sum = 0.0;
+        float sum = -pull * t.x[c];
+#pragma unroll 8
         for (int32_t i = 0; i < t.n; i++) {
-            sum += dm[i] * t.inverse * (double)t.fn[(int64_t)i * wide + c];
+            sum = fmaf(factor[i], t.fn[(int64_t)i * wide + c], sum);
         }
-        sum -= (double)t.x[c] * t.inverse * t.inverse * along / wide;
-        t.dx[c] += (float)sum;
+        t.dx[c] += sum;
     }
 }
 

@@ -227,8 +227,10 @@ void hd_muon_cuda(hd_stream *s, const hd_muon_args *a) {
 
 /* ---- rounding ---- */
 
+/* To nearest, ties to even, of what is a number. */
 static __device__ __forceinline__ uint32_t bf16_code(float x) {
-    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    const uint32_t bits = __float_as_uint(x);
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 
 static __device__ __forceinline__ uint32_t f16_code(float x) {
@@ -242,7 +244,7 @@ static __device__ bool round_number(uint8_t *data, int32_t type, bool widened, i
     float back = x;
     if (type == HD_BF16) {
         code = bf16_code(x);
-        back = __uint_as_float(code << 16);
+        if (x == x) back = __uint_as_float(code << 16);
     } else if (type == HD_F16) {
         code = f16_code(x);
         back = __half2float(__ushort_as_half((unsigned short)code));

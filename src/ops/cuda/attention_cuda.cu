@@ -1,7 +1,7 @@
 /* attention_cuda.cu - softmax attention of rows over paged keys, on the tensor cores.
  *
- * A block takes HEADS heads of one row and walks the row's keys in tiles of TILE, the next one
- * on its way. Queries, keys and weights are sums of two FP16 numbers (split_fp16_internal.cuh). Within a
+ * A block takes HEADS heads of one row, or all heads of several rows that have the same keys but for their
+ * number, and walks the keys in tiles of TILE, the next one on its way. Queries, keys and weights are sums of two FP16 numbers (split_fp16_internal.cuh). Within a
  * tile the warps first share out (heads, columns) for the scores, then heads for the softmax,
  * then columns of the values.
  *
@@ -93,7 +93,25 @@ struct block_rows {
     uint32_t slot;              /* [HEADS, SLOT] */
     int *key_shift;             /* [2, TILE] what undoes the keys' shifts */
     float *keep, *take, *total; /* [HEADS] */
+    float *back;                /* [HEADS] what undoes the shifts of a tile's weights */
 };
+
+/* Which queries a block has: slot i is head `head` + i % width of row `row` + i / width. */
+struct slot_list {
+    int32_t row, n_rows, head, width;
+};
+
+static __device__ __forceinline__ int32_t row_of(const slot_list &l, int slot) {
+    return l.row + slot / l.width;
+}
+
+static __device__ __forceinline__ int32_t head_of(const slot_list &l, int slot) {
+    return l.head + slot % l.width;
+}
+
+static __device__ __forceinline__ bool has_query(const slot_list &l, int32_t heads, int slot) {
+    return slot / l.width < l.n_rows && head_of(l, slot) < heads;
+}
 
 /* Tile i of the two. */
 static __device__ __forceinline__ half_rows keys_at(const block_rows &b, int i) {
@@ -106,7 +124,7 @@ static __host__ __device__ __forceinline__ int32_t row_cols(const hd_attention_a
 
 static size_t shared_bytes(const hd_attention_args *a) {
     return (size_t)(HEADS + 2 * TILE) * (size_t)row_cols(*a) * 4 + HEADS * SLOT +
-           2 * TILE * sizeof(int) + 3 * HEADS * sizeof(float);
+           2 * TILE * sizeof(int) + 4 * HEADS * sizeof(float);
 }
 
 static __device__ block_rows carve(uint8_t *shared, const hd_attention_args &a) {
@@ -120,6 +138,7 @@ static __device__ block_rows carve(uint8_t *shared, const hd_attention_args &a) 
     b.keep = reinterpret_cast<float *>(b.key_shift + 2 * TILE);
     b.take = b.keep + HEADS;
     b.total = b.take + HEADS;
+    b.back = b.total + HEADS;
     return b;
 }
 
@@ -244,29 +263,30 @@ struct running {
     float max, total;
 };
 
-/* The weights of the tile's keys, a key per lane, into the slots of the warp's heads. */
+constexpr int ZERO_SHIFT = 1; /* of a row of zeros */
+
+/* The weights of the tile's keys, a key per lane, into the slots of the warp's heads. live: how many of the
+ * keys each head sees; the others are for it as if they were zeros. */
 template <int P>
 static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
                                              const int *q_shift, const int *key_shift,
-                                             float scale, int live) {
+                                             float scale, const int *live) {
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
     const int shift = key_shift[lane];
-    int top_shift = shift;
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        top_shift = max(top_shift, __shfl_xor_sync(ALL_LANES, top_shift, step));
-    }
-    const float even = power_of_two(max(127 + TOP_BIT + 1 + shift - top_shift, 0));
     float s[OWN_HEADS];
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
         const uint32_t from = slot_at(b, own + h, lane / 4) + (uint32_t)(lane % 4 * 4);
         const float dot = get_float(from) + get_float(from + SLOT / 2);
         const float plain = dot * power_of_two(q_shift[h]) * power_of_two(shift);
-        s[h] = lane < live ? plain * scale : -CUDART_INF_F;
+        s[h] = lane < live[h] ? plain * scale : -CUDART_INF_F;
     }
     __syncwarp(); /* the scores are read before weights take their place */
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
+        const int seen = lane < live[h] ? shift : P == EXACT ? ZERO_SHIFT : shift;
+        const int top_shift = __reduce_max_sync(ALL_LANES, seen);
+        const float even = power_of_two(max(127 + TOP_BIT + 1 + seen - top_shift, 0));
         const float top = fmaxf(run[h].max, warp_max(s[h]));
         const float base = top == -CUDART_INF_F ? 0.0f : top; /* nothing but -inf so far */
         const float keep = expf(run[h].max - base), p = expf(s[h] - base);
@@ -282,21 +302,19 @@ static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
         } else {
             put_bits(to, __bfloat16_as_ushort(__float2bfloat16_rn(p * even)));
         }
-        if (lane == 0) b.keep[own + h] = keep;
+        if (lane == 0) {
+            b.keep[own + h] = keep;
+            b.back[own + h] = power_of_two(max(top_shift - TOP_BIT - 1, 1));
+        }
     }
 }
 
 /* sum = sum * keep + weights . values over the warp's columns. */
 template <int P>
 static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], const block_rows &b,
-                                                  const half_rows &keys, const int *key_shift,
-                                                  int first_col, int v_dim) {
+                                                  const half_rows &keys, int first_col,
+                                                  int v_dim) {
     const int lane = threadIdx.x % WARP, m = lane / 8;
-    int top_shift = key_shift[lane];
-    for (int step = WARP / 2; step > 0; step /= 2) {
-        top_shift = max(top_shift, __shfl_xor_sync(ALL_LANES, top_shift, step));
-    }
-    const float back = power_of_two(max(top_shift - TOP_BIT - 1, 1));
     uint32_t p[KEY_STEPS][SPLIT<P>][M_TILES][4];
 #pragma unroll
     for (int i = 0; i < KEY_STEPS * SPLIT<P> * M_TILES; i++) {
@@ -304,9 +322,12 @@ static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], cons
         const int head = i % M_TILES * 16 + m % 2 * 8 + lane % 8;
         load_four(p[step][half][i % M_TILES], slot_at(b, head, half * 4 + step * 2 + m / 2));
     }
-    float keep[M_TILES][2];
+    float keep[M_TILES][2], back[M_TILES][2];
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) keep[i / 2][i % 2] = b.keep[i * 8 + lane / 4];
+    for (int i = 0; i < M_TILES * 2; i++) {
+        keep[i / 2][i % 2] = b.keep[i * 8 + lane / 4];
+        back[i / 2][i % 2] = b.back[i * 8 + lane / 4];
+    }
 #pragma unroll
     for (int t = 0; t < N_TILES; t += 2) {
         if (first_col + 8 * t >= v_dim) break;
@@ -324,7 +345,7 @@ static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], cons
         for (int i = 0; i < M_TILES * 2 * 4; i++) {
             const int tile = i / 8, k = i % 4;
             float *own = &sum[tile][t + i / 4 % 2][k];
-            *own = fmaf(d[i / 4][k], back, __fmul_rn(*own, keep[tile][k / 2]));
+            *own = fmaf(d[i / 4][k], back[tile][k / 2], __fmul_rn(*own, keep[tile][k / 2]));
         }
     }
 }
@@ -370,21 +391,23 @@ static __device__ __forceinline__ running sink_of(const hd_attention_args &a, in
 
 struct block_state {
     block_rows rows;
-    int32_t row, head, first_col; /* the block's; the warp's first column */
+    slot_list slots;
+    int32_t first_col; /* the warp's */
     int q_shift[OWN_HEADS];
-    bool quads, units; /* how keys may be loaded */
+    int32_t n_keys[OWN_HEADS]; /* of its heads' rows */
+    bool quads, units;         /* how keys may be loaded */
 };
 
 /* The block's queries, converted, and its first tile's keys on their way. */
 template <int P>
 static __device__ block_state open_block(uint8_t *shared, const hd_attention_args &a,
-                                         const key_list &k, int32_t part, int32_t first_col) {
+                                         const key_list &k, const slot_list &slots,
+                                         int32_t part, int32_t first_col) {
     const uint8_t *found = find_key(a, k, {part, part * k.part});
     block_state s;
     const int own = threadIdx.x / WARP * OWN_HEADS;
     s.rows = carve(shared, a);
-    s.row = (int32_t)blockIdx.x;
-    s.head = (int32_t)blockIdx.y * HEADS;
+    s.slots = slots;
     s.first_col = first_col + (int32_t)threadIdx.x / WARP * WARP_COLS;
     s.quads =
         a.k_dim % 4 == 0 && a.v_dim % 4 == 0 && (uintptr_t)a.q.data % 16 == 0 &&
@@ -394,9 +417,11 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attention_arg
               a.v_dim % 8 == 0 && (!a.window || a.recent.width % 8 == 0) &&
               (!a.ratio || a.entries.width % 8 == 0);
     for (int h = 0; h < OWN_HEADS; h++) {
-        const int32_t head = s.head + own + h;
-        const cuda_act *q = acts(a.q) + ((int64_t)s.row * a.heads + head) * a.k_dim;
-        load_row(s.rows.q, own + h, head < a.heads ? q : nullptr, a.k_dim, s.quads, a.q.data);
+        const bool live = has_query(slots, a.heads, own + h);
+        const int64_t row = row_of(slots, own + h);
+        const cuda_act *q = acts(a.q) + (row * a.heads + head_of(slots, own + h)) * a.k_dim;
+        load_row(s.rows.q, own + h, live ? q : nullptr, a.k_dim, s.quads, a.q.data);
+        s.n_keys[h] = slots.n_rows > 1 && live ? visible_entries(a.pos[row], a.ratio) : k.n;
     }
     commit_copies();
     load_keys(keys_at(s.rows, 0), a, found, s.quads, s.units);
@@ -439,9 +464,14 @@ static __device__ __forceinline__ void make_parts(const block_state &s,
         float sum[TILE / 8][4] = {};
         score<P>(sum, b, keys_at(b, i), a.k_dim);
         put_scores(b, sum);
-        weigh<P>(part.own, b, s.q_shift, key_shift, a.scale, live_keys(now, k));
+        int live[OWN_HEADS];
+#pragma unroll
+        for (int h = 0; h < OWN_HEADS; h++) {
+            live[h] = min(live_keys(now, k), s.n_keys[h] - now.first);
+        }
+        weigh<P>(part.own, b, s.q_shift, key_shift, a.scale, live);
         __syncthreads();
-        add_values<P>(part.value, b, keys_at(b, i), key_shift, s.first_col, a.v_dim);
+        add_values<P>(part.value, b, keys_at(b, i), s.first_col, a.v_dim);
         if (next.part != now.part) {
 #pragma unroll
             for (int h = 0; h < OWN_HEADS; h++) part.own[h].total = warp_sum(part.own[h].total);
@@ -454,8 +484,8 @@ static __device__ __forceinline__ void make_parts(const block_state &s,
     wait_copies<0>();
 }
 
-/* Element i of a warp's values: its head within the block and its column. */
-static __device__ __forceinline__ int head_of(int i) {
+/* Element i of a warp's values: its slot and its column. */
+static __device__ __forceinline__ int slot_of(int i) {
     const int lane = threadIdx.x % WARP;
     return i / (4 * N_TILES) * 16 + lane / 4 + i / 2 % 2 * 8;
 }
@@ -479,7 +509,7 @@ static __device__ __forceinline__ void merge_part(sums *all, const sums &part,
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
         float *value = &all->value[0][0][0] + i;
-        const int h = head_of(i);
+        const int h = slot_of(i);
         *value = merge_value(*value, (&part.value[0][0][0])[i], b.keep[h], b.take[h]);
     }
     __syncthreads();
@@ -495,29 +525,64 @@ static __device__ __forceinline__ void put_rows(const sums &all, const block_sta
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
-        const int32_t head = s.head + head_of(i), col = column_of(s, i);
-        if (head >= a.heads || col >= a.v_dim) continue;
-        const float value = (&all.value[0][0][0])[i] / s.rows.total[head_of(i)];
-        acts(a.out)[((int64_t)s.row * a.heads + head) * a.v_dim + col] =
-            narrow(any ? value : 0.0f);
+        const int slot = slot_of(i);
+        const int32_t col = column_of(s, i);
+        if (!has_query(s.slots, a.heads, slot) || col >= a.v_dim) continue;
+        const float value = (&all.value[0][0][0])[i] / s.rows.total[slot];
+        const int64_t at = (int64_t)row_of(s.slots, slot) * a.heads + head_of(s.slots, slot);
+        acts(a.out)[at * a.v_dim + col] = narrow(any ? value : 0.0f);
     }
 }
 
-/* A block makes and merges all parts of its row. */
+/* The rows from `row` on, before `end`, that can share a block: of one sequence, with parts of one size.
+ * The keys are those of the row that has the most. */
+static __device__ key_list list_run(const hd_attention_args &a, int32_t row, int32_t end,
+                                    int32_t *n_rows) {
+    key_list k = list_keys(a, row);
+    for (*n_rows = 1; row + *n_rows < end; ++*n_rows) {
+        const key_list next = list_keys(a, row + *n_rows);
+        if (next.seq != k.seq || next.part != k.part) break;
+        if (next.n > k.n) k = next;
+    }
+    return k;
+}
+
+/* A block makes and merges all parts of its rows. */
 template <int P>
-static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a) {
-    extern __shared__ __align__(128) uint8_t shared[];
-    const key_list k = list_keys(a, (int32_t)blockIdx.x);
-    const block_state s = open_block<P>(shared, a, k, 0, (int32_t)blockIdx.z * V_COLS);
+static __device__ void attend_run(uint8_t *shared, const hd_attention_args &a,
+                                  const key_list &k, const slot_list &slots) {
+    const block_state s = open_block<P>(shared, a, k, slots, 0, (int32_t)blockIdx.z * V_COLS);
     sums all;
     clear(&all);
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
-        all.own[h] = sink_of(a, s.head + (int32_t)threadIdx.x / WARP * OWN_HEADS + h);
+        all.own[h] = sink_of(a, head_of(slots, (int)threadIdx.x / WARP * OWN_HEADS + h));
     }
     make_parts<P>(s, a, k, 0, 1,
                   [&](const sums &part, int32_t) { merge_part(&all, part, s.rows); });
     put_rows(all, s, a, k.n > 0);
+}
+
+template <int P>
+static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    const key_list k = list_keys(a, (int32_t)blockIdx.x);
+    attend_run<P>(shared, a, k, {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS});
+}
+
+/* A block has all heads of `each` rows, of which those that can share it go together. */
+template <int P>
+static __global__ void __launch_bounds__(BLOCK, 1)
+    attention_runs(hd_attention_args a, int32_t each) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    const int32_t end = min(((int32_t)blockIdx.x + 1) * each, a.rows);
+    slot_list slots = {(int32_t)blockIdx.x * each, 1, 0, a.heads};
+    while (slots.row < end) {
+        const key_list k = list_run(a, slots.row, end, &slots.n_rows);
+        attend_run<P>(shared, a, k, slots);
+        slots.row += slots.n_rows;
+        __syncthreads();
+    }
 }
 
 /* Parts in scratch: [rows, heads, n_parts, v_dim + 2], the maximum and the total at the end. */
@@ -540,15 +605,15 @@ static __device__ __forceinline__ void put_part(const sums &part, const block_st
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
 #pragma unroll
     for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
-        const int32_t head = s.head + head_of(i), col = column_of(s, i);
+        const int32_t head = s.slots.head + slot_of(i), col = column_of(s, i);
         if (head >= a.heads || col >= a.v_dim) continue;
-        part_at(t, a, s.row, head, index)[col] = (&part.value[0][0][0])[i];
+        part_at(t, a, s.slots.row, head, index)[col] = (&part.value[0][0][0])[i];
     }
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
-        const int32_t head = s.head + own + h;
+        const int32_t head = s.slots.head + own + h;
         if (lane != 0 || head >= a.heads || blockIdx.z >= (unsigned)t.n_blocks) continue;
-        float *out = part_at(t, a, s.row, head, index) + a.v_dim;
+        float *out = part_at(t, a, s.slots.row, head, index) + a.v_dim;
         out[0] = part.own[h].max;
         out[1] = part.own[h].total;
     }
@@ -562,8 +627,9 @@ static __global__ void __launch_bounds__(BLOCK, 1)
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
     const int32_t first = (int32_t)blockIdx.z % t.n_blocks;
     if (first * k.part >= k.n) return;
+    const slot_list slots = {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS};
     const block_state s =
-        open_block<P>(shared, a, k, first, (int32_t)blockIdx.z / t.n_blocks * V_COLS);
+        open_block<P>(shared, a, k, slots, first, (int32_t)blockIdx.z / t.n_blocks * V_COLS);
     make_parts<P>(s, a, k, first, t.n_blocks,
                   [&](const sums &part, int32_t index) { put_part(part, s, t, a, index); });
 }
@@ -633,6 +699,12 @@ static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, si
     return true;
 }
 
+/* Rows share a block where a row's keys are the first ones of its sequence, and it has few heads. */
+static int32_t rows_of_block(const hd_attention_args *a) {
+    const bool prefixes = !a->window && !a->selected && a->ratio == 1;
+    return prefixes && a->heads <= HEADS / 2 ? HEADS / a->heads : 1;
+}
+
 template <int P>
 static void attention_rows(hd_stream *s, const hd_attention_args *a) {
     const size_t bytes = shared_bytes(a);
@@ -647,7 +719,16 @@ static void attention_rows(hd_stream *s, const hd_attention_args *a) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "attention over keys this wide does not fit a GPU");
         return;
     }
-    if (!launch_parts<P>(s, a, grid, bytes)) {
+    const int32_t each = rows_of_block(a);
+    if (launch_parts<P>(s, a, grid, bytes)) {
+        hd_cuda_check(s, "attention");
+        return;
+    }
+    if (each > 1) {
+        const dim3 blocks(blocks_for(a->rows, each), 1, grid.z);
+        hd_cuda_allow_shared((const void *)attention_runs<P>, bytes);
+        attention_runs<P><<<blocks, BLOCK, bytes, hd_cuda_stream(s)>>>(*a, each);
+    } else {
         hd_cuda_allow_shared((const void *)attention<P>, bytes);
         attention<P><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
     }
