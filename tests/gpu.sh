@@ -56,7 +56,7 @@ ranks() {
     unit "$HADAL_TEST" comm decode_graph ranks engine_ranks engine_updates
     unit "$HADAL_TEST" comm_ipc # alone: it forks, which a process that has used CUDA cannot
     end_to_end tests/e2e/test_ranks_cuda.py
-    end_to_end tests/e2e/test_rebalance.py tests/e2e/test_weight_ranks.py -k "not process and not comes_back"
+    end_to_end tests/e2e/test_rebalance.py tests/e2e/test_weight_ranks.py tests/e2e/test_dwdp.py -k "not process and not comes_back"
 }
 
 # What a tool reports although it is right; docs/testing.md has the reasons.

@@ -21,12 +21,11 @@ static int32_t at_least_one(int32_t n) {
 /* What ranks on GPUs do not have yet. */
 static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
-    const bool processes = o->world.size > 1;
-    if (o->dwdp > 1) {
-        why = "they hold their experts: dwdp is for CPUs";
-    } else if (processes && engine_rebalance_is_on(o)) {
+    if (o->world.size > 1 && o->dwdp > 1) {
+        why = "experts are not fetched from other processes";
+    } else if (o->world.size > 1 && engine_rebalance_is_on(o)) {
         why = "experts do not move between processes";
-    } else if (processes && o->updatable) {
+    } else if (o->world.size > 1 && o->updatable) {
         why = "weights of processes cannot be replaced";
     }
     if (!why) return HD_OK;

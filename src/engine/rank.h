@@ -120,6 +120,9 @@ void engine_ranks_count_success(engine_rank *leader);
 void engine_ranks_join(hd_engine *e);
 void engine_ranks_close(hd_engine *e);
 
+/* While no rank runs, waits until no expert is being copied from one device to another. */
+void engine_ranks_await_moves(hd_engine *e);
+
 /* ---- rank.c: opening, in this order; close accepts a rank that is half open or all zero ---- */
 
 /* Whether it leads its attention group. */

@@ -18,7 +18,8 @@ static const int64_t RETRY_NS = 10000000000;
 
 static hd_status open_weights(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     engine_rank *leader = &e->ranks[0];
-    const bool in_parts = (e->world || e->ucx) && !hd_device_is_host(leader->device);
+    const bool several = e->world || e->ucx || e->independent;
+    const bool in_parts = several && !hd_device_is_host(leader->device);
     const bool on_host = engine_experts_are_on_host(o);
     const hd_dummy_options dummy = {.device = on_host ? NULL : leader->device,
                                     .stream = leader->stream,
@@ -37,6 +38,17 @@ static hd_status open_weights(hd_engine *e, const hd_engine_options *o, hd_err *
     return HD_OK;
 }
 
+/* They copy experts from each other. */
+static hd_status connect_independent(const hd_engine *e, hd_err *err) {
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        for (int32_t k = 0; k < e->n_ranks; k++) {
+            if (k == i) continue;
+            HD_TRY(hd_device_enable_peer_access(e->ranks[i].device, e->ranks[k].device, err));
+        }
+    }
+    return HD_OK;
+}
+
 hd_status engine_ranks_open(hd_engine *e, const hd_engine_options *o, hd_precision precision,
                             hd_err *err) {
     const bool alone = o->world.size > 0; /* the others are in other processes */
@@ -48,6 +60,7 @@ hd_status engine_ranks_open(hd_engine *e, const hd_engine_options *o, hd_precisi
     for (int32_t i = 0; i < n; i++) {
         HD_TRY(engine_rank_open(&e->ranks[i], e, o->world.rank + i, o, precision, err));
     }
+    if (e->independent) HD_TRY(connect_independent(e, err));
     if (alone) HD_TRY(engine_process_join(e, o, err));
     HD_TRY(open_weights(e, o, err));
     if (alone) HD_TRY(engine_peers_serve(&e->ranks[0], err));
@@ -75,6 +88,12 @@ void engine_ranks_count_memory(hd_engine *e) {
 hd_status engine_ranks_start(hd_engine *e, hd_err *err) {
     for (int32_t i = e->n_ranks - 1; i >= 0; i--) HD_TRY(engine_rank_start(&e->ranks[i], err));
     return HD_OK;
+}
+
+void engine_ranks_await_moves(hd_engine *e) {
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        if (e->ranks[i].model_runner) hd_model_runner_await_moves(e->ranks[i].model_runner);
+    }
 }
 
 /* ---- recovery ---- */
@@ -177,11 +196,12 @@ int hd_engine_follow(hd_engine *e, char *why, size_t why_size) {
     return (int)rank->step_err.status;
 }
 
-/* Stages, and exchanges between GPUs, first: they read the memory of all ranks. */
+/* Stages, and exchanges and copies between GPUs, first: they read the memory of all ranks. */
 void engine_ranks_close(hd_engine *e) {
     for (int32_t i = 0; i < e->n_ranks; i++) {
         if (e->ranks[i].stream) hd_stream_wait(e->ranks[i].stream);
     }
+    engine_ranks_await_moves(e);
     for (int32_t i = 0; i < e->n_ranks; i++) hd_expert_stage_close(e->ranks[i].stage);
     if (e->ranks) engine_peers_close(&e->ranks[0]);
     hd_comm_ucx_close(e->ucx);

@@ -139,10 +139,10 @@ hd_device *hd_engine_device(const hd_engine *e) {
 }
 
 hd_status engine_update_renew_shards(hd_engine *e, const hd_weights_update *u, hd_err *err) {
+    engine_ranks_await_moves(e);
     for (int32_t i = 0; i < e->n_ranks; i++) {
         engine_rank *rank = &e->ranks[i];
         if (rank->weights == e->whole) continue;
-        if (rank->model_runner) hd_model_runner_await_moves(rank->model_runner);
         HD_TRY(hd_weights_renew_shard(rank->weights, e->whole, u, rank->stream, err));
     }
     return HD_OK;
@@ -192,6 +192,7 @@ static hd_status release_kv(hd_engine *e, size_t *bytes, hd_err *err) {
 
 static hd_status release_weights(hd_engine *e, size_t *bytes, hd_err *err) {
     const bool on_device = hd_engine_device(e) != NULL; /* the host has a copy */
+    engine_ranks_await_moves(e);
     if (e->backup && !on_device) HD_TRY(hd_weights_backup_save(e->backup, e->whole, err));
     if (!on_device) HD_TRY(hd_weights_discard(e->whole, bytes, err));
     for (int32_t i = 0; i < e->n_ranks; i++) {

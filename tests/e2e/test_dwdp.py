@@ -1,18 +1,19 @@
 """Ranks that divide the memory of the experts and fetch the others' (--dwdp): the answers are those of
-one rank, however many ranks there are and however far ahead they fetch."""
+one rank, however many ranks there are and however far ahead they fetch. With HADAL_BACKEND=cuda they are
+on GPUs, or share one."""
 
 import json
 
 import pytest
-from conftest import run_hadal
+from conftest import BACKEND, run_hadal
 from serving import TINY, Server, wait_until
 from test_experts import answers, live_stats
 from test_ranks import check_pause_and_abort, group_metric
 from test_rebalance import figure
 from toy_models import make_toy_model
 
-FLAGS = ("--threads", 2, "--max-running", 24, "--context", 512)
-TIGHT = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
+FLAGS = ("--threads", 2, "--max-running", 24, "--context", 512, "--backend", BACKEND)
+TIGHT = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16, "--backend", BACKEND)
 
 
 def answers_of(*flags):
@@ -50,11 +51,11 @@ def test_retracted_requests_and_chunks(want):
 
 @pytest.mark.threads
 def test_pause_and_abort_reach_all_ranks(serve):
-    check_pause_and_abort(serve("--threads", 2, "--dwdp", 2, "--max-running", 2, "--context", 512))
+    check_pause_and_abort(serve("--threads", 2, "--dwdp", 2, "--max-running", 2, "--context", 512, "--backend", BACKEND))
 
 
 def test_a_rank_with_nothing_to_do_runs_no_steps(serve):
-    server = serve("--threads", 2, "--dwdp", 2, "--context", 512)
+    server = serve("--threads", 2, "--dwdp", 2, "--context", 512, "--backend", BACKEND)
     assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 30, "ignore_eos": True}).status == 200
     wait_until(lambda: sum(group_metric(server, "generation_tokens_total")) == 30, "all tokens")
     idle, busy = sorted(group_metric(server, "steps_total"))

@@ -91,9 +91,9 @@ static void what_gpus_lack_is_refused(void **state) {
         hd_engine_options o;
         const char *why;
     } cases[] = {
-        {{.dwdp = 2},                                          "they hold their experts"        },
-        {{.ep = 2, .rebalance = "auto", .world = {.size = 2}}, "do not move between processes"  },
-        {{.tp = 2, .updatable = true, .world = {.size = 2}},   "of processes cannot be replaced"},
+        {{.dwdp = 2, .world = {.size = 2}},                    "not fetched from other processes"},
+        {{.ep = 2, .rebalance = "auto", .world = {.size = 2}}, "do not move between processes"   },
+        {{.tp = 2, .updatable = true, .world = {.size = 2}},   "of processes cannot be replaced" },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         char why[600];
