@@ -15,21 +15,22 @@ static const struct {
 #undef X
 };
 
-static int wanted(const char *name, int argc, char **argv) {
-    if (argc < 2) return 1;
+/* Runs the group once for each argument that names it. */
+static int run_wanted(const char *name, int (*run)(void), int argc, char **argv) {
+    int failed = argc < 2 ? run() : 0;
     for (int i = 1; i < argc; i++) {
         const size_t n = strcspn(argv[i], ":");
         if (strlen(name) != n || strncmp(argv[i], name, n) != 0) continue;
         cmocka_set_test_filter(argv[i][n] ? argv[i] + n + 1 : NULL);
-        return 1;
+        failed += run();
     }
-    return 0;
+    return failed;
 }
 
 int main(int argc, char **argv) {
     int failed = 0;
     for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
-        if (wanted(groups[i].name, argc, argv)) failed += groups[i].run();
+        failed += run_wanted(groups[i].name, groups[i].run, argc, argv);
     }
     return failed ? 1 : 0;
 }

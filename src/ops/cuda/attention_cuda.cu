@@ -549,8 +549,8 @@ static __device__ key_list list_run(const hd_attention_args &a, int32_t row, int
 
 /* A block makes and merges all parts of its rows. */
 template <int P>
-static __device__ void attend_run(uint8_t *shared, const hd_attention_args &a,
-                                  const key_list &k, const slot_list &slots) {
+static __device__ void attention_run(uint8_t *shared, const hd_attention_args &a,
+                                     const key_list &k, const slot_list &slots) {
     const block_state s = open_block<P>(shared, a, k, slots, 0, (int32_t)blockIdx.z * V_COLS);
     sums all;
     clear(&all);
@@ -567,7 +567,8 @@ template <int P>
 static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
-    attend_run<P>(shared, a, k, {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS});
+    attention_run<P>(shared, a, k,
+                     {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS});
 }
 
 /* A block has all heads of `each` rows, of which those that can share it go together. */
@@ -579,7 +580,7 @@ static __global__ void __launch_bounds__(BLOCK, 1)
     slot_list slots = {(int32_t)blockIdx.x * each, 1, 0, a.heads};
     while (slots.row < end) {
         const key_list k = list_run(a, slots.row, end, &slots.n_rows);
-        attend_run<P>(shared, a, k, slots);
+        attention_run<P>(shared, a, k, slots);
         slots.row += slots.n_rows;
         __syncthreads();
     }

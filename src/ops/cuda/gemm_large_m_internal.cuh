@@ -23,7 +23,6 @@ struct large_m_of {
         THREADS = OUT_WARPS * ROWS / (8 * N_TILES) * WARP,
         X_THREADS = THREADS / ROWS,                  /* that bring a row of x */
         X_EIGHTS = span_of<R>::COLS / 8 / X_THREADS, /* of a thread */
-        STAGES = BY_WGMMA ? 3 : 4,                   /* of the ring */
         AT_ONCE = 512 / THREADS                      /* blocks of a multiprocessor */
     };
 };
@@ -39,7 +38,7 @@ struct large_m_shared {
     using span =
         std::conditional_t<large_m_of<R, P, ROWS>::BY_WGMMA, box_x<R>, span_x<R, P, ROWS>>;
     span x[2]; /* boxes begin at multiples of 1024 bytes */
-    weight_ring<R, 1, large_m_of<R, P, ROWS>::THREADS, large_m_of<R, P, ROWS>::STAGES> ring;
+    weight_ring<R, 1, large_m_of<R, P, ROWS>::THREADS, 4> ring;
     float part[][ROWS][LARGE_M_OUTS]; /* of the block's slices, where it has not all of them */
 };
 
@@ -203,14 +202,14 @@ static __device__ void mma_large_m(uint8_t *bytes, const mma_job &job, const mma
  * take as long as a few spans. */
 template <int R, int P, int ROWS>
 static int blocks_of_row(int64_t blocks, int32_t cols, int32_t workers) {
-    constexpr size_t OF_BLOCK = 2048; /* that a block takes itself, at most */
+    constexpr size_t OF_BLOCK = 1024; /* that a block takes itself */
     const int64_t spans = cols / span_of<R>::COLS;
     int best = 1;
     int64_t least = INT64_MAX;
     for (int n = 1; n <= MMA_SLICES; n *= 2) {
         const size_t each = large_m_bytes<R, P, ROWS>(n) + sizeof(mma_job) + OF_BLOCK;
         if (each > MAX_SHARED) continue;
-        const int64_t room = (int64_t)((MAX_SHARED + 1024) / each);
+        const int64_t room = (int64_t)((MAX_SHARED + OF_BLOCK) / each);
         const int64_t most = large_m_of<R, P, ROWS>::AT_ONCE;
         const int64_t fill = workers * (room < most ? room : most);
         const int64_t waves = (blocks * n + fill - 1) / fill;

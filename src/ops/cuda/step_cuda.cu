@@ -1,8 +1,7 @@
 /* step_cuda.cu - what varies in a step of a fixed shape: from cursors to rows and back.
  *
  * A block per sequence where page tables may have to be written, a thread elsewhere. */
-#include "ops/cuda/cuda_internal.cuh"
-#include "ops/cuda/philox_internal.cuh"
+#include "ops/cuda/sample_internal.cuh"
 
 constexpr uint32_t DRAW_FORCED = 2; /* high counter word; the draws of tokens have 1 */
 constexpr int PREPARE_THREADS = 128;
@@ -84,11 +83,6 @@ void hd_prepare_step_cuda(hd_stream *s, const hd_prepare_step_args *a) {
 
 static __device__ __forceinline__ int32_t own_sequence() {
     return (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
-}
-
-static __device__ __forceinline__ bool has_penalty(const hd_sampling &p) {
-    return (p.repetition_penalty != 0.0f && p.repetition_penalty != 1.0f) ||
-           p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
 }
 
 static __device__ void count(const hd_commit_step_args &a, int32_t slot, const int32_t *token,
