@@ -310,7 +310,7 @@ static hd_status load_arrays(const hd_safetensors *f, const json_t *hashes, cons
     for (int32_t i = 0; i < n * N_ARRAYS; i++) {
         const hd_parameter *q = &all[i / N_ARRAYS];
         if (!array_of(q, i % N_ARRAYS)) continue;
-        const float *values;
+        const float *values = NULL;
         HD_TRY(check_array(&values, f, hashes, file, q, i % N_ARRAYS, err));
         hd_parameters_set(p, i / N_ARRAYS, (hd_parameter_array)(i % N_ARRAYS), values);
         used++;
