@@ -119,6 +119,13 @@ def test_memory_is_what_the_format_says(tmp_path):
     assert sizes["auto"] == sizes["float32"] > sizes["bfloat16"] > sizes["fp8"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_cases_of_operators_have_packed_entries(dtype):
+    result = run_hadal("bench", "ops", "--backend", "cpu", "--kv-cache-dtype", dtype, "--only", "resident", "--repeat", "1")
+    assert result.returncode == 0, result.stderr
+    assert "V4 entries that are there" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "why"),
     [

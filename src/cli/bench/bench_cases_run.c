@@ -53,15 +53,36 @@ static hd_weight matrix(op_bench *b, const op_case *c) {
     return w;
 }
 
+/* The type of cached entries; of the indexer's keys. */
+static hd_dtype kv_type(const op_bench *b) {
+    return b->ops.kv_type ? b->ops.kv_type : HD_F32;
+}
+
+static hd_dtype key_type(const op_bench *b) {
+    return kv_type(b) == HD_E4M3 ? HD_E4M3 : HD_F32;
+}
+
+/* As kv/ has them for entries and keys of these widths. */
+static hd_entry_scales scales_of(hd_dtype type, int32_t width) {
+    if (type != HD_E4M3) return (hd_entry_scales){0};
+    return (hd_entry_scales){width == 512 ? 64 : 128, width == 128 ? 0 : 64};
+}
+
+static double entry_bytes(hd_dtype type, int32_t width) {
+    return (double)hd_entry_bytes(type, width, scales_of(type, width));
+}
+
 static hd_paged pages(op_bench *b, int32_t entries, int32_t width, hd_dtype type) {
-    const size_t bytes = hd_dtype_bytes(type, (int64_t)entries * width);
+    const hd_entry_scales scales = scales_of(type, width);
+    const size_t bytes = (size_t)entries * hd_entry_bytes(type, width, scales);
     void *data = (void *)(uintptr_t)operand(b, bytes + PAGE_ENTRIES * 4096);
     return (hd_paged){
         .rows = {.data = data, .type = type},
         .table = b->ints + CASE_INTS,
         .table_stride = entries / PAGE_ENTRIES + 1,
         .page_entries = PAGE_ENTRIES,
-        .width = width
+        .width = width,
+        .scales = scales
     };
 }
 
@@ -168,10 +189,6 @@ static op_operands gated_experts_operands(const op_bench *b, const op_case *c) {
 
 /* ---- attention and its keys ---- */
 
-static hd_dtype kv_type(const op_bench *b) {
-    return b->ops.kv_type ? b->ops.kv_type : HD_F32;
-}
-
 /* Rows at the last of n positions. top_k 0: V3, all keys; else V4 with a window and that many
  * entries, one in four of n. cols: the width of a key. */
 static void run_attention(op_bench *b, const op_case *c) {
@@ -198,7 +215,7 @@ static op_operands attention_operands(const op_bench *b, const op_case *c) {
     const double keys = c->top_k ? c->top_k + (c->cols == 512 ? WINDOW : 0) : c->n;
     const double q_and_out =
         (double)c->rows * c->outs * (c->cols + 512) * hd_act_bytes(&b->ops);
-    return (op_operands){keys * c->cols * hd_dtype_bits(kv_type(b)) / 8 + q_and_out,
+    return (op_operands){keys * entry_bytes(kv_type(b), c->cols) + q_and_out,
                          2.0 * c->rows * c->outs * keys * (c->cols + 512)};
 }
 
@@ -228,7 +245,7 @@ static void run_naive(op_bench *b, const op_case *c) {
 /* Keys and values are made of every row; a row then reads those before it. */
 static op_operands naive_operands(const op_bench *b, const op_case *c) {
     const double keys = c->rows, seen = keys * (keys + 1) / 2, elements = NOPE + ROPE + VALUE;
-    const double latents = keys * (c->cols + ROPE) * hd_dtype_bits(kv_type(b)) / 8;
+    const double latents = keys * entry_bytes(kv_type(b), c->cols + ROPE);
     return (op_operands){matrix_bytes(c) + latents +
                              keys * c->n * elements * hd_act_bytes(&b->ops),
                          2.0 * c->n * seen * elements + 2.0 * keys * c->outs * c->cols};
@@ -239,7 +256,7 @@ static void run_index(op_bench *b, const op_case *c) {
                         &(hd_indexer_topk_args){.out = (int32_t *)(void *)b->out,
                                                 .q = hd_f32(b->in),
                                                 .weight = b->in,
-                                                .keys = pages(b, c->n, c->cols, HD_F32),
+                                                .keys = pages(b, c->n, c->cols, key_type(b)),
                                                 .seq = b->ints,
                                                 .pos = positions(b),
                                                 .rows = c->rows,
@@ -251,7 +268,7 @@ static void run_index(op_bench *b, const op_case *c) {
 
 static op_operands index_operands(const op_bench *b, const op_case *c) {
     const double q = (double)c->rows * c->outs * c->cols * hd_act_bytes(&b->ops);
-    return (op_operands){(double)c->n * c->cols * hd_act_bytes(&b->ops) + q,
+    return (op_operands){c->n * entry_bytes(key_type(b), c->cols) + q,
                          2.0 * c->rows * c->outs * c->cols * c->n};
 }
 
@@ -328,10 +345,6 @@ static op_operands hc_next_operands(const op_bench *b, const op_case *c) {
 
 /* ---- entries in host memory ---- */
 
-static hd_dtype entry_type(const op_bench *b) {
-    return b->ops.kv_type ? b->ops.kv_type : HD_F32;
-}
-
 static int32_t missing_entries(const op_case *c) {
     return (int32_t)((int64_t)c->rows * c->top_k * c->outs / 100);
 }
@@ -340,10 +353,11 @@ static int32_t missing_entries(const op_case *c) {
  * room for one pass. */
 static void run_resident(op_bench *b, const op_case *c) {
     const hd_paged entries = {
-        .rows = {.data = b->mirror, .type = entry_type(b)},
+        .rows = {.data = b->mirror, .type = kv_type(b)},
         .table = b->ints,
         .page_entries = CASE_INTS,
-        .width = c->cols
+        .width = c->cols,
+        .scales = scales_of(kv_type(b), c->cols)
     };
     const int32_t first = b->pass++ % 2 * missing_entries(c);
     b->ops.resident(b->stream, &(hd_resident_args){.out = scratch_ints(b),
@@ -356,7 +370,7 @@ static void run_resident(op_bench *b, const op_case *c) {
 }
 
 static op_operands resident_operands(const op_bench *b, const op_case *c) {
-    const double entry = (double)hd_dtype_bytes(entry_type(b), c->cols);
+    const double entry = entry_bytes(kv_type(b), c->cols);
     return (op_operands){
         4.0 * c->rows * c->top_k * sizeof(int32_t) + 2 * entry * missing_entries(c), 0};
 }
@@ -365,14 +379,14 @@ static void place_resident(op_bench *b, const op_case *c, hd_arena *a) {
     const int32_t n = c->rows * c->top_k;
     hd_resident_scratch x = {0};
     hd_resident_scratch_place(&x, a, n);
-    b->resident.rows.type = entry_type(b);
-    hd_resident_place(&b->resident, a, &x, hd_dtype_bytes(entry_type(b), c->cols), n,
+    b->resident.rows.type = kv_type(b);
+    hd_resident_place(&b->resident, a, &x, (size_t)entry_bytes(kv_type(b), c->cols), n,
                       n + missing_entries(c));
 }
 
 static hd_status open_resident(op_bench *b, const op_case *c, hd_err *err) {
     const int64_t n = (int64_t)c->rows * c->top_k + missing_entries(c);
-    const size_t bytes = hd_dtype_bytes(entry_type(b), n * c->cols);
+    const size_t bytes = ((size_t)n * (size_t)entry_bytes(kv_type(b), c->cols) + 7) / 8 * 8;
     hd_arena a = hd_arena_measure();
     hd_device_release(b->device, b->mirror);
     hd_device_release(b->device, b->buffer);
