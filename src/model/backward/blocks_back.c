@@ -10,8 +10,8 @@ void back_add(const back_step *k, float *x, const float *y, int32_t rows, int32_
 
 hd_seqs back_sequences(const back_step *k) {
     const hd_batch *b = k->s->b;
-    return b->n_logits ? (hd_seqs){0}
-                       : (hd_seqs){b->n_seqs, b->device.first_row, b->device.pos, 0};
+    if (b->n_logits) return (hd_seqs){0};
+    return (hd_seqs){b->n_seqs, b->device.first_row, b->device.pos, 0};
 }
 
 /* The gradient of a matrix, of rows of the step. */
