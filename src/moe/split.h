@@ -92,6 +92,15 @@ int64_t hd_split_rows(const hd_split_graph *g, const int32_t *rows, int32_t *out
                       bool *certificate);
 size_t hd_split_scratch_bytes(hd_split_shape s);
 
+/* The slot that row number `row` of an expert goes to, of which `first` [slots] are the first ones. */
+HD_SPLIT_FN int32_t hd_split_slot(const hd_split_graph *g, const int32_t *first, int32_t expert,
+                                  int32_t row) {
+    int32_t at = g->holder0[expert];
+    const int32_t last = g->holder0[expert + 1] - 1;
+    while (at < last && first[g->holder[at + 1].slot] <= row) at++;
+    return g->holder[at].slot;
+}
+
 /* The part of one of several sources in a split, for each copy in turn. Of `all` rows the sources
  * before have `before` and this one has `own`; `here` of them go to the copy. Returns how many are this
  * one's, so that sources and copies all add up, and takes the copy's rows off the others. */
