@@ -103,6 +103,9 @@ static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     t->next_expert = take_i32(a, predicts ? assigned : 0);
     t->next_weight = take_f32(a, predicts ? assigned : 0);
     t->offset = take_i32(a, hd_shard_slots(shard) + 1);
+    t->first = take_i32(a, model_splits(m) ? hd_shard_slots(shard) : 0);
+    const int64_t counts = (int64_t)shard->parallel.ep * c->route.n_experts;
+    t->counts = take_i32(a, model_splits_together(m) ? counts : 0);
     t->assignment = take_i32(a, assigned);
     t->place = take_i32(a, assigned);
     place_mlp(t, a, m);

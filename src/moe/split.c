@@ -12,6 +12,19 @@
 #include <assert.h>
 #include <string.h>
 
+const char *const hd_expert_split_names[] = {"turns", "local", "flow", NULL};
+
+hd_status hd_expert_split_of(hd_expert_split *out, const char *name, hd_err *err) {
+    *out = HD_SPLIT_TURNS;
+    for (int32_t i = 0; name && hd_expert_split_names[i]; i++) {
+        if (strcmp(name, hd_expert_split_names[i]) != 0) continue;
+        *out = (hd_expert_split)i;
+        return HD_OK;
+    }
+    return name ? HD_FAIL(err, HD_EINVAL, "expert_split '%s' is not turns, local or flow", name)
+                : HD_OK;
+}
+
 /* ---- graph ---- */
 
 static void index_slots(const hd_split_graph *g, const int32_t *slot_expert,
@@ -24,7 +37,8 @@ static void index_slots(const hd_split_graph *g, const int32_t *slot_expert,
     for (int32_t e = 0, sum = 0; e <= g->shape.experts; e++) next[e] = sum += next[e];
     for (int32_t d = g->shape.ranks - 1; d >= 0; d--) {
         for (int32_t i = rank_slot0[d + 1] - 1; i >= rank_slot0[d]; i--) {
-            if (slot_expert[i] >= 0) g->holder[--next[slot_expert[i]]] = (hd_split_holder){i, d};
+            if (slot_expert[i] >= 0)
+                g->holder[--next[slot_expert[i]]] = (hd_split_holder){i, d};
         }
     }
 }

@@ -28,6 +28,11 @@ typedef enum hd_expert_split {
     HD_SPLIT_FLOW   /* exactly, the rows of all ranks together */
 } hd_expert_split;
 
+extern const char *const hd_expert_split_names[]; /* "turns", "local", "flow"; NULL ends the list */
+
+/* Parses one of them; NULL is the default. */
+hd_status hd_expert_split_of(hd_expert_split *out, const char *name, hd_err *err);
+
 typedef struct hd_split_shape {
     int32_t experts, slots, ranks;
 } hd_split_shape;
@@ -101,16 +106,23 @@ HD_SPLIT_FN int32_t hd_split_slot(const hd_split_graph *g, const int32_t *first,
     return g->holder[at].slot;
 }
 
-/* The part of one of several sources in a split, for each copy in turn. Of `all` rows the sources
- * before have `before` and this one has `own`; `here` of them go to the copy. Returns how many are this
- * one's, so that sources and copies all add up, and takes the copy's rows off the others. */
-HD_SPLIT_FN int32_t hd_split_part(int64_t *all, int64_t *before, int64_t *own, int64_t here) {
-    const int64_t first = *all ? here * *before / *all : 0;
-    const int64_t end = *all ? here * (*before + *own) / *all : 0;
-    *all -= here;
-    *before -= first;
-    *own -= end - first;
-    return (int32_t)(end - first);
+/* Rows of an expert that no copy has been given yet: of all sources, those before this one, this one. */
+typedef struct hd_split_left {
+    int64_t all, before, own;
+} hd_split_left;
+
+/* Gives the next copy `here` rows of all sources. Returns how many are this source's: its share, so that
+ * sources and copies all add up. */
+HD_SPLIT_FN int32_t hd_split_part(hd_split_left *l, int64_t here) {
+    int64_t before = l->before, own = l->own;
+    if (here < l->all) { /* not the last copy with rows */
+        before = here * l->before / l->all;
+        own = here * (l->before + l->own) / l->all - before;
+    }
+    l->all -= here;
+    l->before -= before;
+    l->own -= own;
+    return (int32_t)own;
 }
 
 HD_END_C

@@ -56,7 +56,8 @@ typedef struct hd_moe_split_args {
 /* Sorts the rows * top_k assignments (number t * top_k + j) by the slot of their expert; the
  * sort is stable. */
 typedef struct hd_moe_permute_args {
-    int32_t *offset; /* [n_slots + 1] first sorted place of each slot; with `first` it is read */
+    int32_t
+        *offset; /* [n_slots + 1] first sorted place of each slot; with `first` it is read */
     int32_t *assignment;   /* [rows * top_k] the assignment at each sorted place */
     int32_t *place;        /* [rows * top_k] the sorted place of each assignment */
     const int32_t *expert; /* [rows, top_k] */

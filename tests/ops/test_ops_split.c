@@ -155,14 +155,15 @@ static int64_t least_most(const split_case *c, const int32_t *rows) {
     bool proof[MAX_RANKS];
     hd_eplb_splitter *s;
     int64_t inside = 0, ranks = 0;
-    assert_int_equal(
-        hd_eplb_splitter_open(&s, c->map, c->rank0, n.experts, n.ranks, NULL), HD_OK);
+    assert_int_equal(hd_eplb_splitter_open(&s, c->map, c->rank0, n.experts, n.ranks, NULL),
+                     HD_OK);
     const int64_t most = hd_eplb_split(s, rows, out, proof);
     const hd_split_graph g = hd_split_graph_in(c->graph, n);
     for (int32_t d = 0; d < n.ranks; d++) ranks += proof[d];
     for (int32_t e = 0; e < n.experts; e++) {
         bool only = true;
-        for (int32_t k = g.holder0[e]; k < g.holder0[e + 1]; k++) only &= proof[g.holder[k].rank];
+        for (int32_t k = g.holder0[e]; k < g.holder0[e + 1]; k++)
+            only &= proof[g.holder[k].rank];
         inside += only ? rows[e] : 0;
     }
     assert_int_equal((inside + ranks - 1) / ranks, most);
@@ -212,20 +213,20 @@ static void check_properties(const split_case *c) {
 }
 
 static const split_shape shapes[] = {
-    {{8, 12, 4},     0, true,  3, {9, 20},           2, SKEWED    },
-    {{256, 288, 32}, 0, true,  8, {128, 5, 0, 64},   4, SKEWED    },
-    {{256, 288, 72}, 0, true,  8, {40, 41, 42},      3, SKEWED    },
-    {{256, 288, 72}, 3, true,  8, {90},              1, EVEN      },
-    {{61, 97, 7},    0, true,  6, {33, 300, 1},      3, SKEWED    },
-    {{61, 97, 7},    2, false, 6, {33, 300, 1},      3, SKEWED    },
-    {{64, 64, 4},    0, false, 6, {100, 7},          2, SKEWED    }, /* no copies */
-    {{16, 24, 1},    0, false, 2, {50, 2},           2, SKEWED    }, /* one rank */
-    {{1, 5, 5},      0, false, 1, {7, 0, 23},        3, ALL_TO_ONE}, /* one expert everywhere */
-    {{32, 44, 11},   0, false, 4, {0, 0},            2, EVEN      },
+    {{8, 12, 4},     0, true,  3, {9, 20},             2, SKEWED    },
+    {{256, 288, 32}, 0, true,  8, {128, 5, 0, 64},     4, SKEWED    },
+    {{256, 288, 72}, 0, true,  8, {40, 41, 42},        3, SKEWED    },
+    {{256, 288, 72}, 3, true,  8, {90},                1, EVEN      },
+    {{61, 97, 7},    0, true,  6, {33, 300, 1},        3, SKEWED    },
+    {{61, 97, 7},    2, false, 6, {33, 300, 1},        3, SKEWED    },
+    {{64, 64, 4},    0, false, 6, {100, 7},            2, SKEWED    }, /* no copies */
+    {{16, 24, 1},    0, false, 2, {50, 2},             2, SKEWED    }, /* one rank */
+    {{1, 5, 5},      0, false, 1, {7, 0, 23},          3, ALL_TO_ONE}, /* one expert everywhere */
+    {{32, 44, 11},   0, false, 4, {0, 0},              2, EVEN      },
     {{32, 44, 11},   0, false, 4, {500, 31, 64, 2, 9}, 5, ALL_TO_ONE},
-    {{5, 200, 3},    0, false, 1, {70, 71},          2, SKEWED    }, /* many times on a rank */
-    {{40, 120, 40},  4, false, 3, {211, 1024},       2, EVEN      },
-    {{128, 1400, 9}, 0, false, 8, {1200, 3},         2, SKEWED    },
+    {{5, 200, 3},    0, false, 1, {70, 71},            2, SKEWED    }, /* many times on a rank */
+    {{40, 120, 40},  4, false, 3, {211, 1024},         2, EVEN      },
+    {{128, 1400, 9}, 0, false, 8, {1200, 3},           2, SKEWED    },
 };
 
 /* ---- tests ---- */

@@ -109,22 +109,10 @@ static __device__ void start(const split_memory &m) {
 static __device__ void take_part(const hd_moe_split_args &a, const split_memory &m) {
     const hd_split_graph &g = m.g;
     for (int32_t e = threadIdx.x; e < g.shape.experts; e += THREADS) {
-        const int32_t begin = g.holder0[e], n = g.holder0[e + 1] - begin;
-        if (!a.counts || n == 1) {
-            int32_t number = 0;
-            for (int32_t k = begin; k < begin + n; k++) {
-                const int32_t slot = g.holder[k].slot;
-                if (a.counts) m.x[slot] = m.own[e];
-                a.first[slot] = number;
-                number += m.x[slot];
-            }
-            continue;
-        }
-        int64_t all = m.all[e], before = m.before[e], own = m.own[e];
+        hd_split_left left = {m.all[e], m.before[e], a.counts ? m.own[e] : m.all[e]};
         int32_t number = 0;
-        for (int32_t k = begin; k < begin + n; k++) {
-            const int32_t slot = g.holder[k].slot;
-            const int32_t part = hd_split_part(&all, &before, &own, m.x[slot]);
+        for (int32_t k = g.holder0[e]; k < g.holder0[e + 1]; k++) {
+            const int32_t slot = g.holder[k].slot, part = hd_split_part(&left, m.x[slot]);
             a.first[slot] = number;
             m.x[slot] = part;
             number += part;
@@ -248,8 +236,8 @@ static __device__ int32_t visit_neighbors(const split_memory &m, walk *w, int32_
             const int32_t n = from.end - from.begin, at = from.own + k;
             const hd_split_holder into =
                 g.holder[from.begin + (at < n ? at : min(at, 2 * n - 1) - n)];
-            const bool found = is_one && k < n && m.x[from.slot] > 0 &&
-                               m.hops[into.rank].seen != w->round;
+            const bool found =
+                is_one && k < n && m.x[from.slot] > 0 && m.hops[into.rank].seen != w->round;
             more |= __any_sync(ALL_LANES, is_one && k + 1 < n);
             if (!__any_sync(ALL_LANES, found)) continue;
             const hop by = {w->round, from.slot, into.slot, a};
@@ -316,7 +304,8 @@ static __global__ void __launch_bounds__(THREADS) moe_split(hd_moe_split_args a,
     const split_memory m = lay_out(reinterpret_cast<uint8_t *>(shared), a, copied);
     const hd_split_shape n = a.shape;
     const int32_t words = hd_split_words(n);
-    const int32_t work = (int32_t)sizeof(hop) / 4 * n.ranks + 4 * n.ranks + n.slots + 3 * n.experts;
+    const int32_t work =
+        (int32_t)sizeof(hop) / 4 * n.ranks + 4 * n.ranks + n.slots + 3 * n.experts;
     griddepcontrol_launch_dependents();
     /* The graph changes between steps only. */
     for (int32_t i = threadIdx.x; copied && i < words; i += THREADS) {

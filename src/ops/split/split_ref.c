@@ -44,11 +44,11 @@ static void count_own(hd_stream *s, const hd_moe_split_args *a, const sources *t
 static void take_part(const hd_moe_split_args *a, const hd_split_graph *g,
                       const sources *from) {
     for (int32_t e = 0; e < a->shape.experts; e++) {
-        int64_t all = from->all[e], before = from->before[e], own = from->own[e];
+        hd_split_left left = {from->all[e], from->before[e], from->own[e]};
         int32_t number = 0;
         for (int32_t k = g->holder0[e]; k < g->holder0[e + 1]; k++) {
             const int32_t slot = g->holder[k].slot;
-            const int32_t n = hd_split_part(&all, &before, &own, a->first[slot]);
+            const int32_t n = hd_split_part(&left, a->first[slot]);
             a->first[slot] = number;
             a->offset[slot + 1] = n;
             number += n;
