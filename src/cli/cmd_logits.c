@@ -43,7 +43,7 @@ typedef struct run {
     hd_model *model;
     hd_kv *kv;
     hd_cache *cache;
-    hd_batch batch[HD_MAX_MICRO];
+    hd_batch batch;
     float *rows; /* [READ_ROWS, vocab] host memory */
     token_lists lists;
     hd_npy main_out, draft_out, replay_out[HD_N_REPLAYS];
@@ -117,7 +117,7 @@ static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
 }
 
 static hd_status open_memory(run *r, hd_err *err) {
-    const int32_t n_seqs = group_size(r), n_micro = (int32_t)r->set.micro_batches;
+    const int32_t n_seqs = group_size(r);
     const int64_t rows = (int64_t)n_seqs * hd_min_i32(chunk_rows(r), r->lists.longest);
     if (rows > INT32_MAX)
         return HD_FAIL(err, HD_EINVAL, "--chunk: %lld rows in one step", (long long)rows);
@@ -127,20 +127,19 @@ static hd_status open_memory(run *r, hd_err *err) {
                               .device = r->device,
                               .stream = r->stream,
                               .mla = r->mla};
-    const hd_model_limits limits = {
-        .rows = (int32_t)rows, .logits = (int32_t)rows, .positions = r->lists.longest};
+    const hd_model_limits limits = {.rows = (int32_t)rows,
+                                    .logits = (int32_t)rows,
+                                    .positions = r->lists.longest,
+                                    .n_micro = (int32_t)r->set.micro_batches};
     const int32_t n_layers = r->spec->n_layers + hd_weights_n_mtp(r->weights);
-    HD_TRY(hd_model_open(&r->model, &env, &limits, n_micro, err));
+    HD_TRY(hd_model_open(&r->model, &env, &limits, err));
     HD_TRY(open_pages(r, n_layers, err));
     const size_t read = (size_t)READ_ROWS * (size_t)r->spec->vocab * sizeof *r->rows;
     void *host;
     HD_TRY(hd_device_alloc_host(r->device, &host, read, "logits", err));
     r->rows = host;
     const hd_batch_limits batch = {(int32_t)rows, n_seqs, sequence_pages(r)};
-    for (int32_t i = 0; i < n_micro; i++) {
-        HD_TRY(hd_batch_open(&r->batch[i], &batch, r->device, err));
-    }
-    return HD_OK;
+    return hd_batch_open(&r->batch, &batch, r->device, err);
 }
 
 /* OUT.npy becomes OUT with the ending; any other name gets it appended. */
@@ -189,7 +188,7 @@ static hd_status close_all(run *r, hd_err *err) {
     }
     hd_bytes_deinit(&r->draft_path);
     for (int k = 0; k < HD_N_REPLAYS; k++) hd_bytes_deinit(&r->replay_path[k]);
-    for (int32_t i = 0; i < HD_MAX_MICRO; i++) hd_batch_close(&r->batch[i]);
+    hd_batch_close(&r->batch);
     if (r->device) hd_device_release(r->device, r->rows);
     hd_cache_close(r->cache);
     hd_kv_close(r->kv);
@@ -217,12 +216,11 @@ static int32_t next_rows(const run *r, int64_t done, int64_t n) {
     return (int32_t)((end < n ? end : n) - done);
 }
 
-/* Fills the micro-batches with the next rows of every unfinished sequence of the group that
+/* Fills the batch with the next rows of every unfinished sequence of the group that
  * starts at sequence `first`; returns the number of rows. */
 static int32_t fill_step(run *r, int32_t first) {
-    const int32_t n_micro = (int32_t)r->set.micro_batches;
     int32_t rows = 0;
-    for (int32_t i = 0; i < n_micro; i++) hd_batch_reset(&r->batch[i]);
+    hd_batch_reset(&r->batch);
     for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
         const int32_t *tokens = r->lists.tokens + r->lists.first[first + i];
         const int64_t n = r->lists.first[first + i + 1] - r->lists.first[first + i];
@@ -242,34 +240,32 @@ static int32_t fill_step(run *r, int32_t first) {
         hd_status st = hd_cache_extend(r->cache, i, (int32_t)done + take);
         assert(st == HD_OK); /* open_pages has counted them */
         (void)st;
-        hd_batch_add(&r->batch[i % n_micro], &seq);
+        hd_batch_add(&r->batch, &seq);
         rows += take;
     }
     return rows;
 }
 
-/* Copies logits of rows [row, row + n) of a micro-batch, n <= READ_ROWS, to r->rows. */
-static hd_status read_logits(run *r, int32_t micro, int32_t row, int32_t n, hd_err *err) {
+/* Copies logits of rows [row, row + n), n <= READ_ROWS, to r->rows. */
+static hd_status read_logits(run *r, int32_t row, int32_t n, hd_err *err) {
     const size_t vocab = (size_t)r->spec->vocab;
-    const float *logits = hd_model_logits(r->model, micro) + (size_t)row * vocab;
+    const float *logits = hd_model_logits(r->model) + (size_t)row * vocab;
     hd_stream_download(r->stream, r->rows, logits, (size_t)n * vocab * sizeof *logits);
     return hd_stream_sync(r->stream, err);
 }
 
 /* Writes the logits of this step to each sequence's place in the file. */
 static hd_status write_step(run *r, int32_t first, hd_npy *out, hd_err *err) {
-    const int32_t n_micro = (int32_t)r->set.micro_batches;
-    int32_t seq_of_micro[HD_MAX_MICRO] = {0};
+    const hd_batch *b = &r->batch;
+    int32_t seq = 0;
     for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
         const int64_t base = r->lists.first[first + i];
         const int64_t n = r->lists.first[first + i + 1] - base;
         if (r->done[i] == n) continue;
-        const int32_t micro = i % n_micro, seq = seq_of_micro[micro]++;
-        const hd_batch *b = &r->batch[micro];
-        const int32_t row = b->host.first_row[seq], end = b->host.first_row[seq + 1];
+        const int32_t row = b->host.first_row[seq], end = b->host.first_row[++seq];
         for (int32_t at = row; at < end; at += READ_ROWS) {
             const int32_t some = hd_min_i32(end - at, READ_ROWS);
-            HD_TRY(read_logits(r, micro, at, some, err));
+            HD_TRY(read_logits(r, at, some, err));
             HD_TRY(hd_npy_write(out, base + r->done[i] + at - row, r->rows, some, err));
         }
     }
@@ -287,31 +283,25 @@ static int32_t argmax(const float *x, int32_t n) {
 /* The last row of a sequence has no next token: its draft follows the model's own greedy
  * token. */
 static hd_status complete_next_tokens(run *r, hd_err *err) {
-    for (int32_t i = 0; i < (int32_t)r->set.micro_batches; i++) {
-        hd_batch *b = &r->batch[i];
-        for (int32_t row = 0; row < b->n_rows; row++) {
-            if (b->host.next_tokens[row] >= 0) continue;
-            HD_TRY(read_logits(r, i, row, 1, err));
-            b->host.next_tokens[row] = argmax(r->rows, r->spec->vocab);
-        }
-        hd_batch_upload(b, r->stream);
+    hd_batch *b = &r->batch;
+    for (int32_t row = 0; row < b->n_rows; row++) {
+        if (b->host.next_tokens[row] >= 0) continue;
+        HD_TRY(read_logits(r, row, 1, err));
+        b->host.next_tokens[row] = argmax(r->rows, r->spec->vocab);
     }
+    hd_batch_upload(b, r->stream);
     return HD_OK;
 }
 
 static hd_status run_step(run *r, int32_t first, hd_err *err) {
-    hd_batch *batches[HD_MAX_MICRO];
-    int32_t n = 0;
-    for (int32_t i = 0; i < (int32_t)r->set.micro_batches; i++) {
-        hd_batch_upload(&r->batch[i], r->stream);
-        batches[n++] = &r->batch[i];
-    }
-    hd_model_step(r->model, r->kv, batches, n);
+    r->batch.n_micro = hd_model_n_micro(r->model, &r->batch);
+    hd_batch_upload(&r->batch, r->stream);
+    hd_model_step(r->model, r->kv, &r->batch);
     HD_TRY(hd_stream_sync(r->stream, err));
     HD_TRY(write_step(r, first, &r->main_out, err));
     if (!r->set.mtp) return HD_OK;
     HD_TRY(complete_next_tokens(r, err));
-    hd_model_draft(r->model, r->kv, batches, n, false);
+    hd_model_draft(r->model, r->kv, &r->batch, false);
     HD_TRY(hd_stream_sync(r->stream, err));
     return write_step(r, first, &r->draft_out, err);
 }

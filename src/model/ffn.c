@@ -518,18 +518,28 @@ static void experts_staged(const model_step *s, int32_t layer) {
     if (err.status != HD_OK) hd_stream_fail(s->stream, err.status, err.msg);
 }
 
-/* The rows that had no room in the first round; no other micro-batch's rows travel meanwhile. */
+/* The rows that had no room in the first round; no other micro-batch's rows travel meanwhile. Products
+ * are in the compute lane, as others use their scratch. */
 static void more_rounds(const model_step *s, int32_t layer) {
     const int32_t n = model_n_rounds(s);
+    model_step by_turns = *s, *k = &by_turns;
     for (int32_t round = 1; round < n; round++) {
-        send_round(s, layer, round);
-        take_round(s, layer, round);
-        experts_up(s, layer);
-        if (model_gathers_columns(s->m, HD_GROUP_ETP)) experts_gather(s, layer);
-        experts_down(s, layer);
-        combine_send(s, layer);
-        combine_arrive(s, layer);
+        model_enter_lane(k, HD_LANE_COMM);
+        send_round(k, layer, round);
+        take_round(k, layer, round);
+        model_enter_lane(k, HD_LANE_COMPUTE);
+        experts_up(k, layer);
+        if (model_gathers_columns(s->m, HD_GROUP_ETP)) {
+            model_enter_lane(k, HD_LANE_COMM);
+            experts_gather(k, layer);
+            model_enter_lane(k, HD_LANE_COMPUTE);
+        }
+        experts_down(k, layer);
+        model_enter_lane(k, HD_LANE_COMM);
+        combine_send(k, layer);
+        combine_arrive(k, layer);
     }
+    model_enter_lane(k, HD_LANE_COMPUTE);
 }
 
 static void combine_experts(const model_step *s, int32_t layer) {

@@ -85,7 +85,7 @@ static void run_pass(hd_model_runner *x, int32_t pass) {
     const int64_t begun = hd_comm_begin_pass(x->env.comm);
     hd_batch_upload(b, x->env.stream);
     if (pass == RUNNER_STEP) {
-        hd_model_step(x->model, x->kv, &b, 1);
+        hd_model_step(x->model, x->kv, b);
     } else {
         x->drafter->pass(x, b, pass == RUNNER_DRAFT_AGAIN);
     }

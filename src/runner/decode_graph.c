@@ -304,7 +304,7 @@ static void queue_sample(hd_model_runner *x, const runner_graph_inputs *o,
                                                         .logprob = out->logprob,
                                                         .top_id = out->top_id,
                                                         .top_logprob = out->top_logprob,
-                                                        .logits = hd_model_logits(x->model, 0),
+                                                        .logits = hd_model_logits(x->model),
                                                         .params = x->device.params,
                                                         .slot = b->slot,
                                                         .position = b->position,
@@ -423,12 +423,11 @@ static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
     const runner_graph_inputs o = graph_inputs_in(x, x->fixed.graph_inputs_device, z);
     const runner_graph_outputs out = graph_outputs_in(x, x->fixed.graph_outputs_device, z);
     hd_batch rows = runner_graph_rows(x, &o, z);
-    hd_batch *step = &rows;
     const int32_t places = x->n_drafts ? hd_max_i32(z->n_drafts, 1) : 0;
     x->env.ops->timestamp(x->env.stream, &(hd_timestamp_args){out.begun});
     queue_carry_in(x, &o);
     queue_prepare(x, &o, z);
-    hd_model_step(x->model, x->kv, &step, 1);
+    hd_model_step(x->model, x->kv, &rows);
     queue_sampling(x, &o, &out, z);
     for (int32_t place = 0; place < places; place++) {
         const float *logits = x->drafter->queue(x, &o, z, place).logits;

@@ -134,7 +134,7 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     const hd_batch_limits step = {o->step_rows, o->n_slots, o->seq_pages};
     const int32_t each = hd_max_i32(x->env.spec->dspark.block, 1);
     const hd_batch_limits chain = {o->n_slots * each, o->n_slots, o->seq_pages};
-    HD_TRY(hd_model_open(&x->model, &x->env, &limits, 1, err));
+    HD_TRY(hd_model_open(&x->model, &x->env, &limits, err));
     HD_TRY(hd_kv_open(&x->kv, x->env.spec, n_layers, x->env.device, &kv, err));
     HD_TRY(hd_batch_open(&x->batch, &step, x->env.device, err));
     HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));

@@ -150,7 +150,7 @@ static hd_status sample(hd_model_runner *x, int32_t groups, hd_err *err) {
                                                         .logprob = d->logprob,
                                                         .top_id = d->top_id,
                                                         .top_logprob = d->top_logprob,
-                                                        .logits = hd_model_logits(x->model, 0),
+                                                        .logits = hd_model_logits(x->model),
                                                         .params = d->params,
                                                         .slot = d->slot,
                                                         .position = d->position,

@@ -55,7 +55,7 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
         .logits = logit_rows(t),
         .positions = o->context,
     };
-    HD_TRY(hd_model_open(&t->model, &env, &limits, 1, err));
+    HD_TRY(hd_model_open(&t->model, &env, &limits, err));
     init_backward_ops(t);
     return hd_backward_open(&t->backward, t->model, &t->back_ops,
                             o->scores_only ? 0 : o->keep_bytes, err);

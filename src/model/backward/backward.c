@@ -115,7 +115,7 @@ static void place_kept(hd_backward *b, hd_arena *a) {
     for (int32_t i = n_blocks(b->m) - 1; i >= 0; i--) {
         kept_block *k = &b->blocks[i];
         hd_arena alone = hd_arena_measure();
-        k->t = b->m->acts[0];
+        k->t = b->m->acts;
         model_place_block(&k->t, &alone, b->m, i % 2);
         left -= (int64_t)alone.peak;
         k->kept = left >= 0;
@@ -364,7 +364,7 @@ void hd_backward_score(hd_backward *b, const hd_kv *kv, hd_batch *batch, const h
     hd_batch rows = *batch;
     rows.n_logits = 0; /* the head has its own parts */
     const model_replay replay = replay_of(b, loss);
-    model_step s = model_step_of(b->m, kv, &rows, 0);
+    model_step s = model_step_of(b->m, kv, &rows);
     s.apart = true;
     if (loss->routes || loss->keys) s.replay = &replay;
     const back_step k = {b, &s, NULL, false};
@@ -377,7 +377,7 @@ void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd
     hd_batch rows = *batch;
     rows.n_logits = 0; /* the head has its own parts */
     const model_replay replay = replay_of(b, loss);
-    model_step s = model_step_of(b->m, kv, &rows, 0);
+    model_step s = model_step_of(b->m, kv, &rows);
     s.apart = true;
     if (loss->routes || loss->keys) s.replay = &replay;
     const back_step k = {b, &s, g, loss->drafts.detached};
