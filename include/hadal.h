@@ -77,6 +77,10 @@ typedef struct hd_engine_options {
     int64_t rank_memory; /* default: an equal part of what is free on the host */
     /* Ranks reduce partial sums: fewer bytes to exchange, and not bit for bit equal. */
     bool sum_in_ranks;
+    /* "2" or "3": steps run in so many micro-batches, of which one computes while rows of another
+     * travel; "off"; "auto", the default: in 2 where measured figures say that it is faster. Texts do not
+     * change. For ranks that exchange rows (docs/ranks.md). */
+    const char *overlap;
     hd_world_options world;
     /* Attention groups of one rank each that divide the memory of the experts, instead of tp, ep and
      * dp: every rank fetches the experts that it lacks from the others before its layers need them,
@@ -510,6 +514,7 @@ typedef struct hd_engine_stats {
     int64_t step_ns;                /* total time in steps */
     int64_t host_ns;     /* the part of step_ns in which the host did not wait for the device */
     int64_t graph_steps; /* decode steps that were launched as one CUDA graph */
+    int64_t micro_steps; /* steps that ran in several micro-batches */
     int64_t graph_ns;    /* GPU time in them */
     /* GPU idle time between one graph and the next that was queued meanwhile */
     int64_t gap_ns;

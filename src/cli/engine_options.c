@@ -134,6 +134,10 @@ static const engine_option rows[] = {
     {FLAG("sum-in-ranks", options.sum_in_ranks),
      HELP("with --tp: reduce partial sums, which takes fewer bytes and rounds differently"),
      .offered = ENGINES, .why = "it runs one rank"},
+    {TEXT("overlap", options.overlap, "auto|off|2|3"),
+     HELP("ranks run steps in so many micro-batches, of which one computes while rows of another "
+          "travel; auto: where it was measured to be faster"),
+     .offered = ENGINES, .why = "it runs one rank"},
     {INT("null-step-us", options.null_step_us, 0, 60000000),
      HELP("what a step of the null backend takes; default 0"), .offered = ENGINES,
      .why = "there is nothing to compute without a model"},

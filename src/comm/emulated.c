@@ -136,10 +136,6 @@ static void keep_columns(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     take_time(ctx, s);
 }
 
-static void send_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
-    (void)ctx, (void)s, (void)a;
-}
-
 static void send_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
     (void)ctx, (void)s, (void)a;
 }
@@ -153,7 +149,8 @@ static void ignore_abort(void *ctx, const char *why) {
     (void)ctx, (void)why;
 }
 
-static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+/* As between GPUs, rows travel when they are sent. */
+static void send_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     hd_comm_emulated *e = ctx;
     take_time(ctx, s);
     const int size = a->rows == e->o.rows[0] ? 0 : HD_EMULATED_SIZES - 1;
@@ -168,6 +165,10 @@ static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
                                           .rows = e->in_rows,
                                           .cols = a->cols});
     e->filled = true;
+}
+
+static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+    (void)ctx, (void)s, (void)a;
 }
 
 static void receive_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
@@ -204,6 +205,7 @@ hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_o
     e->n_slots = o->shard->n_experts;
     e->comm = hd_comm_of(&table, e, &o->shard->parallel, o->shard->rank);
     e->comm.one_round = true;
+    e->comm.one_sided = true;
     const hd_status st = o->shard->parallel.ep > 1 ? draw(e, err) : HD_OK;
     if (st != HD_OK) {
         hd_comm_emulated_close(e);

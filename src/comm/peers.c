@@ -106,17 +106,15 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
     r->host->table->broadcast(r->host->ctx, s, a);
 }
 
+/* The rows travel at once, while the stream of other stages goes on. */
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     comm_peer *r = ctx;
     assert(r->sent < r->combined + HD_COMM_MAX_INFLIGHT);
     if (a->n_slots * r->comm.groups[HD_GROUP_EP].n > HD_EXCHANGE_SLOTS) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "more expert slots than GPUs exchange rows for");
     }
-    r->dispatch[r->sent++ % HD_COMM_MAX_INFLIGHT] = *a;
-}
-
-static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
-    comm_peer *r = ctx;
+    const int32_t place = (int32_t)(r->sent++ % HD_COMM_MAX_INFLIGHT);
+    r->dispatch[place] = *a;
     assert(comm_peer_shares(r, a->x.data) && comm_peer_shares(r, a->weight) &&
            comm_peer_shares(r, a->offset) && comm_peer_shares(r, a->assignment));
     if (!await_ranks(r, s)) return;
@@ -132,10 +130,14 @@ static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) 
                                    .top_k = a->top_k,
                                    .in_rows = a->in_rows,
                                    .n_slots = a->n_slots,
-                                   .place = (int32_t)(r->arrived++ % HD_COMM_MAX_INFLIGHT),
+                                   .place = place,
                                    .round = a->round};
     for (int32_t k = 0; k < p.n; k++) x.most[k] = a->most ? a->most[k] : INT32_MAX;
     r->ops->dispatch(s, &p, &x);
+}
+
+static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+    (void)ctx, (void)s, (void)a;
 }
 
 /* The others come for the results when they are asked to arrive. */
@@ -189,7 +191,7 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
 /* ---- failures ---- */
 
 static int32_t most_rows(const comm_peer *r) {
-    return r->dispatch[(r->arrived - 1) % HD_COMM_MAX_INFLIGHT].in_rows;
+    return r->dispatch[(r->sent - 1) % HD_COMM_MAX_INFLIGHT].in_rows;
 }
 
 /* Results of kernels that stopped waiting are undefined: the stream must not end well. Without one it
@@ -232,7 +234,7 @@ void comm_peers_reset(comm_peers *p) {
         comm_peer *r = &p->ranks[i];
         hd_err old = {0};
         if (!r->own) continue;
-        r->sent = r->arrived = r->combined = 0;
+        r->sent = r->combined = 0;
         r->ops->reset(r->stream, r->own);
         hd_stream_wait(r->stream);
         *r->state = (hd_exchange_state){0};
@@ -296,6 +298,7 @@ hd_status comm_peer_take_memory(comm_peer *r, hd_err *err) {
 void comm_peer_set_host(comm_peer *r, const hd_comm *host) {
     r->host = host;
     r->comm = *host;
+    r->comm.one_sided = true;
     r->comm.table = &table;
     r->comm.ctx = r;
 }

@@ -40,6 +40,8 @@ const char *hd_engine_activations(const hd_engine *e, hd_precision *precision);
 const hd_parallel_config *hd_engine_parallel(const hd_engine *e);
 /* Why layout "auto" chose these; NULL: the options said it. */
 const char *hd_engine_layout_reason(const hd_engine *e);
+/* Returns the micro-batches of a step, 1: one; *from: of an attention group's rows, from so many on. */
+int32_t hd_engine_micro_batches(const hd_engine *e, int32_t *from);
 bool hd_engine_thinks(const hd_engine *e); /* whether the model reasons by default */
 
 /* ---- update.c: new weights ---- */

@@ -115,6 +115,7 @@ static void add_stats(hd_engine_stats *to, const hd_engine_stats *x) {
     add_experts(&to->experts, &x->experts);
     to->step_ns += x->step_ns;
     to->host_ns += x->host_ns;
+    to->micro_steps += x->micro_steps;
     if (to->last_step_ns < x->last_step_ns) to->last_step_ns = x->last_step_ns;
     to->kv_bytes += x->kv_bytes;
     to->hisparse.host_bytes += x->hisparse.host_bytes;

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "engine/experts.h"
+#include "engine/engine.h"
 #include "model/expert_fetch.h"
 #include "weights/placement.h"
 
@@ -278,6 +279,55 @@ static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err 
     return plan_shards(e, &e->parallel, &most, err);
 }
 
+/* ---- micro-batches ---- */
+
+/* Rows of an attention group from which steps in two micro-batches were measured to be faster, where
+ * rows travel to experts; docs/perf. 0: never. Ranks that compute on the cores with which they exchange
+ * rows hide nothing. */
+enum { OVERLAP_FROM_GPUS = 128, OVERLAP_FROM_CPU = 0 };
+
+static int32_t overlap_pays_from(const hd_engine *e, const hd_engine_options *o) {
+    if (e->parallel.ep == 1) return 0;
+    return o->backend && strcmp(o->backend, "cuda") == 0 ? OVERLAP_FROM_GPUS : OVERLAP_FROM_CPU;
+}
+
+static hd_status choose_overlap(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const char *asked = o->overlap ? o->overlap : "auto";
+    const bool any = strcmp(asked, "auto") == 0;
+    const bool naive = o->mla && strcmp(o->mla, "naive") == 0;
+    const bool exchanges = hd_parallel_exchanges(&e->parallel);
+    e->n_micro = 1;
+    e->micro_from = 0;
+    if (strcmp(asked, "off") == 0) return HD_OK;
+    if (!any && strcmp(asked, "2") != 0 && strcmp(asked, "3") != 0) {
+        return HD_FAIL(err, HD_EINVAL, "overlap '%s' is not auto, off, 2 or 3", asked);
+    }
+    if (any) {
+        const int32_t from = overlap_pays_from(e, o);
+        if (!exchanges || naive || from == 0) return HD_OK;
+        e->n_micro = 2;
+        e->micro_from = from;
+        return HD_OK;
+    }
+    if (!exchanges) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "overlap %s: there are no ranks that exchange rows in a step", asked);
+    }
+    if (naive) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "mla naive with overlap %s: it computes whole sequences, which "
+                       "micro-batches cut",
+                       asked);
+    }
+    e->n_micro = asked[0] - '0';
+    return HD_OK;
+}
+
+int32_t hd_engine_micro_batches(const hd_engine *e, int32_t *from) {
+    *from = e->micro_from;
+    return e->n_micro;
+}
+
 /* What is asked for beside the layout. */
 static hd_status check_moves(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     int64_t most;
@@ -292,6 +342,7 @@ static hd_status check_moves(hd_engine *e, const hd_engine_options *o, hd_err *e
 hd_status engine_ranks_choose(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     HD_TRY(choose_layout(e, o, err));
     HD_TRY(check_moves(e, o, err));
+    HD_TRY(choose_overlap(e, o, err));
     HD_TRY(engine_rebalance_check(e, o, err));
     return engine_process_check(e, o, err);
 }

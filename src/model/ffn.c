@@ -567,6 +567,12 @@ static bool has_shared(const hd_model *m) {
     return m->env.spec->n_shared > 0;
 }
 
+/* Whether an exchange of rows takes both of its stages: a stage that does nothing would still wait for
+ * its lane. */
+static bool has_two_sides(const hd_model *m) {
+    return dispatches(m) && !m->env.comm->one_sided;
+}
+
 static bool are_resident(const hd_model *m) {
     return !m->env.stage;
 }
@@ -652,12 +658,12 @@ static const model_stage moe_stages[] = {
     {"route",           route,           HD_LANE_COMPUTE, NULL,               false},
     {"permute",         permute,         HD_LANE_COMPUTE, NULL,               false},
     {"dispatch send",   dispatch_send,   HD_LANE_COMM,    dispatches,         true },
-    {"dispatch arrive", dispatch_arrive, HD_LANE_COMM,    dispatches,         false},
+    {"dispatch arrive", dispatch_arrive, HD_LANE_COMM,    has_two_sides,      false},
     {"staged experts",  experts_staged,  HD_LANE_COMPUTE, are_staged,         false},
     {"experts",         experts_up,      HD_LANE_COMPUTE, are_resident,       false},
     {"gather experts",  experts_gather,  HD_LANE_COMM,    gathers_experts,    true },
     {"down",            experts_down,    HD_LANE_COMPUTE, are_resident,       false},
-    {"combine send",    combine_send,    HD_LANE_COMM,    dispatches,         false},
+    {"combine send",    combine_send,    HD_LANE_COMM,    has_two_sides,      false},
     {"fetch dense",     fetch_dense,     HD_LANE_COMM,    fetches_for_shared, true },
     {"shared",          shared_up,       HD_LANE_COMPUTE, has_shared,         false},
     {"gather shared",   shared_gather,   HD_LANE_COMM,    gathers_shared,     true },

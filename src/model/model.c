@@ -320,10 +320,19 @@ void model_probe(const hd_model *m, const char *part, const char *stage) {
 
 void model_enter_lane(model_step *s, hd_lane lane) {
     hd_stream *to = s->m->lanes[lane];
-    if (to == s->stream) return;
-    hd_stream_record_event(s->stream, s->lane_change);
-    hd_stream_wait_event(to, s->lane_change);
+    if (to != s->stream) {
+        if (!s->left) hd_stream_record_event(s->stream, s->lane_change);
+        hd_stream_wait_event(to, s->lane_change);
+    }
+    s->left = false;
     s->stream = to;
+}
+
+/* Others may run on its lane before it enters the next one. */
+static void leave_lane(model_step *s) {
+    if (!s->lane_change) return;
+    hd_stream_record_event(s->stream, s->lane_change);
+    s->left = true;
 }
 
 static bool is_needed(const hd_model *m, const model_stage *k) {
@@ -349,6 +358,7 @@ void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, c
             for (const model_stage *k = stages; k < end; k++) {
                 run_stage(&steps[i], k, part, layer);
             }
+            if (n > 1) leave_lane(&steps[i]);
         }
         stages = end;
     }

@@ -73,6 +73,7 @@ typedef struct model_step {
     bool apart;        /* blocks run one by one: each adds its own result, by block_out */
     const model_replay *replay; /* NULL: routers select */
     hd_device_event *lane_change, *fork, *join;
+    bool left; /* lane_change is recorded: the next lane waits for no stage of others after it */
 } model_step;
 
 typedef struct model_stage {

@@ -62,7 +62,7 @@ static hd_batch graph_blocks(const hd_model_runner *x, const runner_graph_inputs
                              const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
     const int32_t block = x->env.spec->dspark.block;
-    return (hd_batch){
+    hd_batch rows = {
         .limits = {.table_stride = x->fixed.table_stride},
         .n_rows = z->n * block,
         .n_seqs = z->n,
@@ -78,6 +78,8 @@ static hd_batch graph_blocks(const hd_model_runner *x, const runner_graph_inputs
                    .tables = {o->tables[0], o->tables[1]},
                    .phase = b->block_phase}
     };
+    rows.n_micro = hd_model_n_micro(x->model, &rows);
+    return rows;
 }
 
 static void queue_blocks(hd_model_runner *x, const runner_graph_inputs *o,

@@ -122,7 +122,9 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     const hd_model_limits limits = {.rows = o->step_rows,
                                     .logits = x->n_rows,
                                     .positions = o->positions + scratch * RUNNER_LOOKAHEAD,
-                                    .expert_rows = o->expert_rows};
+                                    .expert_rows = o->expert_rows,
+                                    .n_micro = o->n_micro,
+                                    .micro_from = o->micro_from};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
         .n_host = {o->n_host[0],            o->n_host[1]           },

@@ -158,7 +158,7 @@ static void open_exchange(rank *r, const hd_parallel_config *parallel, hd_model_
         .spec = r->spec,
         .shard = hd_weights_shard(r->weights),
         .routing = HD_ROUTING_UNIFORM,
-        .rows = {ROWS, SEQS},
+        .rows = {ROWS, SEQS / MICRO},
         .copies = true,
         .ops = &r->ops,
         .device = r->device,

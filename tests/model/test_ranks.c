@@ -435,7 +435,7 @@ static void check_expert_world(const char *name, int32_t ep, int32_t redundant, 
 static void expert_ranks_have_the_same_bits(void **state) {
     (void)state;
     for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
-        check_expert_world(names[k], 4, 0, 1, false);
+        check_expert_world(names[k], 4, 0, 1 + (int32_t)k % HD_MAX_MICRO, false);
     }
     check_expert_world("tiny_v3", 3, 2, SEQS, false);
     check_expert_world("tiny_v4", 3, 6, SEQS, false);
@@ -454,8 +454,8 @@ static void check_common(const char *name, int32_t tp, int32_t ep, int32_t n_mic
 static void common_rows_have_the_same_bits(void **state) {
     (void)state;
     for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
-        check_common(names[k], 1, 4, 1, false);
-        check_common(names[k], 2, 2, 1, false);
+        check_common(names[k], 1, 4, 3, false);
+        check_common(names[k], 2, 2, 1 + (int32_t)(k + 1) % HD_MAX_MICRO, false);
         check_common(names[k], 4, 2, 1, false);
     }
     check_common("tiny_v3", 1, 2, SEQS, true);
@@ -493,15 +493,15 @@ static void any_layout_has_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         int32_t n_micro;
     } cases[] = {
-        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, 3   },
         {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false, 0}, SEQS},
         {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, 0}, 4   },
+        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, 0}, 2   },
         {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false, 0}, SEQS},
         {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, 0}, 1   },
-        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, 0}, 1   },
+        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, 0}, 3   },
+        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, 0}, 4   },
         {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false, 0}, 1   },
         {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true, 0},  1   },
     };
@@ -522,7 +522,7 @@ static void rounds_have_the_same_bits(void **state) {
         {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false, 0}, 1   },
         {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false, 0}, SEQS},
         {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, SEQS},
-        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, 0}, 3   },
         {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0}, SEQS},
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
