@@ -111,14 +111,18 @@ static hd_status draw(hd_comm_emulated *e, hd_err *err) {
 
 /* ---- the calls: nothing is sent, rows arrive ---- */
 
-/* On a GPU as a kernel. */
-static void take_time(void *ctx, hd_stream *s) {
-    hd_comm_emulated *e = ctx;
-    const int64_t until = hd_now_ns() + (int64_t)e->o.exchange_us * 1000;
+/* On a GPU as a kernel of one thread. */
+static void take_time_of_rows(hd_comm_emulated *e, hd_stream *s, int32_t rows, int32_t row_ns) {
+    const int64_t ns = (int64_t)e->o.exchange_us * 1000 + (int64_t)rows * row_ns;
+    const int64_t until = hd_now_ns() + ns;
     e->exchanges++;
-    if (!e->o.exchange_us) return;
-    hd_stream_busy(s, e->o.exchange_us);
+    if (!ns) return;
+    hd_stream_busy(s, (int32_t)(ns / 1000));
     while (hd_device_is_host(e->o.device) && hd_now_ns() < until) hd_cpu_relax();
+}
+
+static void take_time(void *ctx, hd_stream *s) {
+    take_time_of_rows(ctx, s, 0, 0);
 }
 
 static void keep_sum(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
@@ -152,7 +156,7 @@ static void ignore_abort(void *ctx, const char *why) {
 /* As between GPUs, rows travel when they are sent. */
 static void send_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     hd_comm_emulated *e = ctx;
-    take_time(ctx, s);
+    take_time_of_rows(e, s, a->rows, e->o.dispatch_ns);
     const int size = a->rows == e->o.rows[0] ? 0 : HD_EMULATED_SIZES - 1;
     const int64_t row = (int64_t)size * e->n_layers + a->layer;
     hd_stream_copy(s, a->in_offset, e->offset + row * (e->n_slots + 1),
@@ -172,9 +176,9 @@ static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
 }
 
 static void receive_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
-    const hd_comm_emulated *e = ctx;
+    hd_comm_emulated *e = ctx;
     const int32_t rows = hd_min_i32(a->in_rows, a->rows * a->top_k);
-    take_time(ctx, s);
+    take_time_of_rows(e, s, a->rows, e->o.combine_ns);
     if (!e->o.copies) return;
     hd_stream_copy(s, a->y.data, a->in_y.data,
                    (size_t)rows * (size_t)a->cols * (size_t)hd_act_bytes(e->o.ops));

@@ -67,6 +67,12 @@ static hd_exchange_peers peers_of(comm_peer *r, hd_group group) {
     return p;
 }
 
+/* Threads that share a GPU share its driver's lock, which a thread holds while its stream's queue is full:
+ * behind a kernel that waits for another rank it must not fill. */
+static void await_shared(const comm_peer *r, hd_stream *s) {
+    if (r->world && r->shares_gpu && !hd_stream_captures(s)) hd_stream_wait(s);
+}
+
 /* ---- the calls ---- */
 
 /* All but the sizes of rows of experts, which the host does not know. */
@@ -79,6 +85,7 @@ static void sum_part(comm_peer *r, hd_stream *s, const hd_reduce_scatter_args *a
     const hd_exchange_peers p = peers_of(r, a->group);
     count(r, (p.n - 1) * a->n);
     r->ops->sum(s, &p, &(hd_exchange_sum_args){a->x.data, a->n, a->first, a->own});
+    await_shared(r, s);
 }
 
 static void all_reduce(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
@@ -99,6 +106,7 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     const hd_exchange_peers p = peers_of(r, a->group);
     count(r, (int64_t)a->rows * (a->cols - a->own));
     r->ops->gather(s, &p, &(hd_exchange_gather_args){a->x, a->rows, a->cols, a->first, a->own});
+    await_shared(r, s);
 }
 
 static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
@@ -134,6 +142,7 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
                                    .round = a->round};
     for (int32_t k = 0; k < p.n; k++) x.most[k] = a->most ? a->most[k] : INT32_MAX;
     r->ops->dispatch(s, &p, &x);
+    await_shared(r, s);
 }
 
 static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
@@ -162,6 +171,7 @@ static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
                                     .place = place,
                                     .round = sent->round,
                                     .most = sent->most ? sent->most[p.index] : INT32_MAX});
+    await_shared(r, s);
 }
 
 static void abort_all(void *ctx, const char *why) {

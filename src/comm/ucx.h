@@ -58,6 +58,11 @@ typedef struct hd_comm_members {
 } hd_comm_members;
 const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u);
 
+/* Before the first epoch every pair of ranks has exchanged bytes (preflight.h). On rank 0: the bytes per
+ * second each way of ranks a and b of the world; 0: unknown. The name of a rank's host, "" if unknown. */
+double hd_comm_ucx_rate(const hd_comm_ucx *u, int32_t a, int32_t b);
+const char *hd_comm_ucx_host(const hd_comm_ucx *u, int32_t number);
+
 /* What the rank of a place in the layout tells of itself; NULL: nothing, or there is no epoch yet. */
 const void *hd_comm_ucx_card(const hd_comm_ucx *u, int32_t place);
 

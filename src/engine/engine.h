@@ -40,6 +40,15 @@ const char *hd_engine_activations(const hd_engine *e, hd_precision *precision);
 const hd_parallel_config *hd_engine_parallel(const hd_engine *e);
 /* Why layout "auto" chose these; NULL: the options said it. */
 const char *hd_engine_layout_reason(const hd_engine *e);
+/* Two ranks in processes of their own, which exchanged bytes before weights were read. */
+typedef struct hd_engine_pair {
+    int32_t rank[2];
+    const char *host[2];
+    double rate; /* bytes per second each way */
+} hd_engine_pair;
+/* Returns how many pairs there are, and pair i in *out. */
+int32_t hd_engine_read_pair(const hd_engine *e, int32_t i, hd_engine_pair *out);
+
 /* Returns the micro-batches of a step, 1: one; *from: of an attention group's rows, from so many on. */
 int32_t hd_engine_micro_batches(const hd_engine *e, int32_t *from);
 bool hd_engine_thinks(const hd_engine *e); /* whether the model reasons by default */

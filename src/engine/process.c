@@ -133,3 +133,17 @@ hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *
     rank->comm = hd_comm_ucx_interface(e->ucx);
     return HD_OK;
 }
+
+int32_t hd_engine_read_pair(const hd_engine *e, int32_t i, hd_engine_pair *out) {
+    const int32_t n = e->ucx ? hd_parallel_world(&e->parallel) : 1;
+    int32_t a = 0, left = i;
+    for (; a < n - 1 && left >= n - 1 - a; a++) left -= n - 1 - a;
+    const int32_t b = a + 1 + left;
+    if (a >= n - 1) return n * (n - 1) / 2;
+    *out = (hd_engine_pair){
+        {a,                           b                          },
+        {hd_comm_ucx_host(e->ucx, a), hd_comm_ucx_host(e->ucx, b)},
+        hd_comm_ucx_rate(e->ucx, a, b)
+    };
+    return n * (n - 1) / 2;
+}
