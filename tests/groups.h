@@ -70,6 +70,7 @@
     X(comm) \
     X(comm_silence) \
     X(comm_ucx) \
+    X(preflight) \
     X(comm_ipc) \
     X(pieces) \
     X(model) \

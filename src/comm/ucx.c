@@ -207,12 +207,25 @@ typedef struct awaited {
     bool for_ever; /* a command, which comes when there is work */
 } awaited;
 
-/* One line, which says what to do. */
-static void end_preflight(hd_comm_ucx *u, int32_t from, const char *what) {
-    const int32_t own = u->o.rendezvous.rank, other = from < 0 ? own : u->peers[from].number;
-    char why[REASON];
-    snprintf(why, sizeof why, "rank %d on %s: %s rank %d on %s", own, u->hosts[own], what, other,
+static int32_t preflight_ms(const hd_comm_ucx *u) {
+    return u->o.preflight_ms ? u->o.preflight_ms : HD_PREFLIGHT_MS;
+}
+
+/* One line, which says what to do. what: behind "rank 0 on a: ", before " rank 1 on b". */
+static void name_pair(char why[REASON], const hd_comm_ucx *u, int32_t other, const char *what) {
+    const int32_t own = u->o.rendezvous.rank;
+    snprintf(why, REASON, "rank %d on %s: %s rank %d on %s", own, u->hosts[own], what, other,
              u->hosts[other]);
+}
+
+static void end_preflight(hd_comm_ucx *u, int32_t from) {
+    const char *missing = u->greeted ? "not all of 1 MB came (look at MTU and cables)"
+                                     : "nothing came (open TCP ports, or set UCX_NET_DEVICES)";
+    char what[120], why[REASON];
+    snprintf(what, sizeof what, "%s within %g s from",
+             from < 0 ? "messages did not leave (look at MTU and cables)" : missing,
+             preflight_ms(u) / 1000.0);
+    name_pair(why, u, from < 0 ? u->o.rendezvous.rank : u->peers[from].number, what);
     end_all(u, why);
 }
 
@@ -220,11 +233,7 @@ static void end_preflight(hd_comm_ucx *u, int32_t from, const char *what) {
 static void end_by_time(hd_comm_ucx *u, int32_t from) {
     char why[160];
     if (u->until_ns) {
-        const char *what =
-            from < 0     ? "10 s were not enough to send (look at MTU and cables), says"
-            : u->greeted ? "10 s were not enough for 1 MB (look at MTU and cables) from"
-                         : "nothing came in 10 s (open TCP ports, or set UCX_NET_DEVICES) from";
-        end_preflight(u, from, what);
+        end_preflight(u, from);
         return;
     }
     if (from < 0) {
@@ -478,8 +487,13 @@ static hd_status connect_all(hd_comm_ucx *u, hd_err *err) {
             .err_mode = UCP_ERR_HANDLING_MODE_NONE,
             .err_handler = {.cb = on_lost_ep, .arg = p}
         };
-        HD_TRY(check_ucx(u, u->ucp->ep_create(u->worker, &params, &p->ep), "connect two ranks",
-                         err));
+        const ucs_status_t status = u->ucp->ep_create(u->worker, &params, &p->ep);
+        if (status == UCS_OK) continue;
+        char what[120], why[REASON];
+        snprintf(what, sizeof what, "UCX says '%s' (set UCX_NET_DEVICES or UCX_TLS alike) of",
+                 u->ucp->status_string(status));
+        name_pair(why, u, p->number, what);
+        return HD_FAIL(err, HD_EIO, "%s", why);
     }
     return HD_OK;
 }
@@ -506,13 +520,17 @@ static hd_status greet_all(hd_comm_ucx *u, hd_err *err) {
 
 /* The first epoch's: also how fast bytes travel between all pairs. Its time is limited. */
 static hd_status run_preflight(hd_comm_ucx *u, const hd_link *link, hd_err *err) {
+    char why[REASON];
     int32_t other;
-    u->until_ns = hd_now_ns() + HD_PREFLIGHT_MS * 1000000LL;
+    u->until_ns = hd_now_ns() + preflight_ms(u) * 1000000LL;
     hd_status st = greet_all(u, err);
     u->greeted = true;
     if (st == HD_OK && !hd_preflight_run(link, u->rank, u->limits.world, GREETINGS,
                                          u->limits.max_bytes, u->rates, &other)) {
-        if (other >= 0) end_preflight(u, other, "other bytes came than were sent by");
+        if (other >= 0) {
+            name_pair(why, u, u->peers[other].number, "other bytes came than were sent by");
+            end_all(u, why);
+        }
         st = HD_FAIL(err, HD_EPEER, "%s", u->why);
     }
     u->until_ns = 0;
@@ -713,7 +731,7 @@ hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_d
         st = comm_ipc_open(&u->gpu, device, stream, ops, err);
     if (st == HD_OK) st = open_all(u, err);
     if (st != HD_OK) {
-        if (u->rendezvous) end_all(u, "a rank could not connect");
+        if (u->rendezvous) end_all(u, err->status == HD_EIO ? err->msg : "a rank could not connect");
         hd_comm_ucx_close(u);
         return st;
     }
