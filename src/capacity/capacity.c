@@ -263,7 +263,8 @@ static hd_status predict(hd_capacity *c, const hd_capacity_args *a, hd_err *err)
                                         .kv_type = kv_type,
                                         .threads = 1,
                                         .graphs = true,
-                                        .vocab = a->vocab};
+                                        .vocab = a->vocab,
+                                        .n_micro = a->load.overlap ? 2 : 1};
     HD_TRY(hd_rank_memory_of(&c->memory, &memory, err));
     HD_TRY(divide_experts(c, a, err));
     c->free = (a->gpu->memory_gb - a->gpu->reserved_gb) * 1e9 -

@@ -155,7 +155,9 @@ static void place_received(model_activations *t, hd_arena *a, const hd_model *m,
     if (!in) return;
     t->expert_y = take(a, m, n * m->env.spec->route.top_k * out);
     t->in_x = take(a, m, in * hidden);
-    t->in_y = take(a, m, in * out);
+    /* Results take the place of the rows, which the next dispatch sends anew: after a combine nobody reads
+     * them any more (comm/comm.h). Emulated ranks send nothing, and their rows stay. */
+    t->in_y = m->env.comm->one_round ? take(a, m, in * out) : t->in_x;
     t->in_weight = take_f32(a, in);
     t->in_offset = take_i32(a, m->shard->n_experts + 1);
     t->n_rounds = take_i32(a, 1);

@@ -199,7 +199,8 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
         .fixed_steps = how.fixed,
  /* steps of a fixed shape have entries in host memory, if an indexer selects them */
         .resident = how.fixed ? 2 * m->spec->index_topk : 0,
-        .role = role_of(how.rank)
+        .role = role_of(how.rank),
+        .n_micro = how.rank ? how.rank->n_micro : 0
     };
     const hd_model_env env = env_of(m);
     must(hd_model_runner_open(&m->model_runner, &env, &options, &err), &err);
