@@ -27,7 +27,7 @@ typedef struct hd_comm_emulated_options {
     /* Copy sent and received rows inside this device's memory; otherwise rows stay from step
      * to step and communication takes no time. */
     bool copies;
-    int32_t exchange_us; /* that each exchange takes beside that, */
+    int32_t exchange_us;             /* that each exchange takes beside that, */
     int32_t dispatch_ns, combine_ns; /* and each row of this rank to its experts, and back */
     const hd_ops *ops;
     hd_device *device; /* owns the allocations */

@@ -42,10 +42,8 @@ static void fill(uint8_t *to, uint64_t n, int32_t from) {
 }
 
 static void send(const preflight *p, int32_t to, int step, const void *data, uint64_t n) {
-    hd_message head = {.lane = HD_MESSAGE_HELLO,
-                       .from = p->own,
-                       .ticket = p->ticket + (uint64_t)step,
-                       .n = n};
+    hd_message head = {
+        .lane = HD_MESSAGE_HELLO, .from = p->own, .ticket = p->ticket + (uint64_t)step, .n = n};
     p->link->send(p->link->ctx, to, &head, data, 0);
 }
 
@@ -120,7 +118,8 @@ bool hd_preflight_run(const hd_link *link, int32_t own, int32_t n, uint64_t tick
     p.expected = p.sent ? p.sent + p.bytes : NULL;
     p.rates = calloc((size_t)n, sizeof *p.rates);
     const bool done = p.sent && p.rates && run(&p, rates, other);
-    if (!p.sent || !p.rates) link->abort(link->ctx, "no memory for the first messages of ranks");
+    if (!p.sent || !p.rates)
+        link->abort(link->ctx, "no memory for the first messages of ranks");
     free(p.sent);
     free(p.rates);
     return done;

@@ -73,13 +73,13 @@ struct hd_comm_ucx {
     hd_message_limits limits;
     hd_comm_ucx_options o;
     hd_comm_members members;
-    int32_t rank, wait_ms; /* rank: of members */
-    int64_t until_ns;      /* end of the preflight; 0: it is over */
-    bool greeted;          /* in it all ranks have sent a first message */
-    float *rates;          /* [world, world] of rank 0; NULL: unknown */
+    int32_t rank, wait_ms;     /* rank: of members */
+    int64_t until_ns;          /* end of the preflight; 0: it is over */
+    bool greeted;              /* in it all ranks have sent a first message */
+    float *rates;              /* [world, world] of rank 0; NULL: unknown */
     char (*hosts)[HOST_BYTES]; /* [world] */
-    bool spins;            /* there is a core for every rank */
-    int64_t spin_ns;       /* how long it pays, as of late */
+    bool spins;                /* there is a core for every rank */
+    int64_t spin_ns;           /* how long it pays, as of late */
     uint32_t n_sleeps;
     int32_t n_sending; /* of all sets */
     int ucx_fd, wake_fd;
@@ -563,8 +563,8 @@ static bool take_members(hd_comm_ucx *u, hd_parallel_config *parallel) {
     return own >= 0 && own < m->n;
 }
 
-static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *parallel,
-                                 bool first, hd_err *err) {
+static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *parallel, bool first,
+                                 hd_err *err) {
     const hd_link link = {send_message, flush, wait_for, release, end_all, ended, u};
     u->limits.world = u->members.n;
     for (int32_t i = 0; i < u->members.n; i++) {
@@ -723,15 +723,16 @@ hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_d
     if (o->rendezvous.rank == 0) u->rates = calloc(world * world, sizeof *u->rates);
     u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     hd_status st = copy_options(u, o, err);
-    if (st == HD_OK && (!u->peers || !u->hosts || u->wake_fd < 0 ||
-                        (o->rendezvous.rank == 0 && !u->rates))) {
+    if (st == HD_OK &&
+        (!u->peers || !u->hosts || u->wake_fd < 0 || (o->rendezvous.rank == 0 && !u->rates))) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory or descriptor for rank %d", o->rendezvous.rank);
     }
     if (st == HD_OK && !hd_device_is_host(device))
         st = comm_ipc_open(&u->gpu, device, stream, ops, err);
     if (st == HD_OK) st = open_all(u, err);
     if (st != HD_OK) {
-        if (u->rendezvous) end_all(u, err->status == HD_EIO ? err->msg : "a rank could not connect");
+        if (u->rendezvous)
+            end_all(u, err->status == HD_EIO ? err->msg : "a rank could not connect");
         hd_comm_ucx_close(u);
         return st;
     }

@@ -22,7 +22,8 @@ typedef struct hd_comm_ucx_options {
     uint64_t max_message;        /* bytes; 0: 1 GiB */
     /* longest wait for another rank, but for a broadcast, once it has opened; 0: 60 s */
     int32_t wait_ms;
-    int32_t preflight_ms; /* longest time of the first messages (preflight.h); 0: HD_PREFLIGHT_MS */
+    int32_t
+        preflight_ms; /* longest time of the first messages (preflight.h); 0: HD_PREFLIGHT_MS */
     /* As UCX_TLS and UCX_NET_DEVICES, which hold where these are NULL. Without a device, ranks
      * that meet on the loopback interface use only that. */
     const char *transports, *devices;

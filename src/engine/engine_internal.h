@@ -139,15 +139,14 @@ struct hd_engine {
     bool drafts, forced_acceptance;
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
-    int32_t n_notices;
-    int32_t n_experts, n_loads; /* experts per layer; layers times experts */
+    int32_t n_notices, n_micro, micro_from; /* micro: of hd_model_limits, while rows travel */
+    int32_t n_experts, n_loads;             /* experts per layer; layers times experts */
     hd_grammar_vocab *vocab;
     engine_grammar_cache *grammars;      /* have their own locks */
     engine_token_history *token_history; /* NULL: disabled */
     hd_alternative *tops;                /* alternatives of all step outputs in the ring */
     hd_parallel_config parallel;         /* of all ranks */
     engine_degrees degrees;
-    int32_t n_micro, micro_from; /* as in hd_model_limits, while ranks exchange rows */
     char layout_reason[240];     /* empty: the options say the layout */
     hd_comm_local *world;        /* several ranks in this process; else NULL */
     hd_comm_ucx *ucx;            /* one rank of several processes; else NULL */

@@ -141,8 +141,8 @@ int32_t hd_engine_read_pair(const hd_engine *e, int32_t i, hd_engine_pair *out) 
     const int32_t b = a + 1 + left;
     if (a >= n - 1) return n * (n - 1) / 2;
     *out = (hd_engine_pair){
-        {a,                           b                          },
-        {hd_comm_ucx_host(e->ucx, a), hd_comm_ucx_host(e->ucx, b)},
+        {a,                        b },
+        { hd_comm_ucx_host(e->ucx, a), hd_comm_ucx_host(e->ucx, b)},
         hd_comm_ucx_rate(e->ucx, a, b)
     };
     return n * (n - 1) / 2;

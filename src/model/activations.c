@@ -233,8 +233,9 @@ void model_place_activations(model_activations *t, hd_arena *a, const hd_model *
     t->choices = take_i32(a, m->n_choices);
     place_shared(t, a, m);
     model_place_micro(t, a, m, m->whole_rows);
-    static void (*const places[])(model_activations *, hd_arena *, const hd_model *, int64_t) =
-        {place_engram, place_attention, place_ffn, place_head};
+    static void (*const places[])(model_activations *, hd_arena *, const hd_model *,
+                                  int64_t) = {place_engram, place_attention, place_ffn,
+                                              place_head};
     const size_t scratch = a->used;
     size_t end = scratch;
     for (size_t i = 0; i < HD_LEN(places); i++) {

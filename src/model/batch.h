@@ -23,7 +23,7 @@ typedef struct hd_batch_view {
     int32_t *logit_rows;  /* [n_logits] rows that need logits */
     int32_t *first_row;   /* [n_seqs + 1] */
     int32_t *tables[HD_N_KV_GROUPS]; /* [n_seqs, table_stride] block tables */
-    int32_t *phase;   /* [rows] hd_row_phase, by which rows are counted as expert load */
+    int32_t *phase; /* [rows] hd_row_phase, by which rows are counted as expert load */
     /* [HD_MAX_MICRO, limits.seqs + 1] first_row of each micro-batch */
     int32_t *micro_first_row;
     hd_kv_ends *ends; /* [n_seqs] read on the host; NULL: every layer computes every row */
@@ -50,7 +50,8 @@ typedef struct hd_batch {
     /* Micro-batches as which a step runs it: runs of neighboring rows that are as equal as they can
      * be, whatever sequences they cut; all attention groups have as many. 0 or 1: one. */
     int32_t n_micro;
-    hd_batch_view host, device; /* no host view where the device alone knows the rows, as many of each sequence */
+    hd_batch_view host,
+        device; /* no host view where the device alone knows the rows, as many of each sequence */
     hd_device *on; /* device that owns the blocks */
     void *host_block, *device_block;
     size_t bytes;

@@ -11,7 +11,8 @@
 #include "base/checked.h"
 #include "model/rows_internal.h"
 
-_Static_assert((int)HD_MAX_MICRO == (int)HD_COMM_MAX_INFLIGHT, "each may have rows on their way");
+_Static_assert((int)HD_MAX_MICRO == (int)HD_COMM_MAX_INFLIGHT,
+               "each may have rows on their way");
 
 /* Whether some steps drop rows, which moves those that are left, and so are not cut. */
 static bool has_whole_steps(const hd_model *m) {
@@ -29,8 +30,7 @@ void model_plan_micro(hd_model *m) {
 hd_status model_open_micro(hd_model *m, hd_err *err) {
     const size_t groups = (size_t)m->shard->parallel.dp;
     m->micro_group_rows = calloc(HD_MAX_MICRO * groups, sizeof *m->micro_group_rows);
-    return m->micro_group_rows ? HD_OK
-                               : HD_FAIL(err, HD_ENOMEM, "no memory for micro-batches");
+    return m->micro_group_rows ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for micro-batches");
 }
 
 /* Whether a layer may drop rows of the step, so that those that are left move (tail.c). */
@@ -88,7 +88,8 @@ int32_t model_cut(hd_model *m, const model_step *whole, model_step steps[HD_MAX_
         *b = hd_batch_micro(whole->b, i);
         assert(b->n_rows <= m->micro_rows);
         cut_groups(m, whole->b, i);
-        if (whole->b->group_rows) b->group_rows = m->micro_group_rows + i * m->shard->parallel.dp;
+        if (whole->b->group_rows)
+            b->group_rows = m->micro_group_rows + i * m->shard->parallel.dp;
         model_move_activations(&m->micro[i], whole->t, m,
                                hd_batch_micro_row(whole->b, whole->b->n_rows, i));
         steps[i] = *whole;

@@ -19,7 +19,7 @@ typedef struct model_rest {
 struct hd_model {
     hd_model_env env;
     hd_model_limits limits;
-    int32_t n_micro; /* of a step, at most */
+    int32_t n_micro;       /* of a step, at most */
     const hd_shard *shard; /* shard of the weights */
     int32_t in_rows;       /* in a round; 0 without expert parallelism */
     void *rounds;          /* [HD_MAX_MICRO] of rounds_bytes (rounds.c) */
@@ -73,7 +73,8 @@ typedef struct model_step {
     bool apart;        /* blocks run one by one: each adds its own result, by block_out */
     const model_replay *replay; /* NULL: routers select */
     hd_device_event *lane_change, *fork, *join;
-    bool left; /* lane_change is recorded: the next lane waits for no stage of others after it */
+    bool
+        left; /* lane_change is recorded: the next lane waits for no stage of others after it */
 } model_step;
 
 typedef struct model_stage {

@@ -41,7 +41,7 @@ typedef struct hd_model_runner_options {
     int32_t top_stride; /* alternatives of one token at most; 0: none */
     /* vocabulary of the grammar masks; NULL: no request has a constraint */
     const hd_grammar_vocab *vocab;
-    int32_t expert_rows;  /* these of hd_model_limits */
+    int32_t expert_rows; /* these of hd_model_limits */
     int32_t n_micro, micro_from;
     hd_acceptance forced; /* forced acceptance of drafts, for benchmarks without constraints */
     /* Decode steps have fixed shapes (decode graphs). Each is one graph launch if the device

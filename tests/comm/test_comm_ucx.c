@@ -262,8 +262,10 @@ static void be_rank_1(const char *at) {
     hd_device *d;
     hd_stream *s;
     hd_ops ops;
-    const hd_comm_ucx_options o = {.rendezvous = {.rank = 1, .world = 2, .at = at},
-                                   .parallel = hd_parallel_tensor(2)};
+    const hd_comm_ucx_options o = {
+        .rendezvous = {.rank = 1, .world = 2, .at = at},
+          .parallel = hd_parallel_tensor(2)
+    };
     comm_open_device(false, 1, &d, &s, &ops);
     if (hd_comm_ucx_open(&u, &o, d, s, &ops, NULL) == HD_OK) hd_comm_ucx_close(u);
 }

@@ -36,8 +36,8 @@ typedef struct world {
     pthread_mutex_t mutex;
     pthread_cond_t news;
     hd_received at[MOST][MOST][TICKETS]; /* to, from */
-    int32_t n, spoiled;                  /* spoiled: sends another byte to rank 0; -1: none does */
-    int32_t leaver;                      /* takes no message; -1: none */
+    int32_t n, spoiled; /* spoiled: sends another byte to rank 0; -1: none does */
+    int32_t leaver;     /* takes no message; -1: none */
     bool over;
 } world;
 
@@ -96,8 +96,7 @@ static void end(void *ctx, const char *why) {
 static void *run_member(void *arg) {
     member *r = arg;
     const hd_link link = {send, flush, wait_for, release, end, NULL, r};
-    r->done =
-        hd_preflight_run(&link, r->own, r->w->n, FIRST, SMALL, r->rates, &r->other);
+    r->done = hd_preflight_run(&link, r->own, r->w->n, FIRST, SMALL, r->rates, &r->other);
     pthread_mutex_lock(&r->w->mutex); /* who has found other bytes ends it for all */
     if (r->other >= 0) r->w->over = true;
     pthread_cond_broadcast(&r->w->news);
@@ -131,7 +130,7 @@ static member *run_world(int32_t n, int32_t spoiled, int32_t leaver) {
     return r;
 }
 
-static void all_rates_reach_rank_0(void **state) {
+static void rank_0_knows_all_rates(void **state) {
     (void)state;
     for (int32_t n = 2; n <= MOST; n++) {
         member *r = run_world(n, -1, -1);
@@ -164,7 +163,7 @@ static void a_rank_that_ends_ends_it(void **state) {
 int test_preflight(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_pair_meets_once),
-        cmocka_unit_test(all_rates_reach_rank_0),
+        cmocka_unit_test(rank_0_knows_all_rates),
         cmocka_unit_test(other_bytes_are_found),
         cmocka_unit_test(a_rank_that_ends_ends_it),
     };

@@ -246,7 +246,8 @@ static hd_status open_shard(rig *r, hd_err *err) {
         .spec = r->spec,
         .shard = hd_weights_shard(r->weights),
         .routing = (hd_routing)r->set.routing,
-        .rows = {r->report.rows / micro, (r->set.prompt ? r->report.rows : draft_rows(r)) / micro},
+        .rows = {r->report.rows / micro,
+                 (r->set.prompt ? r->report.rows : draft_rows(r)) / micro},
         .copies = r->set.exchange == 1,
         .exchange_us = (int32_t)r->set.exchange_us,
         .dispatch_ns = r->dispatch_ns,
@@ -688,8 +689,9 @@ int bench_rank(int argc, char **argv) {
                       "what stands for it: nothing, or copies of the same rows"),
         option_int("exchange-us", &set.exchange_us, 0, 100000,
                    "also run with exchanges that take so long each; 0: do not"),
-        option_text("row-ns", &set.row_ns, "N,N",
-                    "in that run a row also takes so many nanoseconds to its experts, and back"),
+        option_text(
+            "row-ns", &set.row_ns, "N,N",
+            "in that run a row also takes so many nanoseconds to its experts, and back"),
         option_int("overlap", &set.overlap, 1, HD_MAX_MICRO,
                    "also run steps in so many micro-batches, of which one computes while rows "
                    "of another travel"),

@@ -208,11 +208,12 @@ static void print_sums(const rank_report *r, screen *to) {
                      r->steps);
     }
     if (r->charged_step > 0) {
-        screen_print(to,
-                     "with %d exchanges of %d us each, and %d + %d ns of a row: %.3f ms a step, "
-                     "device %.3f ms, %.1f steps/s\n",
-                     r->exchanges, r->exchange_us, r->dispatch_ns, r->combine_ns,
-                     1e3 * r->charged_step, 1e3 * r->charged_device_step, 1 / r->charged_step);
+        screen_print(
+            to,
+            "with %d exchanges of %d us each, and %d + %d ns of a row: %.3f ms a step, "
+            "device %.3f ms, %.1f steps/s\n",
+            r->exchanges, r->exchange_us, r->dispatch_ns, r->combine_ns, 1e3 * r->charged_step,
+            1e3 * r->charged_device_step, 1 / r->charged_step);
     }
     if (r->overlap) {
         screen_print(to,
@@ -278,10 +279,10 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
     json_object_update(j, more);
     json_object_set_new(j, "exchanges", json_integer(r->exchanges));
     if (r->charged_step > 0) {
-        json_t *with = json_pack("{s:i, s:i, s:i, s:f, s:f}", "exchange_us", r->exchange_us,
-                                 "dispatch_ns", r->dispatch_ns, "combine_ns", r->combine_ns,
-                                 "charged_step_seconds", r->charged_step,
-                                 "charged_device_step_seconds", r->charged_device_step);
+        json_t *with =
+            json_pack("{s:i, s:i, s:i, s:f, s:f}", "exchange_us", r->exchange_us, "dispatch_ns",
+                      r->dispatch_ns, "combine_ns", r->combine_ns, "charged_step_seconds",
+                      r->charged_step, "charged_device_step_seconds", r->charged_device_step);
         json_object_update(j, with);
         json_decref(with);
     }
