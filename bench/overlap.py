@@ -18,8 +18,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HADAL = os.environ.get("HADAL", str(ROOT / "build-cuda" / "hadal"))
-V3 = "--dummy-weights tests/configs/v3.json --backend cuda --precision official --steps 12"
-DECODE = f"{V3} --emulate-rank ep=72 --layers 9 --context 2048"
+V3 = "--dummy-weights tests/configs/v3.json --backend cuda --precision official"
+DECODE = f"{V3} --emulate-rank ep=72 --layers 9 --context 2048 --steps 12"
 PREFILL = f"{V3} --emulate-rank ep=32 --layers 6 --context 0 --prompt 4096 --steps 3"
 DENSE, TO_EXPERTS, BACK, LATENCY_US = 3, 1230, 2335, 15
 SHARE = 0.35

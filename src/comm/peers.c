@@ -70,7 +70,7 @@ static hd_exchange_peers peers_of(comm_peer *r, hd_group group) {
 /* Threads that share a GPU share its driver's lock, which a thread holds while its stream's queue is full:
  * behind a kernel that waits for another rank it must not fill. */
 static void await_shared(const comm_peer *r, hd_stream *s) {
-    if (r->world && r->shares_gpu && !hd_stream_captures(s)) hd_stream_wait(s);
+    if (r->world && r->shares_gpu && !hd_stream_captures(r->stream)) hd_stream_wait(s);
 }
 
 /* ---- the calls ---- */

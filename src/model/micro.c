@@ -95,6 +95,7 @@ int32_t model_cut(hd_model *m, const model_step *whole, model_step steps[HD_MAX_
         steps[i] = *whole;
         steps[i].b = steps[i].whole = b;
         steps[i].t = &m->micro[i];
+        steps[i].cut = true;
         steps[i].lane_change = m->lane_change[i];
         steps[i].fork = m->fork[i];
         steps[i].join = m->join[i];

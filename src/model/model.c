@@ -319,7 +319,7 @@ void model_probe(const hd_model *m, const char *part, const char *stage) {
 /* ---- a step ---- */
 
 void model_enter_lane(model_step *s, hd_lane lane) {
-    hd_stream *to = s->m->lanes[lane];
+    hd_stream *to = s->m->lanes[s->cut ? lane : HD_LANE_COMPUTE];
     if (to != s->stream) {
         if (!s->left) hd_stream_record_event(s->stream, s->lane_change);
         hd_stream_wait_event(to, s->lane_change);

@@ -57,9 +57,9 @@ typedef struct hd_model_env {
     const hd_ops *ops;
     hd_device *device;
     hd_stream *stream; /* the compute lane; a step begins and ends on it */
-    /* The other lanes; NULL: the same stream. Streams of their own overlap with `stream`, are
-     * ordered by events where a micro-batch changes its lane, and fail through `stream`.
-     * Only `stream` gets scratch for operators from the model. */
+    /* The other lanes of steps in several micro-batches; NULL: the same stream. Streams of their own
+     * overlap with `stream`, are ordered by events where a micro-batch changes its lane, and fail
+     * through `stream`. Only `stream` gets scratch for operators from the model. */
     hd_stream *comm_stream, *copy_stream;
     /* For parts of a block that need not follow each other, in steps of few rows; NULL: none do.
      * The model gives it scratch. With a probe, only captured steps use it. */

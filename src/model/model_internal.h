@@ -73,8 +73,8 @@ typedef struct model_step {
     bool apart;        /* blocks run one by one: each adds its own result, by block_out */
     const model_replay *replay; /* NULL: routers select */
     hd_device_event *lane_change, *fork, *join;
-    bool
-        left; /* lane_change is recorded: the next lane waits for no stage of others after it */
+    bool cut;  /* a micro-batch of several: its lanes are streams of their own */
+    bool left; /* lane_change is recorded: the next lane waits for no later stage of others */
 } model_step;
 
 typedef struct model_stage {

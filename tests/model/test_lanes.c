@@ -87,6 +87,7 @@ static void stages_follow_each_other_over_lanes(void **state) {
             m.micro[i].micro = i;
             steps[i] = (model_step){.m = &m,
                                     .t = &m.micro[i],
+                                    .cut = true,
                                     .stream = m.lanes[HD_LANE_COMPUTE],
                                     .lane_change = m.lane_change[i]};
         }
