@@ -21,10 +21,12 @@ static bool has_whole_steps(const hd_model *m) {
 
 /* Draft blocks, and where the device alone knows the rows whole sequences, stay together. */
 void model_plan_micro(hd_model *m) {
-    const int32_t rows = m->limits.rows, together = HD_MAX_DRAFTS + 1;
+    const int32_t rows = m->limits.rows, from = m->limits.micro_from;
+    const int32_t together = HD_MAX_DRAFTS + 1;
+    m->n_micro = rows < from ? 1 : hd_max_i32(m->limits.n_micro, 1);
     const int32_t part = (int32_t)hd_ceil_div(rows, m->n_micro) + together;
     m->micro_rows = m->n_micro > 1 ? hd_min_i32(part, rows) : rows;
-    m->whole_rows = has_whole_steps(m) ? rows : m->micro_rows;
+    m->whole_rows = has_whole_steps(m) ? rows : hd_max_i32(m->micro_rows, from);
 }
 
 hd_status model_open_micro(hd_model *m, hd_err *err) {

@@ -191,7 +191,6 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a model");
     m->env = *env;
     m->limits = *limits;
-    m->n_micro = hd_max_i32(limits->n_micro, 1);
     m->shard = hd_weights_shard(env->weights);
     m->pages = hd_kv_shape_of(env->spec);
     m->dspark = env->spec->drafter == HD_DRAFTER_DSPARK && hd_weights_n_mtp(env->weights) > 0;

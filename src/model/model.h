@@ -29,8 +29,9 @@ typedef struct hd_model_limits {
      * more come in further rounds. 0: as hd_model_expert_rows_of() says */
     int32_t expert_rows;
     int32_t n_micro; /* micro-batches as which steps run, up to HD_MAX_MICRO; 0 or 1: one */
-    int32_t
-        micro_from; /* rows of an attention group from which a step is cut; 0: from n_micro on */
+    /* rows of an attention group from which a step is cut; 0: from n_micro on, and then no micro-batch has
+     * more than its part of `rows` */
+    int32_t micro_from;
 } hd_model_limits;
 
 /* Rows that may arrive at a rank's experts: if every row of all ranks chose these only; and what

@@ -111,7 +111,7 @@ bool model_has_tap(const hd_model_spec *spec, int32_t layer, hd_tap_side side);
 void model_tap(const model_step *s, int32_t layer);
 void model_open_confidence(hd_model *m);
 
-/* micro.c: memory for the micro-batches of steps; after limits, n_micro and in_rows are set. */
+/* micro.c: how many micro-batches there are, and their rows; memory for them. */
 void model_plan_micro(hd_model *m);
 hd_status model_open_micro(hd_model *m, hd_err *err);
 /* Cuts a step as its batch says. Returns how many micro-batches there are; steps of one are not set. */

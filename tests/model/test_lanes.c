@@ -147,6 +147,8 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     }
 }
 
+static int32_t micro_from; /* rows of a step that is cut */
+
 static void open_exchange(rank *r, const hd_parallel_config *parallel, hd_model_env *env,
                           hd_model_limits *limits) {
     static const hd_comm_table tensor = {.all_reduce = all_reduce, .all_gather = all_gather};
@@ -207,8 +209,11 @@ static void open_rank(rank *r, const hd_model_spec *spec, const hd_parallel_conf
                         .comm_stream = r->stream[use == OF_LANES ? 1 : 2],
                         .copy_stream = use == OF_LANES ? r->stream[2] : NULL,
                         .beside_stream = use == OF_LANES ? NULL : r->stream[1]};
-    hd_model_limits limits = {
-        .rows = ROWS, .logits = SEQS, .positions = POSITIONS, .n_micro = MICRO};
+    hd_model_limits limits = {.rows = ROWS,
+                              .logits = SEQS,
+                              .positions = POSITIONS,
+                              .n_micro = MICRO,
+                              .micro_from = micro_from};
     open_exchange(r, parallel, &env, &limits);
     assert_int_equal(hd_model_open(&r->model, &env, &limits, NULL), HD_OK);
     r->n_pages = (int32_t)hd_ceil_div(POSITIONS, hd_kv_shape_of(spec).page_tokens);
@@ -377,6 +382,36 @@ static void parts_beside_give_the_same_bits(void **state) {
     check_streams(OF_PARTS_BESIDE);
 }
 
+static hd_batch batch_of(int32_t rows) {
+    return (hd_batch){.n_rows = rows};
+}
+
+/* Nor are micro-batches smaller than they must be. */
+static void steps_of_few_rows_are_not_cut(void **state) {
+    (void)state;
+    static const int32_t groups[] = {1, ROWS - 4};
+    hd_model_spec *spec = config_open("tiny_v3");
+    const hd_parallel_config experts = hd_parallel_expert(2, 0);
+    size_t bytes[3];
+    for (int32_t i = 0; i < 3; i++) {
+        rank r;
+        micro_from = i == 0 ? 0 : i == 1 ? ROWS - 4 : ROWS + 1;
+        open_rank(&r, spec, &experts, ON_CPU, 1, OF_LANES);
+        const hd_batch few = batch_of(1), some = batch_of(ROWS - 5), many = batch_of(ROWS - 4);
+        hd_batch other = few; /* another attention group has many */
+        other.group_rows = groups;
+        assert_int_equal(hd_model_n_micro(r.model, &few), 1);
+        assert_int_equal(hd_model_n_micro(r.model, &some), i == 0 ? MICRO : 1);
+        assert_int_equal(hd_model_n_micro(r.model, &many), i == 2 ? 1 : MICRO);
+        assert_int_equal(hd_model_n_micro(r.model, &other), i == 2 ? 1 : MICRO);
+        bytes[i] = hd_model_bytes(r.model);
+        close_rank(&r);
+    }
+    micro_from = 0;
+    assert_true(bytes[0] < bytes[1] && bytes[0] < bytes[2]);
+    hd_model_spec_close(spec);
+}
+
 /* Lanes that are one stream record no event. */
 static void one_stream_has_no_events(void **state) {
     (void)state;
@@ -398,6 +433,7 @@ int test_lanes(void) {
         cmocka_unit_test(stages_follow_each_other_over_lanes),
         cmocka_unit_test(lanes_give_the_same_bits),
         cmocka_unit_test(parts_beside_give_the_same_bits),
+        cmocka_unit_test(steps_of_few_rows_are_not_cut),
         cmocka_unit_test(one_stream_has_no_events),
     };
     return cmocka_run_group_tests_name("lanes", tests, NULL, NULL);
