@@ -26,7 +26,8 @@ void model_plan_micro(hd_model *m) {
     m->n_micro = rows < from ? 1 : hd_max_i32(m->limits.n_micro, 1);
     const int32_t part = (int32_t)hd_ceil_div(rows, m->n_micro) + together;
     m->micro_rows = m->n_micro > 1 ? hd_min_i32(part, rows) : rows;
-    m->whole_rows = has_whole_steps(m) ? rows : hd_max_i32(m->micro_rows, from);
+    m->whole_rows =
+        has_whole_steps(m) ? rows : hd_max_i32(m->micro_rows, hd_min_i32(from, rows));
 }
 
 hd_status model_open_micro(hd_model *m, hd_err *err) {
