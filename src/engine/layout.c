@@ -281,21 +281,16 @@ static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err 
 
 /* ---- micro-batches ---- */
 
-/* Rows of an attention group from which steps in two micro-batches were measured to be faster, where
- * rows travel to experts; docs/perf. 0: never. Ranks that compute on the cores with which they exchange
- * rows hide nothing. */
-enum { OVERLAP_FROM_GPUS = 128, OVERLAP_FROM_CPU = 0 };
-
-static int32_t overlap_pays_from(const hd_engine *e, const hd_engine_options *o) {
-    if (e->parallel.ep == 1) return 0;
-    return o->backend && strcmp(o->backend, "cuda") == 0 ? OVERLAP_FROM_GPUS : OVERLAP_FROM_CPU;
-}
+/* Rows of an attention group from which steps in two micro-batches were measured to be faster; 0: never.
+ * Ranks that compute on the cores which also carry their rows hide nothing (docs/ranks.md). */
+enum { OVERLAP_PAYS_FROM = 0 };
 
 static hd_status choose_overlap(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *asked = o->overlap ? o->overlap : "auto";
     const bool any = strcmp(asked, "auto") == 0;
     const bool naive = o->mla && strcmp(o->mla, "naive") == 0;
     const bool exchanges = hd_parallel_exchanges(&e->parallel);
+    const bool on_gpus = o->backend && strcmp(o->backend, "cuda") == 0;
     e->n_micro = 1;
     e->micro_from = 0;
     if (strcmp(asked, "off") == 0) return HD_OK;
@@ -303,11 +298,13 @@ static hd_status choose_overlap(hd_engine *e, const hd_engine_options *o, hd_err
         return HD_FAIL(err, HD_EINVAL, "overlap '%s' is not auto, off, 2 or 3", asked);
     }
     if (any) {
-        const int32_t from = overlap_pays_from(e, o);
-        if (!exchanges || naive || from == 0) return HD_OK;
+        if (!exchanges || naive || on_gpus || OVERLAP_PAYS_FROM == 0) return HD_OK;
         e->n_micro = 2;
-        e->micro_from = from;
+        e->micro_from = OVERLAP_PAYS_FROM;
         return HD_OK;
+    }
+    if (on_gpus) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: overlap %s is not there yet", asked);
     }
     if (!exchanges) {
         return HD_FAIL(err, HD_EUNSUPPORTED,

@@ -84,6 +84,7 @@ def test_where_nothing_overlaps_it_is_refused():
     for more, why in {
         ("--overlap", 2): "overlap 2: there are no ranks that exchange rows in a step",
         ("--overlap", 3, "--dwdp", 2): "overlap 3: there are no ranks that exchange rows in a step",
+        ("--overlap", 2, "--tp", 2, "--backend", "cuda"): "ranks on GPUs: overlap 2 is not there yet",
         ("--overlap", 4, "--tp", 2): "overlap '4' is not auto, off, 2 or 3",
         ("--overlap", 2, "--tp", 2, "--mla", "naive"): "mla naive with overlap 2: it computes whole sequences",
     }.items():
