@@ -304,7 +304,8 @@ static hd_status choose_overlap(hd_engine *e, const hd_engine_options *o, hd_err
         return HD_OK;
     }
     if (on_gpus) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: overlap %s is not there yet", asked);
+        return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: overlap %s is not there yet",
+                       asked);
     }
     if (!exchanges) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
