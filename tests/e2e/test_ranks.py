@@ -80,7 +80,7 @@ def test_cpus_do_not_overlap_by_themselves(serve, how):
 
 
 def test_where_nothing_overlaps_it_is_refused():
-    flags = ("generate", ROOT / "models" / "tiny-v3", "-p", "the", "--backend", "cpu")
+    flags = ("generate", ROOT / "models" / "tiny-v3", "-p", "the")
     for more, why in {
         ("--overlap", 2): "overlap 2: there are no ranks that exchange rows in a step",
         ("--overlap", 3, "--dwdp", 2): "overlap 3: there are no ranks that exchange rows in a step",
