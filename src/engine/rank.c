@@ -52,7 +52,6 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
     HD_TRY(hd_stream_open(&rank->stream, rank->device, err));
     if (fetches) HD_TRY(hd_stream_open(&rank->copy_stream, rank->device, err));
     if (hd_device_is_host(rank->device)) return HD_OK;
-    if (e->n_micro > 1) HD_TRY(hd_stream_open(&rank->comm_stream, rank->device, err));
     return hd_stream_open(&rank->beside_stream, rank->device, err);
 }
 
@@ -142,7 +141,6 @@ static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
                               .ops = &rank->ops,
                               .device = rank->device,
                               .stream = rank->stream,
-                              .comm_stream = rank->comm_stream,
                               .beside_stream = rank->beside_stream,
                               .stage = rank->stage,
                               .comm = engine_fetches(e) ? NULL : rank->comm,
@@ -266,7 +264,6 @@ void engine_rank_close(engine_rank *rank) {
     hd_model_runner_close(rank->model_runner);
     hd_null_runner_close(rank->null);
     hd_stream_close(rank->beside_stream);
-    hd_stream_close(rank->comm_stream);
     hd_stream_close(rank->copy_stream);
     hd_stream_close(rank->stream);
     hd_device_close(rank->shard_device);

@@ -35,7 +35,6 @@ struct engine_rank {
     hd_ops ops;
     hd_device *device; /* NULL, like weights, stream and model_runner: the null runner */
     hd_stream *stream, *beside_stream; /* beside: NULL on a CPU */
-    hd_stream *comm_stream; /* of exchanges; NULL: they do not overlap, or on a CPU */
     /* The same GPU, if this is a rank of several processes: the memory of its shard goes back when that
      * closes. NULL: the shard is on the device. */
     hd_device *shard_device;
