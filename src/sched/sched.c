@@ -779,10 +779,10 @@ bool hd_sched_read(hd_sched *s, uint64_t id, uint64_t salt, const int32_t *token
     return hd_disk_tier_ask(s->o.disk, id, salt, tokens, n, patience_ns, now_ns);
 }
 
-void hd_sched_renew_cache(hd_sched *s) {
+void hd_sched_renew_cache(hd_sched *s, uint64_t weights) {
     if (s->o.disk) hd_disk_tier_stop(s->o.disk);
     hd_cache_renew(s->cache);
-    if (s->o.disk) hd_disk_tier_renew(s->o.disk);
+    if (s->o.disk) hd_disk_tier_renew(s->o.disk, weights);
     s->blocked = false;
 }
 

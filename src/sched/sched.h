@@ -173,6 +173,7 @@ bool hd_sched_read(hd_sched *s, uint64_t id, uint64_t salt, const int32_t *token
                    int64_t now_ns);
 /* Empties the prefix cache in memory; of the disk tier it waits for all transfers. */
 void hd_sched_flush_cache(hd_sched *s);
-void hd_sched_renew_cache(hd_sched *s); /* see hd_cache_renew() */
+/* See hd_cache_renew(). weights: a number for those of now, 0: as when it was opened. */
+void hd_sched_renew_cache(hd_sched *s, uint64_t weights);
 
 #endif

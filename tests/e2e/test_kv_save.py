@@ -44,7 +44,7 @@ def restore(server, name, **body):
     return server.post("/kv/restore", {"name": name, **body})
 
 
-@pytest.mark.parametrize("flags", [(), ("--cp", 2, "--hisparse", 512), ("--kv-disk",)], ids=["alone", "ranks", "disk"])
+@pytest.mark.parametrize("flags", [(), ("--cp", 2, "--hisparse", 512), ("--kv-disk",), ("--dp", 3)], ids=["alone", "ranks", "disk", "groups"])
 def test_saved_pages_are_a_hit_after_a_restart(flags, tmp_path):
     if flags == ("--kv-disk",):
         (tmp_path / "tier").mkdir()

@@ -238,7 +238,7 @@ static void a_disk_changes_no_text(void **state) {
             drop(tight);
         }
         drop(roomy);
-        assert_int_equal(hd_disk_files_delete(dir, &n, NULL), HD_OK);
+        assert_int_equal(hd_disk_files_delete(dir, 0, &n, NULL), HD_OK);
         assert_int_equal(rmdir(dir), 0);
     }
 }
