@@ -128,6 +128,9 @@ typedef struct hd_engine_options {
     const char *hisparse;
     /* prefill tokens of one request in one step (chunked prefill); default 256 */
     int32_t chunk_tokens;
+    /* While several requests run, prompts get so many tokens of a step that it is predicted to take so
+     * many milliseconds; 0: as many as fit. */
+    int32_t prompt_ms;
     int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
     int32_t queue_limit; /* choices that may wait; default 1024 */
     /* Most top_logprobs of a request, up to HD_MAX_ALTERNATIVES; default HD_DEFAULT_LOGPROBS. Memory and copies

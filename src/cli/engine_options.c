@@ -200,6 +200,10 @@ static const engine_option rows[] = {
      .offered = ENGINE_RANK},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
      HELP("prompt tokens of a request per step; 0: 256"), .offered = ENGINES},
+    {INT("prompt-ms", options.prompt_ms, 0, 3600000),
+     HELP("while several requests run, a step has so many prompt tokens that it takes so many "
+          "milliseconds; 0: as many as fit"),
+     .offered = ENGINES, .why = "it has no scheduler"},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
      HELP("tokens of a sequence per step; 0: 256 or less, by how many sequences there are"),
      .offered = ENGINE_LOGITS, .why = "--prompt says what one step reads"},

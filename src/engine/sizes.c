@@ -37,6 +37,7 @@ hd_engine_sizes hd_engine_sizes_of(const hd_model_spec *spec, bool drafts,
                                    const hd_engine_options *o) {
     hd_engine_sizes z = {.running = or_default(o->max_running, DEFAULT_RUNNING),
                          .chunk = or_default(o->chunk_tokens, DEFAULT_CHUNK),
+                         .prompt_ms = or_default(o->prompt_ms, 0),
                          .queue = or_default(o->queue_limit, DEFAULT_QUEUE),
                          .drafts = drafts ? HD_MAX_DRAFTS : 0,
                          .logprobs = or_default(o->max_logprobs, HD_DEFAULT_LOGPROBS),

@@ -9,7 +9,7 @@
 #include "weights/spec.h"
 
 typedef struct hd_engine_sizes {
-    int32_t running, context, chunk, step_rows, sample_rows, queue, drafts, logprobs;
+    int32_t running, context, chunk, prompt_ms, step_rows, sample_rows, queue, drafts, logprobs;
     hd_kv_shape shape;
     int32_t seq_pages, n_pages[HD_N_KV_GROUPS], n_host[HD_N_KV_GROUPS];
     int32_t resident; /* rows of each of HiSparse's buffers; 0: "off", or "auto" so far */

@@ -277,7 +277,6 @@ def test_options(toy, tmp_path):
         (("--kv-save", f"{tmp_path}:1"), "--kv-host"),
         (("--kv-save", str(tmp_path), "--kv-host", 1), "--kv-save is '"),
         (("--kv-save", "/nowhere:1", "--kv-host", 1), "/nowhere: No such file"),
-        (("--kv-save", f"{tmp_path}:1", "--kv-host", 1, "--dp", 2), "several attention groups"),
     ]:
         done = run_hadal("serve", TINY, "--port", 0, "--context", 512, *flags)
         assert done.returncode != 0 and said in done.stderr, done.stderr

@@ -260,9 +260,6 @@ static void a_disk_that_cannot_be_is_refused(void **state) {
     for (size_t i = 0; i < HD_LEN(wrong); i++) refuse(&o, wrong[i], "must be DIR:GB");
     refuse(&o, "/nowhere/at/all:1", "/nowhere/at/all: No such file or directory");
     refuse(&o, "/dev/null:1", "/dev/null: Not a directory");
-    o.dp = 2;
-    refuse(&o, "/tmp:1", "several attention groups");
-    o.dp = 1;
     o.kv_host_gb = 0;
     refuse(&o, "/tmp:1", "kv_disk without kv_host");
     o.kv_host_gb = 0.1;
