@@ -192,7 +192,7 @@ static const engine_option rows[] = {
      .offered = ENGINES, .why = "it keeps no prefix cache"},
     {TEXT("hisparse", options.hisparse, "auto|off|ROWS"),
      HELP("entries that attention selects lie in host memory, and so many of each layer on "
-          "the device; auto: on a GPU where the KV pools do not fit; default off"),
+          "the device; auto: on a GPU where the KV pools do not fit and it pays; default off"),
      .offered = ENGINES, .why = "its KV pools hold just the sequences that it computes"},
     {TEXT("hisparse", options.hisparse, "off|ROWS"),
      HELP("entries that attention selects lie in host memory, and so many of each layer on the "
