@@ -174,8 +174,8 @@ static hd_status find_hidden_rows(hd_capacity *c, const hd_capacity_args *a, hd_
 static double miss_seconds(const hd_capacity *c, const hd_capacity_args *a, int32_t users) {
     const double rows = (double)users * (1 + a->load.drafts);
     const int32_t n_layers = a->spec->n_layers + a->spec->n_mtp;
-    return hd_hisparse_miss_bytes(&c->sizes, a->spec, n_layers, hd_cuda_kv_type(a->precision),
-                                  rows) /
+    return hd_hisparse_miss_bytes(a->spec, n_layers, hd_cuda_kv_type(a->precision),
+                                  c->sizes.resident, c->sizes.context, rows) /
            (a->gpu->host_gb_s * 1e9);
 }
 

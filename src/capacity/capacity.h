@@ -8,7 +8,7 @@
 #include "capacity/gpu.h"
 #include "capacity/memory.h"
 #include "capacity/traced_rank.h"
-#include "engine/hisparse_choice.h"
+#include "kv/hisparse_choice.h"
 
 /* Requests that run all the time, over all attention groups: when one ends, the next begins. */
 typedef struct hd_load {

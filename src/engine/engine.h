@@ -86,8 +86,8 @@ hd_status hd_engine_check_pages(hd_engine *e, size_t page_bytes[HD_N_KV_GROUPS],
 typedef enum hd_page_work {
     HD_PAGES_LOOK,  /* finds what the cache lacks of a prompt */
     HD_PAGES_PLACE, /* puts a page into the cache */
-    HD_PAGES_FIND, /* finds the longest prefix of a prompt that the cache has */
-    HD_PAGES_COPY  /* copies a page out of the cache */
+    HD_PAGES_FIND,  /* finds the longest prefix of a prompt that the cache has */
+    HD_PAGES_COPY   /* copies a page out of the cache */
 } hd_page_work;
 
 /* What the step thread of an attention group does between two steps, in this process or another.

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "engine/hisparse_choice.h"
+#include "kv/hisparse_choice.h"
 #include "engine/notices.h"
 #include "kv/resident.h"
 
@@ -38,9 +38,9 @@ static double step_seconds(const hd_engine *e, const hd_engine_sizes *z, int32_t
                            hd_dtype type, double requests) {
     const double page =
         (double)hd_kv_page_bytes(e->spec, n_layers, HD_KV_FULL, type, z->drafts);
-    const double chosen = (double)hd_kv_selected_bytes(e->spec, n_layers, type);
-    const double keys = (page - chosen) * z->seq_pages;
-    const double entries = chosen * e->spec->index_topk / z->shape.page_tokens; /* or fewer */
+    const double selected = (double)hd_kv_selected_bytes(e->spec, n_layers, type);
+    const double keys = (page - selected) * z->seq_pages;
+    const double entries = selected * e->spec->index_topk / z->shape.page_tokens; /* or fewer */
     return ((double)hd_weights_bytes(e->ranks[0].weights) + requests * (keys + entries)) /
            DEVICE_BYTES_S;
 }
@@ -59,7 +59,8 @@ void engine_hisparse_choose(hd_engine *e, const hd_engine_options *o, hd_engine_
                             .requests = hd_engine_sizes_requests(&with),
                             .fitting = any ? hd_engine_sizes_requests(&without) : 0};
     const double missed =
-        hd_hisparse_miss_bytes(&with, e->spec, n_layers, type, c.requests) / LINK_BYTES_S;
+        hd_hisparse_miss_bytes(e->spec, n_layers, type, with.resident, z->context, c.requests) /
+        LINK_BYTES_S;
     hd_hisparse_decide(&c, step_seconds(e, z, n_layers, type, c.requests),
                        step_seconds(e, z, n_layers, type, c.fitting), missed);
     *z = c.on ? with : without;

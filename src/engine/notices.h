@@ -3,7 +3,7 @@
 #define HD_ENGINE_NOTICES_H
 
 #include "engine/engine_internal.h"
-#include "engine/hisparse_choice.h"
+#include "kv/hisparse_choice.h"
 
 /* weights: NULL without a model */
 void engine_note_oddities(hd_engine *e, const hd_weights *weights);

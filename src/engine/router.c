@@ -92,8 +92,8 @@ static void remember(engine_router *t, const engine_prefix *p, int32_t group) {
  * *left: tokens of the prompt that it has to compute. */
 static int32_t choose(hd_engine *e, const engine_prefix *prefix, int32_t n_prompt,
                       uint64_t turn, int64_t *left) {
-    int32_t pages[MAX_GROUPS] = {0}, chosen = 0;
-    int64_t best = INT64_MAX;
+    int32_t pages[MAX_GROUPS] = {0}, best = 0;
+    int64_t least = INT64_MAX;
     if (e->router) match(e->router, prefix, e->n_present, pages);
     *left = 0;
     for (int32_t k = 0; k < e->n_present; k++) {
@@ -101,14 +101,14 @@ static int32_t choose(hd_engine *e, const engine_prefix *prefix, int32_t n_promp
         const engine_group *group = &e->groups[g];
         const int64_t cached = e->router ? (int64_t)pages[g] * e->router->page_tokens : 0;
         const int64_t prompt = n_prompt - cached, tokens = group->load + prompt;
-        const bool same = tokens == best;
-        if (tokens > best || (same && group->n_living >= e->groups[chosen].n_living)) continue;
-        chosen = g;
-        best = tokens;
+        const bool same = tokens == least;
+        if (tokens > least || (same && group->n_living >= e->groups[best].n_living)) continue;
+        best = g;
+        least = tokens;
         *left = prompt;
     }
-    if (e->router) remember(e->router, prefix, chosen);
-    return chosen;
+    if (e->router) remember(e->router, prefix, best);
+    return best;
 }
 
 hd_status hd_engine_choose_group(hd_engine *e, int32_t *group, uint64_t salt,

@@ -5,7 +5,7 @@
  *
  * It is the mean of the last value and the one before, since rows far behind in a long prompt take
  * longer than its first. The whole step counts, also what it would take without prompts: so the rows
- * settle where the step takes the budget. No clock: the same times lead to the same rows. */
+ * come to where the step takes the budget. No clock: the same times lead to the same rows. */
 #ifndef HD_SCHED_PACE_H
 #define HD_SCHED_PACE_H
 

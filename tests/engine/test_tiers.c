@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 #include "fakes/engine_rig.h"
-#include "engine/hisparse_choice.h"
+#include "engine/sizes.h"
+#include "kv/hisparse_choice.h"
 #include "kv/disk_files.h"
 #include "kv/kv.h"
 
@@ -231,8 +232,7 @@ static void misses_are_those_of_real_choices(void **state) {
     assert_true(hd_hisparse_miss_share(16, 1e6, 256) <= 1);
     hd_model_spec *spec;
     assert_int_equal(hd_model_spec_open(&spec, TINY, NULL), HD_OK);
-    hd_engine_sizes z = {.context = 8000, .resident = 2560, .shape = hd_kv_shape_of(spec)};
-    const double one = hd_hisparse_miss_bytes(&z, spec, spec->n_layers, HD_BF16, 10);
+    const double one = hd_hisparse_miss_bytes(spec, spec->n_layers, HD_BF16, 2560, 8000, 10);
     const double want = hd_hisparse_miss_share(256, 2000, 256) * 10 * 256 * 2 * 1024;
     assert_true(fabs(one - want) < 1); /* two layers select entries of 1024 bytes */
     hd_model_spec_close(spec);

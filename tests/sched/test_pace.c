@@ -34,7 +34,7 @@ static void a_prompt_leaves_others_their_part(void **state) {
     }
 }
 
-static void rows_settle_where_a_step_takes_the_budget(void **state) {
+static void a_step_comes_to_take_the_budget(void **state) {
     (void)state;
     const double fixed = 3 * MS, row = 0.05 * MS;
     sched_pace p = {.budget_ns = 20 * MS};
@@ -170,7 +170,7 @@ static void one_request_alone_has_no_bound(void **state) {
 int test_pace(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_leaves_others_their_part),
-        cmocka_unit_test(rows_settle_where_a_step_takes_the_budget),
+        cmocka_unit_test(a_step_comes_to_take_the_budget),
         cmocka_unit_test(gaps_stay_within_the_budget),
         cmocka_unit_test(one_request_alone_has_no_bound),
     };

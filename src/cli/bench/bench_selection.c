@@ -67,41 +67,41 @@ static int32_t draw_entry(bench_selection *b, int32_t list) {
     return (int32_t)(place % (uint64_t)b->o.entries);
 }
 
-/* before: what the list had in the step before, or NULL. chosen: a flag for each entry, all zero. */
+/* before: what the list had in the step before, or NULL. taken: a flag for each entry, all zero. */
 static void write_list(bench_selection *b, int32_t list, const int32_t *before, int32_t *out,
-                       uint8_t *chosen) {
+                       uint8_t *taken) {
     int32_t n = 0;
     for (int32_t i = 0; before && b->rule == REPEAT && i < b->o.top_k; i++) {
         if (draw(b) < b->parameter) out[n++] = before[i];
     }
-    for (int32_t i = 0; i < n; i++) chosen[out[i]] = 1;
+    for (int32_t i = 0; i < n; i++) taken[out[i]] = 1;
     while (n < b->o.top_k) {
         const int32_t entry = draw_entry(b, list);
-        if (chosen[entry]) continue;
-        chosen[entry] = 1;
+        if (taken[entry]) continue;
+        taken[entry] = 1;
         out[n++] = entry;
     }
-    for (int32_t i = 0; i < n; i++) chosen[out[i]] = 0;
+    for (int32_t i = 0; i < n; i++) taken[out[i]] = 0;
 }
 
 static hd_status write_steps(bench_selection *b, hd_err *err) {
     const int32_t lists = b->o.layers * b->o.rows;
     const size_t each = (size_t)lists * (size_t)b->o.top_k;
     int32_t *all = malloc(2 * b->bytes), *before = NULL;
-    uint8_t *chosen = calloc((size_t)b->o.entries, 1);
-    hd_status st = all && chosen ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for selections");
+    uint8_t *taken = calloc((size_t)b->o.entries, 1);
+    hd_status st = all && taken ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for selections");
     for (int32_t i = 0; st == HD_OK && i < b->o.steps; i++) {
         int32_t *out = all + (size_t)(i % 2) * each;
         for (int32_t l = 0; l < lists; l++) {
             const size_t at = (size_t)l * (size_t)b->o.top_k;
-            write_list(b, l, before ? before + at : NULL, out + at, chosen);
+            write_list(b, l, before ? before + at : NULL, out + at, taken);
         }
         before = out;
         hd_stream_upload(b->o.stream, b->steps + (size_t)i * each, out, b->bytes);
         st = hd_stream_sync(b->o.stream, err);
     }
     free(all);
-    free(chosen);
+    free(taken);
     return st;
 }
 

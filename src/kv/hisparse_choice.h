@@ -1,10 +1,10 @@
 /* hisparse_choice.h - whether HiSparse pays, as far as it can be predicted: the entries that attention selects
  * leave the device, so that more requests run at a time, and each step fetches those that its buffers
  * lack. */
-#ifndef HD_ENGINE_HISPARSE_CHOICE_H
-#define HD_ENGINE_HISPARSE_CHOICE_H
+#ifndef HD_KV_HISPARSE_CHOICE_H
+#define HD_KV_HISPARSE_CHOICE_H
 
-#include "engine/sizes.h"
+#include "kv/kv.h"
 
 typedef struct hd_hisparse_choice {
     bool on;
@@ -20,10 +20,10 @@ typedef struct hd_hisparse_choice {
  * (docs/perf/log/2026-11-29-million.md): 0.6 (rows / top_k)^-0.8 (1 - rows / entries). */
 double hd_hisparse_miss_share(double rows, double entries, double top_k);
 
-/* Returns the bytes that a step of so many rows is predicted to fetch, with buffers of z->resident rows and
- * z->context tokens before each row. */
-double hd_hisparse_miss_bytes(const hd_engine_sizes *z, const hd_model_spec *spec,
-                              int32_t n_layers, hd_dtype type, double rows);
+/* Returns the bytes that a step of so many rows is predicted to fetch, with buffers of buffer_rows and so many
+ * tokens before each row. */
+double hd_hisparse_miss_bytes(const hd_model_spec *spec, int32_t n_layers, hd_dtype type,
+                              double buffer_rows, double tokens, double rows);
 
 /* Sets the seconds and `on`. step_s, fitting_step_s: of a step with c->requests, without what it fetches, and
  * with c->fitting. A c->fitting below 1 is on: nothing would run. */

@@ -1,5 +1,5 @@
 /* hisparse_choice.c - see hisparse_choice.h. */
-#include "engine/hisparse_choice.h"
+#include "kv/hisparse_choice.h"
 
 #include <math.h>
 
@@ -11,18 +11,19 @@ double hd_hisparse_miss_share(double rows, double entries, double top_k) {
     return fmin(0.6 * pow(rows / top_k, -0.8), 1) * (1 - rows / entries);
 }
 
-double hd_hisparse_miss_bytes(const hd_engine_sizes *z, const hd_model_spec *spec,
-                              int32_t n_layers, hd_dtype type, double rows) {
+double hd_hisparse_miss_bytes(const hd_model_spec *spec, int32_t n_layers, hd_dtype type,
+                              double buffer_rows, double tokens, double rows) {
+    const double page = hd_kv_shape_of(spec).page_tokens, top_k = spec->index_topk;
     double bytes = 0;
     for (int32_t l = 0; l < n_layers; l++) {
         if (hd_kv_selected_pool(spec, l) == HD_N_POOL_KINDS) continue;
-        const int32_t ratio = hd_max_i32(spec->layers[l].compress_ratio, 1);
-        const double entries = (double)z->context / ratio, top_k = spec->index_topk;
-        const double entry = (double)hd_kv_selected_bytes(spec, l + 1, type) -
-                             (double)hd_kv_selected_bytes(spec, l, type);
-        bytes += rows * fmin(top_k, entries) *
-                 hd_hisparse_miss_share(z->resident / rows, entries, top_k) * entry * ratio /
-                 z->shape.page_tokens;
+        const double ratio = hd_max_i32(spec->layers[l].compress_ratio, 1),
+                     entries = tokens / ratio;
+        const double entry = ratio / page *
+                             ((double)hd_kv_selected_bytes(spec, l + 1, type) -
+                              (double)hd_kv_selected_bytes(spec, l, type));
+        bytes += rows * fmin(top_k, entries) * entry *
+                 hd_hisparse_miss_share(buffer_rows / rows, entries, top_k);
     }
     return bytes;
 }
