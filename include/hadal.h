@@ -122,16 +122,19 @@ typedef struct hd_engine_options {
      * snapshot_tokens is 0, half of it is for WINDOW pages. Default: for WINDOW pages only. */
     double kv_host_gb;
     /* "DIR:GB": a folder, and how many 10^9 bytes its files may have, for KV pages that outlive the
-     * host memory of kv_host_gb, which must be given, and this process. For one attention group.
-     * NULL: none (docs/kv.md). */
+     * host memory of kv_host_gb, which must be given, and this process; of all attention groups
+     * together. NULL: none (docs/kv.md). */
     const char *kv_disk;
     /* HiSparse, of models whose attention chooses entries (V3.2, V4, V4.1): "off", the default; or a
      * number of rows: the entries that it chooses among lie in host memory, and of each layer so many
      * of them, those that were chosen lately, on the device. "auto" does so on a GPU if the KV pools
-     * do not fit. Texts do not change (docs/kv.md). */
+     * do not fit and it pays. Texts do not change (docs/kv.md). */
     const char *hisparse;
     /* prefill tokens of one request in one step (chunked prefill); default 256 */
     int32_t chunk_tokens;
+    /* While several requests run, prompts get so many tokens of a step that it is predicted to take so
+     * many milliseconds; 0: as many as fit. */
+    int32_t prompt_ms;
     int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
     int32_t queue_limit; /* choices that may wait; default 1024 */
     /* Most top_logprobs of a request, up to HD_MAX_ALTERNATIVES; default HD_DEFAULT_LOGPROBS. Memory and copies

@@ -79,6 +79,7 @@
     X(sched) \
     X(draft_depth) \
     X(load_costs) \
+    X(pace) \
     X(engine) \
     X(engine_ranks) \
     X(engine_layouts) \

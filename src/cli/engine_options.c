@@ -196,7 +196,7 @@ static const engine_option rows[] = {
      .offered = ENGINES, .why = "it keeps no prefix cache"},
     {TEXT("hisparse", options.hisparse, "auto|off|ROWS"),
      HELP("entries that attention selects lie in host memory, and so many of each layer on "
-          "the device; auto: on a GPU where the KV pools do not fit; default off"),
+          "the device; auto: on a GPU where the KV pools do not fit and it pays; default off"),
      .offered = ENGINES, .why = "its KV pools hold just the sequences that it computes"},
     {TEXT("hisparse", options.hisparse, "off|ROWS"),
      HELP("entries that attention selects lie in host memory, and so many of each layer on the "
@@ -204,6 +204,10 @@ static const engine_option rows[] = {
      .offered = ENGINE_RANK},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
      HELP("prompt tokens of a request per step; 0: 256"), .offered = ENGINES},
+    {INT("prompt-ms", options.prompt_ms, 0, 3600000),
+     HELP("while several requests run, a step has so many prompt tokens that it takes so many "
+          "milliseconds; 0: as many as fit"),
+     .offered = ENGINES, .why = "it has no scheduler"},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
      HELP("tokens of a sequence per step; 0: 256 or less, by how many sequences there are"),
      .offered = ENGINE_LOGITS, .why = "--prompt says what one step reads"},

@@ -197,7 +197,7 @@ struct hd_engine {
     engine_version *versions; /* all names so far */
     const char *version;      /* of the weights, as of the last step */
     pthread_cond_t updated;   /* signalled for hd_engine_update_weights() */
-    uint64_t weights_mark;    /* see hd_engine_pages.weights */
+    uint64_t weights_mark;    /* see hd_page_job.weights */
     hd_page_source source;    /* fetch NULL: none */
     int32_t n_fetching;       /* choices that wait for pages */
     bool paused, draining, woken, closing;

@@ -323,7 +323,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     HD_TRY(check_updatable(e, o, err));
     HD_TRY(check_replay(e, o, err));
     HD_TRY(engine_experts_check(e, o, err));
-    HD_TRY(engine_kv_disk_check(e, o, err));
+    HD_TRY(engine_kv_disk_check(o, err));
     HD_TRY(engine_hisparse_check(e, o, err));
     HD_TRY(open_model(e, o, precision, err));
     hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);

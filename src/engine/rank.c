@@ -202,6 +202,7 @@ static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err 
         .step_rows = z->step_rows,
         .chunk_rows = z->chunk,
         .sample_rows = z->sample_rows,
+        .prompt_ns = z->prompt_ms * INT64_C(1000000),
         .queue_limit = z->queue + z->running * rank->engine->parallel.dp,
         .ahead = rank->graphs ? 2 * HD_MAX_STEP_TOKENS : 0,
         .max_positions = z->context,

@@ -13,6 +13,7 @@
 #include "base/philox.h"
 #include "base/progress.h"
 #include "cli/bench/bench_rank_internal.h"
+#include "cli/bench/bench_selection.h"
 #include "cli/engine_options.h"
 #include "comm/emulated.h"
 #include "kv/resident.h"
@@ -25,9 +26,8 @@ enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_ST
 
 typedef struct settings {
     engine_settings engine;
-    const char *config, *parallel, *acceptance;
+    const char *config, *parallel, *acceptance, *selection, *row_ns;
     int64_t layers, batch, prompt, context, drafts, steps, exchange_us, overlap;
-    const char *row_ns;
     int routing, exchange;
     bool json;
 } settings;
@@ -52,7 +52,9 @@ typedef struct rig {
     hd_device *device;
     hd_stream *stream, *beside_stream, *comm_stream;
     hd_mla_form mla;
-    hd_ops inner, ops; /* ops: the model's table, profiled or not */
+    hd_ops backend, inner,
+        ops; /* inner: with the selection; ops: the model's table, profiled or not */
+    bench_selection *selection; /* NULL: the indexer's */
     hd_ops profiled;
     hd_weights *weights;
     hd_comm_emulated *emulated;
@@ -212,15 +214,48 @@ static void name_device(rig *r) {
              hd_stream_workers(r->stream));
 }
 
+/* In place of what the indexer selects. Rows of a step select in one pass. */
+static hd_status open_selection(rig *r, hd_err *err) {
+    const hd_model_spec *c = r->spec;
+    int32_t layers = 0, rows, ratio = 1;
+    if (!r->set.selection) return HD_OK;
+    HD_TRY(hd_kv_resident_rows(&rows, r->set.engine.options.hisparse, c, err));
+    if (rows / hd_max_i32(c->index_topk, 1) < r->report.rows) {
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "--selection needs --hisparse with at least %d rows, as many as a step selects",
+            r->report.rows * c->index_topk);
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        if (hd_kv_selected_pool(c, i) == HD_N_POOL_KINDS) continue;
+        layers++;
+        ratio = hd_max_i32(c->layers[i].compress_ratio, 1);
+    }
+    const bench_selection_options o = {.text = r->set.selection,
+                                       .device = r->device,
+                                       .stream = r->stream,
+                                       .ops = &r->backend,
+                                       .layers = layers,
+                                       .rows = r->report.rows,
+                                       .top_k = c->index_topk,
+                                       .entries = r->report.context / ratio,
+                                       .steps = 2 * ((int32_t)r->set.steps + WARM_UP)};
+    HD_TRY(bench_selection_open(&r->selection, &o, err));
+    bench_selection_install(r->selection, &r->inner);
+    return HD_OK;
+}
+
 static hd_status open_device(rig *r, hd_err *err) {
     hd_ops_options ops;
     HD_TRY(engine_settings_ops(&r->set.engine, &ops, &r->mla, err));
-    HD_TRY(hd_ops_open(&r->inner, &r->device, r->set.engine.options.backend, &ops, err));
+    HD_TRY(hd_ops_open(&r->backend, &r->device, r->set.engine.options.backend, &ops, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
+    r->inner = r->backend;
     if (!hd_device_is_host(r->device)) {
         HD_TRY(hd_stream_open(&r->beside_stream, r->device, err));
         if (r->set.overlap > 1) HD_TRY(hd_stream_open(&r->comm_stream, r->device, err));
     }
+    HD_TRY(open_selection(r, err));
     r->ops = r->inner;
     r->report.table = r->inner.name;
     name_device(r);
@@ -432,6 +467,7 @@ static void close_rig(rig *r) {
     hd_comm_emulated_close(r->emulated);
     hd_op_profiler_close(&r->report.profiler);
     hd_stream_close(r->comm_stream);
+    bench_selection_close(r->selection);
     hd_stream_close(r->beside_stream);
     hd_stream_close(r->stream);
     hd_device_close(r->device);
@@ -485,6 +521,7 @@ static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
     const hd_runner runner = hd_model_runner_interface(r->model_runner);
     const int32_t n = r->report.batch;
     for (int32_t i = 0; i < n; i++) write_inputs(r, i, which);
+    bench_selection_begin_step(r->selection);
     HD_TRY(runner.run(runner.ctx, NULL, 0, r->inputs, n, r->outputs, err));
     for (int32_t i = 0; i < n; i++) {
         if (r->outputs[i].status != HD_OK) {
@@ -685,6 +722,9 @@ int bench_rank(int argc, char **argv) {
                     "how probably each draft stands if those before it do; a first 0: as the "
                     "model says"),
         option_choice("router", &set.routing, routings, "who chooses experts"),
+        option_text("selection", &set.selection, "RULE",
+                    "with --hisparse: which entries rows select, uniform, zipf=S or repeat=P; "
+                    "without it, what the indexer says"),
         option_choice("communication", &set.exchange, exchanges,
                       "what stands for it: nothing, or copies of the same rows"),
         option_int("exchange-us", &set.exchange_us, 0, 100000,
