@@ -25,6 +25,14 @@ HD_ROUND_FN uint32_t hd_round_bits(float f) {
 #endif
 }
 
+HD_ROUND_FN float hd_round_number(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(bits);
+#else
+    return hd_f32_from_bits(bits);
+#endif
+}
+
 /* The exporters' bound: a block of zeros has a scale, too. */
 #define HD_ROUND_LEAST 1e-12f
 
@@ -48,6 +56,19 @@ HD_ROUND_FN uint32_t hd_round_e2m1(float f, bool negative) {
                                (uint32_t)(a > 5.0f);
     const uint32_t sign = hd_round_bits(f) >> 28 & 8u;
     return magnitude || negative ? sign | magnitude : 0;
+}
+
+/* The numbers of such codes. */
+HD_ROUND_FN float hd_rounded_e4m3(uint32_t code) {
+    const uint32_t m = code & 0x7fu, sign = (code & 0x80u) << 24;
+    const float least = (float)m * 0x1p-9f;
+    return hd_round_number(sign | (m < 8 ? hd_round_bits(least) : (m + (120u << 3)) << 20));
+}
+
+HD_ROUND_FN float hd_rounded_e2m1(uint32_t code) {
+    const uint32_t m = code & 7u, sign = (code & 8u) << 28;
+    const uint32_t high = ((m >> 1) + 126u) << 23 | (m & 1u) << 22;
+    return hd_round_number(sign | (m < 2 ? hd_round_bits((float)m * 0.5f) : high));
 }
 
 /* The power of two that is x or the next one above; x is normal. */

@@ -103,6 +103,7 @@ static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
         .n_pages = {group_size(r) * all,
                     shape.lookback ? group_size(r) * hd_min_i32(near, all) : 0},
         .entry_type = r->ops.kv_type,
+        .rounds = r->ops.precision == HD_OFFICIAL,
         .replay = {r->set.replay[0],                   r->set.replay[1]                              }
     };
     const hd_cache_options cache = {

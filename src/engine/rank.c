@@ -42,6 +42,7 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         .no_gpu = &e->no_gpu
     };
     HD_TRY(hd_kv_type_of(&ops.kv_type, o->kv_cache_dtype, err));
+    HD_TRY(hd_kv_check_type(e->spec, ops.kv_type, err));
     HD_TRY(hd_ops_open(&rank->ops, &rank->device, backend, &ops, err));
     if (o->device_memory_gb > 0) {
         HD_TRY(hd_device_limit(rank->device, (size_t)(o->device_memory_gb * 1e9), err));

@@ -92,7 +92,7 @@ static void find_tables(void) {
         features |= HD_CPU_FAST_BF16; /* some may not, to get its bits */
     hd_ops t;
     fix.n_tables = 0;
-    hd_ops_init_ref(&t);
+    hd_ops_init_ref(&t, HD_EXACT);
     add_table(fix.table, &fix.n_tables, &t);
     if (fix.brief) return;
     for (fast_form f = 0; f < FAST_FORMS; f++) {
