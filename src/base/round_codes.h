@@ -73,9 +73,7 @@ HD_ROUND_FN float hd_rounded_e2m1(uint32_t code) {
 
 /* The power of two that is x or the next one above; x is normal. */
 HD_ROUND_FN float hd_round_power_up(float x) {
-    int exponent;
-    const float mantissa = frexpf(x, &exponent);
-    return ldexpf(1.0f, exponent - (mantissa == 0.5f));
+    return hd_round_number((hd_round_bits(x) + 0x007fffffu) & 0x7f800000u);
 }
 
 /* The scale of a block before it is stored. largest: of the elements' type; global 0: the matrix has

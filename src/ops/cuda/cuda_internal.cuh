@@ -10,6 +10,7 @@
 #include <math_constants.h>
 
 #include "device/cuda.cuh"
+#include "ops/fused_internal.h"
 #include "ops/ops.h"
 
 /* One activation element. A narrower type changes this, wide() and narrow(). */
@@ -39,14 +40,6 @@ constexpr int EXACT = 3, FAST = 1;
     X(linear_set)           \
     X(linear_swiglu)
 
-/* What --precision official computes in its own way; the rest of FAST_OP_LIST is as there. */
-#define OFFICIAL_OP_LIST(X) \
-    X(linear)               \
-    X(linear_set)           \
-    X(linear_swiglu)        \
-    X(grouped_gemm)         \
-    X(grouped_swiglu)
-
 extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
 HD_COMMON_OP_LIST(X)
@@ -55,7 +48,7 @@ HD_COMMON_OP_LIST(X)
 FAST_OP_LIST(X)
 #undef X
 #define X(op) hd_##op##_fn hd_##op##_cuda_official;
-OFFICIAL_OP_LIST(X)
+OPS_OFFICIAL_LIST(X)
 #undef X
 #define X(op) hd_##op##_fn hd_##op##_cuda_cublaslt;
 CUBLASLT_OP_LIST(X)
@@ -142,6 +135,24 @@ static __device__ __forceinline__ int64_t paged_at(const hd_paged &p, int32_t se
                                                    int32_t entry) {
     const int64_t page = p.table[(int64_t)seq * p.table_stride + entry / p.page_entries];
     return (page * p.page_entries + entry % p.page_entries) * p.width;
+}
+
+/* The number of a format that is nearest to x, of a group that lies in neighboring lanes of a warp, all of
+ * which are here; without a format x. The bits of a NaN are above those of every number. */
+static __device__ __forceinline__ float in_group(const hd_group_format &f, float x) {
+    if (!f.code) return x;
+    uint32_t most = __float_as_uint(fabsf(x));
+    for (int other = f.group / 2; other > 0; other /= 2) {
+        most = max(most, __shfl_xor_sync(ALL_LANES, most, other));
+    }
+    return hd_group_number(f, x, hd_group_scale(f, __uint_as_float(most)));
+}
+
+/* Whether in_group() takes a format; if not, fails the stream. */
+static inline bool rounds_groups(hd_stream *s, const hd_group_format &f) {
+    if (!f.code || ((f.group == 16 || f.group == WARP) && f.plain == 0)) return true;
+    hd_stream_fail(s, HD_EUNSUPPORTED, "numbers are rounded in groups of 16 or 32");
+    return false;
 }
 
 /* Element `at` of a pool of float32 or bfloat16. */
