@@ -215,7 +215,8 @@ static const engine_option rows[] = {
     {WORD("drafter", options.drafter, drafters),
      HELP("auto: the model's own; mtp, dspark: refuse a model with another, but take that of its "
           "folder dspark; none: no drafts"),
-     .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
+     .offered = ENGINES | ENGINE_LOGITS,
+     .why = "it runs the drafter only where that is asked for"},
     {FLAG("no-drafts", options.no_drafts), HELP("the same as --drafter none"),
      .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
     {INT("draft-tokens", draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS),
