@@ -31,6 +31,7 @@ void naive_on_gpu(void **state); /* test_ops_attention.c */
 void many_rows_on_gpu(void **state);
 
 /* tests of test_ops_csa2.c */
+void groups_are_rounded(void **state);
 void pools_are_those_of_whole_numbers(void **state);
 void pool_breaks_ties_downwards(void **state);
 void gates_know_their_answers(void **state);
@@ -76,7 +77,7 @@ CHECK_TESTS_LIST(X)
 #define OFFICIAL_TESTS_LIST(X) \
     X(official_linear)         \
     X(official_grouped_gemm)   \
-    X(official_little_scratch)       \
+    X(official_little_scratch) \
     X(official_tiles)          \
     X(official_leaves_the_rest)
 #define X(test) void test(void **state);
