@@ -70,10 +70,12 @@ static hd_status check_drafter(const run *r, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "--drafter %s: nothing is drafted without --mtp", asked);
     }
     if (!any && strcmp(asked, own) != 0) {
-        return HD_FAIL(err, HD_EINVAL, "--drafter %s: that of %s is %s", asked, o->model_dir, own);
+        return HD_FAIL(err, HD_EINVAL, "--drafter %s: that of %s is %s", asked, o->model_dir,
+                       own);
     }
     if (r->set.mtp && !has) {
-        return HD_FAIL(err, HD_EINVAL, "%s: --mtp needs an MTP layer or DSpark stages; this "
+        return HD_FAIL(err, HD_EINVAL,
+                       "%s: --mtp needs an MTP layer or DSpark stages; this "
                        "checkpoint has neither",
                        o->model_dir);
     }
@@ -224,8 +226,7 @@ static hd_status open_output(run *r, hd_err *err) {
 
 static hd_status close_all(run *r, hd_err *err) {
     hd_npy *const files[] = {&r->main_out, &r->draft_out, &r->confidence_out,
-                             &r->replay_out[HD_REPLAY_EXPERTS],
-                             &r->replay_out[HD_REPLAY_KEYS]};
+                             &r->replay_out[HD_REPLAY_EXPERTS], &r->replay_out[HD_REPLAY_KEYS]};
     hd_status st = HD_OK;
     for (size_t i = 0; i < HD_LEN(files); i++) {
         const hd_status closed = hd_npy_close(files[i], err);
@@ -484,10 +485,11 @@ int cmd_logits(int argc, char **argv) {
     const command_line line = {
         .command = "logits",
         .summary = "Computes the logits after every token of the given sequences.",
-        .details = "With --mtp, row t holds the draft for token t + 2, given token t + 1; a\n"
-                   "sequence's last row takes the greedy choice of its main logits as t + 1.\n"
-                   "DSpark drafts a block, [tokens, block, vocab]: each draft follows the greedy\n"
-                   "choice of the one before. Log-odds that they are accepted: .confidence.npy.",
+        .details =
+            "With --mtp, row t holds the draft for token t + 2, given token t + 1; a\n"
+            "sequence's last row takes the greedy choice of its main logits as t + 1.\n"
+            "DSpark drafts a block, [tokens, block, vocab]: each draft follows the greedy\n"
+            "choice of the one before. Log-odds that they are accepted: .confidence.npy.",
         .positionals = &model,
         .n_positionals = 1,
         .options = options,

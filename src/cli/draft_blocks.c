@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-hd_status draft_blocks_open(draft_blocks *d, int32_t seqs, int32_t n_micro, int32_t table_stride,
-                            hd_err *err) {
+hd_status draft_blocks_open(draft_blocks *d, int32_t seqs, int32_t n_micro,
+                            int32_t table_stride, hd_err *err) {
     const hd_batch_limits limits = {seqs * d->spec->dspark.block, seqs, table_stride};
     void *before;
     for (int32_t i = 0; i < n_micro; i++) {
@@ -14,7 +14,8 @@ hd_status draft_blocks_open(draft_blocks *d, int32_t seqs, int32_t n_micro, int3
     d->token = calloc((size_t)seqs, sizeof *d->token);
     d->got = calloc((size_t)seqs, sizeof *d->got);
     d->certain = calloc((size_t)limits.rows, sizeof *d->certain);
-    if (!d->got || !d->token || !d->certain) return HD_FAIL(err, HD_ENOMEM, "no memory for drafts");
+    if (!d->got || !d->token || !d->certain)
+        return HD_FAIL(err, HD_ENOMEM, "no memory for drafts");
     HD_TRY(hd_device_alloc(d->device, &before, (size_t)seqs * sizeof *d->before,
                            "tokens before drafts", err));
     d->before = before;

@@ -11,18 +11,18 @@ typedef struct draft_blocks {
     hd_stream *stream;
     hd_model *model;
     hd_kv *kv;
-    float *rows;                   /* [seqs, vocab] host memory */
-    hd_npy *logits, *confidence;   /* [tokens, block, vocab], [tokens, block] */
-    hd_batch batch[HD_MAX_MICRO];  /* one block for each sequence of a micro-batch */
-    int32_t *before;               /* [seqs] device memory: the tokens before a draft */
-    int32_t *token;                /* [seqs] the same on the host */
-    float *got, *certain;          /* confidences: [seqs] of a place, [seqs, block] */
+    float *rows;                  /* [seqs, vocab] host memory */
+    hd_npy *logits, *confidence;  /* [tokens, block, vocab], [tokens, block] */
+    hd_batch batch[HD_MAX_MICRO]; /* one block for each sequence of a micro-batch */
+    int32_t *before;              /* [seqs] device memory: the tokens before a draft */
+    int32_t *token;               /* [seqs] the same on the host */
+    float *got, *certain;         /* confidences: [seqs] of a place, [seqs, block] */
 } draft_blocks;
 
 /* Opens what a step needs that has at most so many sequences, each with one row. The caller has set the
  * first fields, and closes it after a failure too. */
-hd_status draft_blocks_open(draft_blocks *d, int32_t seqs, int32_t n_micro, int32_t table_stride,
-                            hd_err *err);
+hd_status draft_blocks_open(draft_blocks *d, int32_t seqs, int32_t n_micro,
+                            int32_t table_stride, hd_err *err);
 void draft_blocks_close(draft_blocks *d); /* an all-zero one is fine */
 
 /* Drafts a block after the row of every sequence of a step, which hd_model_step() has just computed, and

@@ -23,20 +23,18 @@ static const struct {
     int32_t scaled;
     hd_group_format own;
 } contents[N_CONTENTS] = {
-    [HD_POOL_LATENT] = {.group = HD_KV_FULL, .scaled = 128},
+    [HD_POOL_LATENT] = {.group = HD_KV_FULL,              .scaled = 128        },
     [HD_POOL_INDEX] = {.group = HD_KV_FULL,
-                       .type = HD_F32,
-                       .scaled = 128,
-                       .own = {HD_E2M1, HD_E8M0, 32, 0}},
+                        .type = HD_F32,
+                        .scaled = 128,
+                        .own = {HD_E2M1, HD_E8M0, 32, 0}},
     [HD_POOL_COMPRESSED] = {.group = HD_KV_FULL,
-                            .scaled = 64,
-                            .own = {HD_E2M1, HD_E4M3, 16, 0}},
-    [HD_POOL_SLIDING] = {.group = HD_KV_WINDOW,
-                         .scaled = 64,
-                         .own = {HD_E4M3, HD_E8M0, 32, 0}},
-    [HD_POOL_TOKENS] = {.group = HD_KV_WINDOW, .type = HD_I32},
-    [STATE_MAIN] = {.group = HD_KV_WINDOW, .type = HD_F32},
-    [STATE_INDEX] = {.group = HD_KV_WINDOW, .type = HD_F32},
+                        .scaled = 64,
+                        .own = {HD_E2M1, HD_E4M3, 16, 0}},
+    [HD_POOL_SLIDING] = {.group = HD_KV_WINDOW,                     .scaled = 64,                        .own = {HD_E4M3, HD_E8M0, 32, 0}},
+    [HD_POOL_TOKENS] = {.group = HD_KV_WINDOW,            .type = HD_I32},
+    [STATE_MAIN] = {.group = HD_KV_WINDOW,                                .type = HD_F32                                },
+    [STATE_INDEX] = {.group = HD_KV_WINDOW,                                .type = HD_F32                                },
 };
 
 /* One kind of page content of one layer: entries of a pool, or rows of a compressor's ring. */
@@ -179,8 +177,8 @@ static void describe(layer_kv *l, int content, int32_t width, int32_t per_page) 
         p.format = contents[content].own;
         p.type = p.format.code;
     } else if (packed) {
-        p.format = (hd_group_format){HD_E4M3, HD_E8M0, contents[content].scaled,
-                                     key ? 0 : l->rotated};
+        p.format =
+            (hd_group_format){HD_E4M3, HD_E8M0, contents[content].scaled, key ? 0 : l->rotated};
     } else if (l->rounds) {
         p.format = contents[content].own;
     }

@@ -34,8 +34,8 @@ typedef struct hd_kv hd_kv;
 typedef struct hd_kv_options {
     int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_host[HD_N_KV_GROUPS]; /* pages that host memory can hold */
-    int32_t max_drafts;        /* draft rows of a sequence in one step that may be rejected */
-    hd_dtype entry_type;       /* of the entries that attention reads; HD_NONE: float32 */
+    int32_t max_drafts;  /* draft rows of a sequence in one step that may be rejected */
+    hd_dtype entry_type; /* of the entries that attention reads; HD_NONE: float32 */
     bool rounds; /* V4.1: what is written is rounded to the formats of its own program */
     bool replay[HD_N_REPLAYS]; /* choices of every position are kept beside its FULL page */
     /* HiSparse: entries that attention reads by choice lie in host memory, and of each pool of them

@@ -28,7 +28,8 @@ static inline hd_group_format hd_format_of_x(const hd_weight *w) {
     const int32_t group = w->x_group ? w->x_group : 128;
     const bool powers = w->power_scales || w->scale_type == HD_E8M0;
     const bool known = w->type == HD_E4M3 || (w->type == HD_E2M1 && w->scale_type == HD_E8M0);
-    if (!w->scale || !known || w->cols % group) return (hd_group_format){HD_NONE, HD_NONE, 0, 0};
+    if (!w->scale || !known || w->cols % group)
+        return (hd_group_format){HD_NONE, HD_NONE, 0, 0};
     return (hd_group_format){HD_E4M3, powers ? HD_E8M0 : HD_F32, group, 0};
 }
 

@@ -82,8 +82,7 @@ hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err) {
 
 static hd_status check_options(const char *backend, const hd_ops_options *o, hd_err *err) {
     if (o->precision == HD_FAST && strcmp(backend, "ref") == 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "precision fast is for cpu and cuda, not for ref");
+        return HD_FAIL(err, HD_EUNSUPPORTED, "precision fast is for cpu and cuda, not for ref");
     }
     if (o->precision == HD_OFFICIAL && strcmp(backend, "cuda") != 0 &&
         strcmp(backend, "ref") != 0) {

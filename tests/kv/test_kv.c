@@ -18,17 +18,17 @@ typedef struct sizes {
 static void positions_have_the_bytes_of_their_format(void **state) {
     (void)state;
     static const sizes all[] = {
-        {"v2_lite",  27, HD_BF16, 31104                                    },
-        {"v2_lite",  27, HD_E4M3, 27 * 644                                 },
-        {"v3",       61, HD_F32,  140544                                   },
-        {"v3",       61, HD_BF16, 70272                                    },
-        {"v3",       61, HD_E4M3, 61 * 644                                 },
-        {"v3_2_exp", 61, HD_BF16, 101504                                   },
-        {"v3_2_exp", 61, HD_E4M3, 61 * (644 + 132)                         },
-        {"v4_flash", 43, HD_BF16, 8224                                     },
-        {"v4_flash", 43, HD_E4M3, 21 * (584 + 132) / 4.0 + 20 * 584 / 128.0},
-        {"v4_pro",   61, HD_BF16, 11768                                    },
-        {"v4_pro",   61, HD_E4M3, 30 * (584 + 132) / 4.0 + 31 * 584 / 128.0},
+        {"v2_lite",    27, HD_BF16, 31104                                    },
+        {"v2_lite",    27, HD_E4M3, 27 * 644                                 },
+        {"v3",         61, HD_F32,  140544                                   },
+        {"v3",         61, HD_BF16, 70272                                    },
+        {"v3",         61, HD_E4M3, 61 * 644                                 },
+        {"v3_2_exp",   61, HD_BF16, 101504                                   },
+        {"v3_2_exp",   61, HD_E4M3, 61 * (644 + 132)                         },
+        {"v4_flash",   43, HD_BF16, 8224                                     },
+        {"v4_flash",   43, HD_E4M3, 21 * (584 + 132) / 4.0 + 20 * 584 / 128.0},
+        {"v4_pro",     61, HD_BF16, 11768                                    },
+        {"v4_pro",     61, HD_E4M3, 30 * (584 + 132) / 4.0 + 31 * 584 / 128.0},
         {"v4_1_flash", 40, HD_BF16, 2.5 * (1024 + 512)                       }, /* keys: float32 */
         {"v4_1_flash", 40, HD_E4M3, 2.5 * (584 + 132)                        },
         {"v4_1_flash", 40, HD_E2M1, 890                                      }, /* as published */

@@ -17,23 +17,25 @@ typedef struct entry_format {
     hd_group_format format;
 } entry_format;
 
-#define FP8(group, plain) {HD_E4M3, HD_E8M0, group, plain}
-#define FP4(scale, group) {HD_E2M1, scale, group, 0}
+#define FP8(group, plain) \
+    { HD_E4M3, HD_E8M0, group, plain }
+#define FP4(scale, group) \
+    { HD_E2M1, scale, group, 0 }
 
 static const entry_format formats[] = {
-    {HD_BF16, 24,  {HD_NONE, HD_NONE, 0, 0}},
-    {HD_BF16, 33,  {HD_NONE, HD_NONE, 0, 0}},
-    {HD_E4M3, 33,  FP8(16, 8)              }, /* groups of 16 and 9 */
-    {HD_E4M3, 40,  FP8(64, 16)             }, /* a group of 24 */
-    {HD_E4M3, 80,  FP8(64, 0)              },
-    {HD_E4M3, 128, FP8(128, 0)             }, /* keys of the indexer */
-    {HD_E4M3, 512, FP8(64, 64)             }, /* V4 */
-    {HD_E4M3, 576, FP8(128, 64)            }, /* MLA */
-    {HD_E4M3, 512, FP8(32, 0)              }, /* V4.1: window vectors, entries, keys */
-    {HD_E2M1, 512, FP4(HD_E4M3, 16)        },
-    {HD_E2M1, 128, FP4(HD_E8M0, 32)        },
-    {HD_E2M1, 42,  FP4(HD_E4M3, 16)        }, /* groups of 16, 16 and 10 */
-    {HD_E2M1, 70,  FP4(HD_E8M0, 32)        },
+    {HD_BF16,      24,                       {HD_NONE, HD_NONE, 0, 0}},
+    {       HD_BF16,          33, {HD_NONE, HD_NONE, 0, 0}                        },
+    { HD_E4M3,      33,                            FP8(16,                         8)}, /* groups of 16 and 9 */
+    { HD_E4M3,      40,                           FP8(64,                         16)}, /* a group of 24 */
+    { HD_E4M3,      80,                            FP8(64,                         0)},
+    { HD_E4M3,     128,                           FP8(128,                         0)}, /* keys of the indexer */
+    { HD_E4M3,      512,                           FP8(64,                         64)}, /* V4 */
+    { HD_E4M3,     576,                          FP8(128,                         64)}, /* MLA */
+    { HD_E4M3,      512,                            FP8(32,                         0)}, /* V4.1: window vectors, entries, keys */
+    { HD_E2M1, 512,                      FP4(HD_E4M3,                         16)},
+    { HD_E2M1, 128,                      FP4(HD_E8M0,                         32)},
+    { HD_E2M1, 42,                      FP4(HD_E4M3,                         16)}, /* groups of 16, 16 and 10 */
+    { HD_E2M1, 70,                      FP4(HD_E8M0,                         32)},
 };
 
 static bool is_cpu(const hd_ops *ops) {
@@ -215,7 +217,8 @@ void entries_are_the_nearest(void **state) {
 /* ---- numbers that are rounded, but not packed ---- */
 
 /* The format in a pool of another type, and rows of a pass, have the numbers of packed entries. */
-static void check_rounded(const hd_ops *ops, hd_stream *s, const entry_format *f, hd_dtype type) {
+static void check_rounded(const hd_ops *ops, hd_stream *s, const entry_format *f,
+                          hd_dtype type) {
     const pools p = take_pools(&fix.table[0], f);
     const int32_t n = seq_entries[0];
     int32_t *seq = take_ints(n), *pos = take_ints(n);
@@ -224,11 +227,12 @@ static void check_rounded(const hd_ops *ops, hd_stream *s, const entry_format *f
         const uint8_t *entry = bytes_of(&p.packed, 0, e);
         pos[e] = e;
         memcpy(x + e * f->width, page_entry(&p.wide, 0, e), (size_t)f->width * sizeof *x);
-        for (int32_t c = 0; c < f->width; c++) want[e * f->width + c] = column(&p.packed, entry, c);
+        for (int32_t c = 0; c < f->width; c++)
+            want[e * f->width + c] = column(&p.packed, entry, c);
     }
     const hd_paged to = empty_pool(&p.wide, &(entry_format){type, f->width, f->format});
-    ops->kv_store(s, &(hd_kv_store_args){
-                         .pool = to, .x = hd_f32(x), .seq = seq, .pos = pos, .rows = n});
+    ops->kv_store(
+        s, &(hd_kv_store_args){.pool = to, .x = hd_f32(x), .seq = seq, .pos = pos, .rows = n});
     finish("kv_store", s);
     for (int32_t e = 0; e < n; e++) {
         float got[HD_MAX_ENTRY_COLS];
@@ -270,14 +274,14 @@ void entry_sizes(void **state) {
         entry_format f;
         size_t bytes;
     } sizes[] = {
-        {{HD_E4M3, 512, FP8(64, 64)},       584 },
-        {{HD_E4M3, 576, FP8(128, 64)},      644 },
-        {{HD_E4M3, 128, FP8(128, 0)},       132 },
-        {{HD_E4M3, 512, FP8(32, 0)},        528 },
-        {{HD_E2M1, 512, FP4(HD_E4M3, 16)},  288 },
-        {{HD_E2M1, 128, FP4(HD_E8M0, 32)},  68  },
-        {{HD_BF16, 576, FP8(128, 64)},      1152}, /* what is rounded and not packed */
-        {{HD_F32, 576, FP4(HD_E4M3, 16)},   2304},
+        {{HD_E4M3, 512, FP8(64, 64)},      584 },
+        {{HD_E4M3, 576, FP8(128, 64)},     644 },
+        {{HD_E4M3, 128, FP8(128, 0)},      132 },
+        {{HD_E4M3, 512, FP8(32, 0)},       528 },
+        {{HD_E2M1, 512, FP4(HD_E4M3, 16)}, 288 },
+        {{HD_E2M1, 128, FP4(HD_E8M0, 32)}, 68  },
+        {{HD_BF16, 576, FP8(128, 64)},     1152}, /* what is rounded and not packed */
+        {{HD_F32, 576, FP4(HD_E4M3, 16)},  2304},
     };
     for (size_t i = 0; i < HD_LEN(sizes); i++) {
         const entry_format *f = &sizes[i].f;
@@ -290,7 +294,7 @@ void entries_keep_nan(void **state) {
     (void)state;
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     static const entry_format all[] = {
-        {HD_E4M3, 40, FP8(16, 8)      },
+        {HD_E4M3, 40, FP8(16,      8) },
         {HD_E2M1, 40, FP4(HD_E4M3, 16)},
         {HD_E2M1, 40, FP4(HD_E8M0, 16)}
     };

@@ -247,7 +247,8 @@ void official_grouped_gemm(void **state) {
         for (size_t i = 0; i < (fix.brief || !fix.gpu ? 1 : HD_LEN(counts)); i++) {
             for (spread how = EVEN; how < SPREADS; how++) {
                 const int32_t format = kinds[f].format, group = kinds[f].group;
-                grouped_shape(format, counts[i], 264, group == 32 ? 288 : 640, how, i % 2, group);
+                grouped_shape(format, counts[i], 264, group == 32 ? 288 : 640, how, i % 2,
+                              group);
                 if (fix.brief || !fix.gpu) continue;
                 grouped_shape(format, counts[i], 512, 1024, how, !(i % 2), group);
             }
@@ -265,7 +266,8 @@ void official_little_scratch(void **state) {
     assert_int_equal(hd_stream_open(&little, fix.gpu, NULL), HD_OK);
     assert_int_equal(hd_stream_reserve(little, 4096, NULL), HD_OK);
     const float *x = take_x((int64_t)ROWS * COLS, EVEN);
-    const hd_linear_args one = {.w = take_official(FP8_32, OUTS, COLS, true, 32), .x = hd_f32(x)};
+    const hd_linear_args one = {.w = take_official(FP8_32, OUTS, COLS, true, 32),
+                                .x = hd_f32(x)};
     int32_t *offset = take_ints(EXPERTS + 1), *assignment = take_ints(ROWS);
     hd_weight *w = take(EXPERTS * sizeof *w);
     for (int32_t e = 0; e < EXPERTS; e++) {
@@ -282,8 +284,12 @@ void official_little_scratch(void **state) {
                                        .top_k = 1,
                                        .n_places = ROWS};
     const op_case cases[] = {
-        {.name = "linear", .rows = ROWS, .width = {OUTS}, .args = &one, .run = run_linear},
-        {.name = "grouped_gemm", .rows = 1, .width = {ROWS * OUTS}, .args = &many, .run = run_grouped},
+        {.name = "linear",       .rows = ROWS, .width = {OUTS}, .args = &one, .run = run_linear},
+        {.name = "grouped_gemm",
+         .rows = 1,
+         .width = {ROWS * OUTS},
+         .args = &many,
+         .run = run_grouped                                                                    },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         op_case c = cases[i];

@@ -140,7 +140,10 @@ void op_round_rows(void **state) {
             const int64_t n = (int64_t)rows * cols[i];
             float *x = take_random(n, 1.0f);
             for (int64_t k = 0; k < n; k++) x[k] = ldexpf(x[k], (int)(k / 16 * 5 % 9) - 4);
-            round_case t = {.a = {.format = formats[f], .cols = cols[i]}, .x = x};
+            round_case t = {
+                .a = {.format = formats[f], .cols = cols[i]},
+                  .x = x
+            };
             check_op(&(op_case){.name = "round_rows",
                                 .rows = rows,
                                 .n_outs = 1,

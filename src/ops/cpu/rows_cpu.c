@@ -181,7 +181,8 @@ static void decode_groups(const ops_kernels *k, const hd_paged *p, const uint8_t
     const uint8_t *plain = from + hd_dtype_bytes(f.code, codes), *scale = plain + 2 * f.plain;
     float scales[MOST_GROUPS];
     for (int32_t i = 0; i * f.group < codes; i++) {
-        scales[i] = f.scale_type == HD_E8M0 ? hd_e8m0_to_f32(scale[i]) : hd_e4m3_to_f32(scale[i]);
+        scales[i] =
+            f.scale_type == HD_E8M0 ? hd_e8m0_to_f32(scale[i]) : hd_e4m3_to_f32(scale[i]);
     }
     ops_dequantizer(k, f.code)(out, from, codes, scales, f.group);
     ops_dequantizer(k, HD_BF16)(out + codes, plain, f.plain, one, HD_MAX_ENTRY_COLS);

@@ -3,7 +3,7 @@
  * a sequence; else kernels in order, whose blocks stride through the rows, because the host does
  * not know how many each sequence has. Args are the arguments of an operator with state, kv, gate
  * and seqs. */
-#include "ops/cuda/cuda_internal.cuh"
+#include "ops/cuda/official_internal.cuh"
 
 constexpr int ALL_BLOCKS = 512, SEQ_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
 constexpr int AT_ONCE = 8; /* slots of a channel on their way */
@@ -269,9 +269,9 @@ void hd_group_latents_cuda(hd_stream *s, const hd_group_latents_args *a) {
     hd_cuda_check(s, "group_latents");
 }
 
-/* Column c of a row, whose columns from `plain` on are turned. */
-static __device__ __forceinline__ float turned_at(const float *x, int32_t c, int32_t plain,
-                                                  const float *freq, int32_t pos) {
+/* Column c of a row, whose columns from `plain` on are rotated. */
+static __device__ __forceinline__ float rotated_at(const float *x, int32_t c, int32_t plain,
+                                                   const float *freq, int32_t pos) {
     if (c < plain) return x[c];
     const int32_t i = (c - plain) / 2, at = plain + 2 * i;
     const float angle = rope_angle(pos, freq[i]), cosine = cosf(angle), sine = sinf(angle);
@@ -287,9 +287,8 @@ static __global__ void __launch_bounds__(BLOCK) store_groups(hd_store_groups_arg
     const int64_t to = paged_at(a.entries, a.seq[r], pos / a.ratio);
     for (int32_t first = 0; first < width; first += BLOCK) {
         const int32_t c = first + (int32_t)threadIdx.x;
-        const float own = c < width ? turned_at(x, c, width - 2 * a.pairs, a.freq,
-                                                pos + 1 - a.ratio)
-                                    : 0.0f;
+        const float own =
+            c < width ? rotated_at(x, c, width - 2 * a.pairs, a.freq, pos + 1 - a.ratio) : 0.0f;
         const float value = in_group(a.entries.format, own);
         if (c < width) put_cached(a.entries.rows, to + c, value);
     }

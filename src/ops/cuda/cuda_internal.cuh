@@ -137,24 +137,6 @@ static __device__ __forceinline__ int64_t paged_at(const hd_paged &p, int32_t se
     return (page * p.page_entries + entry % p.page_entries) * p.width;
 }
 
-/* The number of a format that is nearest to x, of a group that lies in neighboring lanes of a warp, all of
- * which are here; without a format x. The bits of a NaN are above those of every number. */
-static __device__ __forceinline__ float in_group(const hd_group_format &f, float x) {
-    if (!f.code) return x;
-    uint32_t most = __float_as_uint(fabsf(x));
-    for (int other = f.group / 2; other > 0; other /= 2) {
-        most = max(most, __shfl_xor_sync(ALL_LANES, most, other));
-    }
-    return hd_group_number(f, x, hd_group_scale(f, __uint_as_float(most)));
-}
-
-/* Whether in_group() takes a format; if not, fails the stream. */
-static inline bool rounds_groups(hd_stream *s, const hd_group_format &f) {
-    if (!f.code || ((f.group == 16 || f.group == WARP) && f.plain == 0)) return true;
-    hd_stream_fail(s, HD_EUNSUPPORTED, "numbers are rounded in groups of 16 or 32");
-    return false;
-}
-
 /* Element `at` of a pool of float32 or bfloat16. */
 static __device__ __forceinline__ void put_cached(const hd_rows &x, int64_t at, float value) {
     if (x.type == HD_BF16) {

@@ -376,9 +376,9 @@ bool describe_all(fp4_maps *to, const job &j, const fp8_product &p) {
          {ROW_BYTES,        N,                SPANS     }
     };
     const box x_scale = {
-        2, {pitch,     spans * X},
-         {pitch * 4},
-         {N + 4,    SPANS * X     }
+        2, {pitch,      spans * X},
+         {pitch * 4 },
+         {N + 4, SPANS * X         }
     };
     return describe(&to->x, p.x.x, x) &&
            describe_flat(&to->x_scale, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.x.scale, x_scale) &&

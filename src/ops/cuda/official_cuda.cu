@@ -167,7 +167,8 @@ rows_job rows_of(const hd_rows &x, const hd_weight *w, int32_t rows) {
     return j;
 }
 
-rows_job places_of_x(const hd_rows &x, const hd_expert_table *w, const hd_grouped_gemm_args *a) {
+rows_job places_of_x(const hd_rows &x, const hd_expert_table *w,
+                     const hd_grouped_gemm_args *a) {
     rows_job j = rows_of(x, &w->shape, a->n_places);
     j.assignment = a->assignment;
     j.offset = a->offset;
@@ -254,11 +255,12 @@ void multiply_experts(hd_stream *s, const hd_grouped_gemm_args *a) {
         is_exact_in_bf16(w) ? hd_grouped_gemm_cuda_fast : hd_grouped_gemm_cuda;
     const int32_t tokens = a->assignment ? a->n_places / a->top_k : a->n_places;
     if (rows_that_fit(s, (size_t)w->cols * sizeof(float), tokens) == tokens) {
-        multiply_rounded(s, rows_of(a->x, w, tokens), 0, [&](const hd_rows &x, int32_t, int32_t) {
-            hd_grouped_gemm_args all = *a;
-            all.x = x;
-            grouped(s, &all);
-        });
+        multiply_rounded(s, rows_of(a->x, w, tokens), 0,
+                         [&](const hd_rows &x, int32_t, int32_t) {
+                             hd_grouped_gemm_args all = *a;
+                             all.x = x;
+                             grouped(s, &all);
+                         });
         return;
     }
     const rows_job j = places_of_x(a->x, a->w, a);
@@ -284,18 +286,19 @@ void multiply_experts(hd_stream *s, const hd_grouped_gemm_args *a) {
 void multiply_rounded_set(hd_stream *s, const hd_linear_set_args *a, uint32_t taken) {
     const hd_weight *w = nullptr;
     for (int32_t i = a->n; i-- > 0;) w = taken >> i & 1 ? a->w[i] : w;
-    multiply_rounded(s, rows_of(a->x, w, a->rows), 0, [&](const hd_rows &x, int32_t first, int32_t n) {
-        hd_linear_set_args set = {};
-        set.x = x;
-        set.rows = n;
-        for (int32_t i = 0; i < a->n; i++) {
-            if (!(taken >> i & 1)) continue;
-            const int64_t stride = stride_of(a->out[i], a->w[i]->rows);
-            set.out[set.n] = hd_rows_at(a->out[i], first * stride);
-            set.w[set.n++] = a->w[i];
-        }
-        (is_exact_in_bf16(w) ? hd_linear_set_cuda_fast : hd_linear_set_cuda)(s, &set);
-    });
+    multiply_rounded(
+        s, rows_of(a->x, w, a->rows), 0, [&](const hd_rows &x, int32_t first, int32_t n) {
+            hd_linear_set_args set = {};
+            set.x = x;
+            set.rows = n;
+            for (int32_t i = 0; i < a->n; i++) {
+                if (!(taken >> i & 1)) continue;
+                const int64_t stride = stride_of(a->out[i], a->w[i]->rows);
+                set.out[set.n] = hd_rows_at(a->out[i], first * stride);
+                set.w[set.n++] = a->w[i];
+            }
+            (is_exact_in_bf16(w) ? hd_linear_set_cuda_fast : hd_linear_set_cuda)(s, &set);
+        });
 }
 
 } // namespace
