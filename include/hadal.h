@@ -141,7 +141,8 @@ typedef struct hd_engine_options {
     bool no_drafts;   /* the same as drafter "none" */
     bool need_drafts; /* refuse a model that cannot draft */
     /* What the last layers of V4.1 compute of a prompt: "tail": what later positions read; "whole":
-     * every position, with the same result. Default: "tail", which every model accepts. */
+     * every position, with the same result; "replay": the last window alone, in windows that begin
+     * there, with another result (docs/kv.md). Default: "tail", which every model accepts. */
     const char *prompt_decoder;
     bool no_graphs; /* launch every operator by itself: no CUDA graphs */
     /* Encode earlier answers from their text alone. Default: reuse the tokens that the model

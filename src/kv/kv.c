@@ -119,6 +119,7 @@ int32_t hd_kv_rebuild_length(const hd_kv_shape *shape) {
 bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends, int32_t pos) {
     const int32_t length = hd_kv_tail_length(shape, i);
     if (shape->tail.rebuilds) return pos >= ends->rebuilt - length;
+    if (ends->windows_from > 0) return pos >= ends->windows_from;
     const int32_t border = ends->outputs - ends->outputs % shape->page_tokens;
     return pos >= border - length || (pos < ends->branch && pos >= ends->branch - length);
 }

@@ -73,6 +73,9 @@ typedef struct hd_kv_ends {
     /* V4: a page border. Of the positions before it windows are rebuilt, and no entry is written. 0:
      * every position writes entries */
     int32_t rebuilt;
+    /* V4.1, a bounded replay: layers with tails compute the positions from here on, and their windows
+     * and those of the layer before them begin here; 0: every window is whole */
+    int32_t windows_from;
 } hd_kv_ends;
 
 /* Returns how many positions before the page of the first output, before the branch or before the

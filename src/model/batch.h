@@ -25,7 +25,7 @@ typedef struct hd_batch_view {
     int32_t *tables[HD_N_KV_GROUPS]; /* [n_seqs, table_stride] block tables */
     int32_t *phase;   /* [rows] hd_row_phase, by which rows are counted as expert load */
     hd_kv_ends *ends; /* [n_seqs] read on the host; NULL: every layer computes every row */
-    int32_t *rebuilt; /* [n_seqs] of ends, read on the device */
+    int32_t *rebuilt, *windows_from; /* [n_seqs] of ends, read on the device */
 } hd_batch_view;
 
 typedef struct hd_batch_limits {
@@ -75,6 +75,9 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *seq);
 
 /* Returns whether rows of the batch rebuild windows (hd_kv_ends.rebuilt). */
 bool hd_batch_rebuilds(const hd_batch *b);
+
+/* Returns whether windows of its rows begin later than others do (hd_kv_ends.windows_from). */
+bool hd_batch_cuts_windows(const hd_batch *b, int32_t window);
 
 void hd_batch_upload(hd_batch *b, hd_stream *s);
 

@@ -153,6 +153,7 @@ class V41(dspark.DSpark):
         config["model_type"] = "deepseek_v4"  # the rotations of mtp.py
         super().__init__(config, tensors)
         self.classes = classes
+        self.windows_from = 0  # of the layers from the last source on, where the end of a prompt is replayed
 
     def collapse(self, p, streams):
         """The mixture that the block before predicted, and what this block predicts."""
@@ -240,6 +241,8 @@ class V41(dspark.DSpark):
         latent, q = self.query(p, h, t, kind)
         kv = self.window_key(p, h, t, kind)
         mask = np.tri(n, dtype=bool) & ~np.tri(n, k=-c["sliding_window"], dtype=bool)
+        if layer >= c["kv_source_layer_ids"][-1]:
+            mask &= np.arange(n) >= self.windows_from
         if layer in c["kv_source_layer_ids"]:
             self.write_shared(p, h, ratio)
         if layer in c["index_source_layer_ids"]:
