@@ -256,7 +256,8 @@ static hd_status check_prompt_decoder(hd_engine *e, const hd_engine_options *o, 
     e->whole_prompts = strcmp(asked, "whole") == 0;
     e->replays_prompts = strcmp(asked, "replay") == 0;
     if (!tail && !e->whole_prompts && !e->replays_prompts) {
-        return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s' is not tail, whole or replay", asked);
+        return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s' is not tail, whole or replay",
+                       asked);
     }
     if (!tail && hd_kv_longest_tail(&shape) == 0) {
         return HD_FAIL(err, HD_EINVAL,

@@ -52,9 +52,10 @@ typedef struct hd_cache_options {
     /* hd_kv_longest_tail(): sequences leave whole WINDOW pages only before their ends, and later
      * ones continue there, or where their own tails begin. 0: every page is whole. */
     int32_t tail;
-    int32_t replayed; /* tails are the last so many positions of a prompt (hd_kv_ends.windows_from),
+    int32_t
+        replayed; /* tails are the last so many positions of a prompt (hd_kv_ends.windows_from),
                        * and so many are always computed; 0: they are as long as windows read */
-    int32_t rebuild;  /* hd_kv_rebuild_length(); 0: windows are not rebuilt */
+    int32_t rebuild; /* hd_kv_rebuild_length(); 0: windows are not rebuilt */
     int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_host[HD_N_KV_GROUPS]; /* pages that host memory may hold */
     int32_t max_seqs;               /* running sequences at a time */

@@ -38,7 +38,8 @@ typedef struct hd_attention_args {
     const int32_t *selected; /* [rows, n_selected] entry numbers, -1 at the end; NULL: all */
     const float *sink;       /* [heads] or NULL */
     const int32_t *seq, *pos;
-    const int32_t *window_from; /* of every sequence a position, at most those of its rows; NULL: 0 */
+    const int32_t
+        *window_from; /* of every sequence a position, at most those of its rows; NULL: 0 */
     int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected;
     float scale;
 } hd_attention_args;
