@@ -389,7 +389,8 @@ bool describe_all(fp4_maps *to, const job &j, const fp8_product &p) {
 template <int GROUPS, int N, int BLOCKS, int X, matrices M>
 void launch_with(hd_stream *s, const fp8_product &p) {
     using room = memory<GROUPS, N, X, M>;
-    constexpr int SHARED_EACH = SHARED_OF_SM / BLOCKS - SHARED_OF_BLOCK;
+    constexpr int SHARED_EACH =
+        BLOCKS == 1 ? SHARED_BYTES : SHARED_OF_SM / BLOCKS - SHARED_OF_BLOCK;
     const hd_weight *w = p.w;
     job j = {};
     j.out = p.out;
