@@ -102,21 +102,32 @@ def relative(got, want):
     return np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)
 
 
-@pytest.mark.parametrize("backend", ["ref", pytest.param("cuda", marks=on_gpu)])
-def test_v41_rounds_as_its_own_program(tmp_path, backend):
+def test_v41_rounds_as_its_own_program(tmp_path):
     """x of FP8 and FP4 matrices, window vectors, entries, keys and queries of the indexer: logits of
-    tests/reference/official.py. A GPU computes attention in bfloat16, which moves some numbers over a border."""
+    tests/reference/official.py, in whatever way a sequence is cut."""
     case = GOLDEN / "v41_small"
     want, plain = np.load(case / "expect_official.npy"), np.load(case / "expect.npy")
     tokens = json.loads((case / "tokens.json").read_text())
-    on = ["--backend", backend, "--precision", "official"]
+    on = ["--backend", "ref", "--precision", "official"]
     whole = logits(tmp_path, case, tokens, *on)
-    error, unrounded = relative(whole, want), relative(plain, want)
-    if backend == "ref":
-        assert error.max() < 1e-5
-    assert np.median(error) < 0.3 * np.median(unrounded) and np.linalg.norm(whole - want) < 0.5 * np.linalg.norm(plain - want)
+    assert relative(whole, want).max() < 1e-5 and np.median(relative(plain, want)) > 0.1
     for flags in (["--chunk", "7"], ["--decode-from", "3"]):
         assert np.array_equal(whole, logits(tmp_path, case, tokens, *on, *flags)), flags
+
+
+@on_gpu
+def test_a_gpu_rounds_v41_as_the_reference(tmp_path):
+    """A trained model: random ones amplify what bfloat16 moves over a border as much as the roundings themselves."""
+    model = ROOT / "models" / "tiny-v41"
+    tokens = json.loads((model / "golden" / "cases.json").read_text())[1]["tokens"][:80]
+    on = ["--precision", "official"]
+    exact = logits(tmp_path, model, tokens, "--backend", "cpu")
+    want = logits(tmp_path, model, tokens, "--backend", "ref", *on)
+    got = logits(tmp_path, model, tokens, "--backend", "cuda", *on)
+    assert np.linalg.norm(got - want) < 0.6 * np.linalg.norm(exact - want)
+    assert np.array_equal(got.argmax(-1), want.argmax(-1))
+    for flags in (["--chunk", "7"], ["--decode-from", "3"]):
+        assert np.array_equal(got, logits(tmp_path, model, tokens, "--backend", "cuda", *on, *flags)), flags
 
 
 def test_v41_rounds_as_its_cache_stores(tmp_path):
@@ -128,16 +139,14 @@ def test_v41_rounds_as_its_cache_stores(tmp_path):
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=NO_SHARED)
-@pytest.mark.parametrize("backend", ["ref", pytest.param("cuda", marks=on_gpu)])
-def test_v41_rounds_as_the_shared_case(tmp_path, backend):
+def test_v41_rounds_as_the_shared_case(tmp_path):
     """Its last 64 rows. A number on the other side of a border moves all rows after it."""
     case = SHARED / "cases" / "deepseek_v41"
     want, plain = np.load(case / "expect_exact_rounding.npy"), np.load(case / "expect.npy")[136:]
     tokens = json.loads((case / "tokens.json").read_text())
-    got = logits(tmp_path, case, tokens, "--backend", backend, "--precision", "official")[136:]
+    got = logits(tmp_path, case, tokens, "--backend", "ref", "--precision", "official")[136:]
     assert np.linalg.norm(got - want) < 0.6 * np.linalg.norm(plain - want)
-    if backend == "ref":
-        assert (relative(got, want) < 1e-5).sum() > 16
+    assert (relative(got, want) < 1e-5).sum() > 16
 
 
 @pytest.mark.parametrize("backend", ["ref", "null"])
