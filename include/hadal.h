@@ -49,15 +49,16 @@ typedef struct hd_engine_options {
     int32_t gpu;
     /* Of the cpu and cuda backends: "exact", the default, or "fast", which rounds
      * activations before GEMMs (docs/numerics.md). A CPU that gains no speed by it
-     * computes exactly. Of the cuda backend also "official", which rounds activations to
-     * FP8 where the published inference programs do. */
+     * computes exactly. Of the cuda and ref backends also "official", which rounds activations
+     * to FP8, and V4.1's cached entries, where the published inference programs do. */
     const char *precision;
     /* Of the cuda backend with "fast": GEMMs of many rows use cuBLASLt, so the bits of a
      * result depend on the rest of the batch (docs/numerics.md). */
     bool no_batch_invariance;
     /* Of the cpu and ref backends: how the KV cache is stored. "auto", the default, is "float32";
-     * "bfloat16" takes half the memory, "fp8" a quarter (docs/numerics.md). A GPU has "auto", which is
-     * float32 with "exact" and bfloat16 with the other precisions. */
+     * "bfloat16" takes half the memory, "fp8" a quarter; "fp4", of V4.1 alone, a seventh
+     * (docs/numerics.md). A GPU has "auto", which is float32 with "exact" and bfloat16 with the other
+     * precisions. */
     const char *kv_cache_dtype;
     /* Ranks: threads of this process that share one model, on the cpu and ref backends
      * (docs/ranks.md). tp: each has a part of every matrix. ep: each has a part of the routed
@@ -147,7 +148,8 @@ typedef struct hd_engine_options {
     bool no_drafts;   /* the same as drafter "none" */
     bool need_drafts; /* refuse a model that cannot draft */
     /* What the last layers of V4.1 compute of a prompt: "tail": what later positions read; "whole":
-     * every position, with the same result. Default: "tail", which every model accepts. */
+     * every position, with the same result; "replay": the last window alone, in windows that begin
+     * there, with another result (docs/kv.md). Default: "tail", which every model accepts. */
     const char *prompt_decoder;
     bool no_graphs; /* launch every operator by itself: no CUDA graphs */
     /* Encode earlier answers from their text alone. Default: reuse the tokens that the model

@@ -22,7 +22,7 @@ static const char *const step_backends[] = {"auto", "cpu", "cuda", "ref", NULL};
 static const char *const precisions[] = {"exact", "fast", "official", NULL};
 static const char *const mla_forms[] = {"absorbed", "naive", NULL};
 static const char *const drafters[] = {"auto", "mtp", "dspark", "none", NULL};
-static const char *const prompt_decoders[] = {"tail", "whole", NULL};
+static const char *const prompt_decoders[] = {"tail", "whole", "replay", NULL};
 static const char *const layouts[] = {"auto", NULL};
 static const char *const on_off[] = {"on", "off", NULL};
 
@@ -223,7 +223,8 @@ static const engine_option rows[] = {
     {WORD("drafter", options.drafter, drafters),
      HELP("auto: the model's own; mtp, dspark: refuse a model with another, but take that of its "
           "folder dspark; none: no drafts"),
-     .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
+     .offered = ENGINES | ENGINE_LOGITS,
+     .why = "it runs the drafter only where that is asked for"},
     {FLAG("no-drafts", options.no_drafts), HELP("the same as --drafter none"),
      .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
     {INT("draft-tokens", draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS),
@@ -233,7 +234,8 @@ static const engine_option rows[] = {
      .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
     {WORD("prompt-decoder", options.prompt_decoder, prompt_decoders),
      HELP("V4.1's last layers compute of a prompt: tail: what later positions read, the default; "
-          "whole: every position, with the same result"),
+          "whole: every position, with the same result; replay: the last window alone, with "
+          "another result"),
      .offered = ENGINES, .why = "its steps compute every position"},
     {FLAG("no-graphs", options.no_graphs),
      HELP("on a GPU: launch every operator by itself, without CUDA graphs"),

@@ -158,8 +158,8 @@ struct hd_engine {
     hd_weights_changes *changes;       /* of rank 0 of several processes; else NULL */
     bool replay[HD_N_REPLAYS];         /* choices of every position are kept */
     size_t page_bytes[HD_N_KV_GROUPS]; /* of a page that leaves or arrives */
-    bool whole_prompts;                /* the last layers compute every position of a prompt */
-    engine_rank *ranks;                /* [n_ranks] those of this process */
+    bool whole_prompts, replays_prompts; /* of every position in the last layers; of a window */
+    engine_rank *ranks;                  /* [n_ranks] those of this process */
     int32_t n_ranks;
     bool independent;      /* groups are threads without exchanges: rounds of their own */
     engine_router *router; /* NULL: one attention group */

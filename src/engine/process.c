@@ -44,6 +44,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                o->no_drafts,
                                (int64_t)e->spec->drafter,
                                is_text(o->prompt_decoder, "tail"),
+                               is_text(o->prompt_decoder, "replay"),
                                o->dummy_weights,
                                o->snapshot_tokens,
                                (int64_t)e->mla,

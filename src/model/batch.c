@@ -23,6 +23,7 @@ static void place(hd_batch_view *v, hd_arena *a, const hd_batch_limits *limits) 
     v->micro_first_row = take(a, HD_MAX_MICRO * ((int64_t)limits->seqs + 1));
     v->ends = hd_arena_take(a, (size_t)limits->seqs * sizeof *v->ends, 64);
     v->rebuilt = take(a, limits->seqs);
+    v->windows_from = take(a, limits->seqs);
     for (int i = 0; i < HD_N_KV_GROUPS; i++) {
         v->tables[i] = take(a, (int64_t)limits->seqs * limits->table_stride);
     }
@@ -74,6 +75,7 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
     }
     v->ends[seq] = q->ends;
     v->rebuilt[seq] = q->ends.rebuilt;
+    v->windows_from[seq] = q->ends.windows_from;
     b->n_rows += q->n;
     if (q->n > b->most_rows) b->most_rows = q->n;
     v->first_row[seq + 1] = b->n_rows;
@@ -92,6 +94,15 @@ void hd_batch_make_block(hd_batch *b, int32_t block) {
         b->host.last[r] = b->host.pos[r] + block - 1 - place;
         b->host.logit_rows[place * b->n_seqs + r / block] = r;
     }
+}
+
+bool hd_batch_cuts_windows(const hd_batch *b, int32_t window) {
+    const hd_batch_view *v = &b->host;
+    for (int32_t i = 0; v->ends && i < b->n_seqs; i++) {
+        const int32_t from = v->ends[i].windows_from;
+        if (from > 0 && v->pos[v->first_row[i]] - window + 1 < from) return true;
+    }
+    return false;
 }
 
 bool hd_batch_rebuilds(const hd_batch *b) {

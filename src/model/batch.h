@@ -27,7 +27,7 @@ typedef struct hd_batch_view {
     /* [HD_MAX_MICRO, limits.seqs + 1] first_row of each micro-batch */
     int32_t *micro_first_row;
     hd_kv_ends *ends; /* [n_seqs] read on the host; NULL: every layer computes every row */
-    int32_t *rebuilt; /* [n_seqs] of ends, read on the device */
+    int32_t *rebuilt, *windows_from; /* [n_seqs] of ends, read on the device */
 } hd_batch_view;
 
 typedef struct hd_batch_limits {
@@ -91,6 +91,8 @@ int32_t hd_batch_micro_row(const hd_batch *b, int32_t rows, int32_t i);
 /* Returns micro-batch i of an uploaded batch, which needs no logits. It may have no rows, and
  * sequences without rows. */
 hd_batch hd_batch_micro(const hd_batch *b, int32_t i);
+/* Returns whether windows of its rows begin later than others do (hd_kv_ends.windows_from). */
+bool hd_batch_cuts_windows(const hd_batch *b, int32_t window);
 
 void hd_batch_upload(hd_batch *b, hd_stream *s);
 

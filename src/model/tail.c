@@ -107,6 +107,7 @@ static void copy_batch(const model_step *s, const hd_batch *whole) {
     left.host = (hd_batch_view){0};
     left.device = *to;
     left.device.rebuilt = from->rebuilt;
+    left.device.windows_from = from->windows_from;
     left.device.tables[HD_KV_FULL] = from->tables[HD_KV_FULL];
     left.device.tables[HD_KV_WINDOW] = from->tables[HD_KV_WINDOW];
     s->rest->batch = left;

@@ -130,6 +130,7 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
         .n_host = {o->n_host[0],            o->n_host[1]           },
         .max_drafts = x->n_drafts,
         .entry_type = x->env.ops->kv_type,
+        .rounds = x->env.ops->precision == HD_OFFICIAL,
         .replay = {o->replay[0],            o->replay[1]           },
         .resident = o->resident
     };

@@ -359,7 +359,8 @@ static void admit_one(hd_sched *s, sched_seq *q) {
     const int32_t usable = usable_tokens(q);
     const int64_t declined = hd_cache_read_stats(s->cache).declined;
     int32_t hit, missing[HD_N_KV_GROUPS] = {0};
-    if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, usable, &hit) != HD_OK) {
+    if (hd_cache_resume(s->cache, slot, q->r.salt, q->tokens, usable, q->r.n_prompt, &hit) !=
+        HD_OK) {
         missing[hd_cache_lacking(s->cache)] = 1;
         block(s, missing);
         return;

@@ -419,7 +419,7 @@ static void work_anew(anew *a, int32_t number) {
         .layout_of = one_or_at_least_three,
         .ctx = a
     };
-    hd_ops_init_ref(&ops);
+    hd_ops_init_ref(&ops, HD_EXACT);
     hd_status st = hd_device_open_cpu(&d, &one, &err);
     if (st == HD_OK) st = hd_stream_open(&s, d, &err);
     if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, s, &ops, &err);

@@ -70,7 +70,7 @@ static void stages_follow_each_other_over_lanes(void **state) {
     };
     static hd_model m;
     hd_ops ops;
-    hd_ops_init_ref(&ops);
+    hd_ops_init_ref(&ops, HD_EXACT);
     hd_device *d = queue_device_open(&ops);
     for (int32_t i = 0; i < HD_N_LANES; i++) {
         assert_int_equal(hd_stream_open(&m.lanes[i], d, NULL), HD_OK);

@@ -599,7 +599,7 @@ static void a_shard_alone_is_refused(void **state) {
     hd_model *m;
     hd_ops ops;
     hd_err err = {0};
-    hd_ops_init_ref(&ops);
+    hd_ops_init_ref(&ops, HD_EXACT);
     assert_int_equal(hd_weights_open_shards(&w, whole, &two, 0, &err), HD_OK);
     const hd_model_env env = {.spec = spec, .weights = w, .ops = &ops};
     const hd_model_limits limits = {.rows = 1, .logits = 1, .positions = 1};

@@ -115,7 +115,8 @@ static hd_status open_pages(rig *r, hd_err *err) {
     }
     const hd_kv_options kv = {
         .n_pages = {(int32_t)n, shape.lookback ? (int32_t)n : 0},
-          .entry_type = r->ops.kv_type
+        .entry_type = r->ops.kv_type,
+        .rounds = r->ops.precision == HD_OFFICIAL
     };
     HD_TRY(hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err));
     hd_kv_random_fill(
