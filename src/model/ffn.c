@@ -523,18 +523,28 @@ static void experts_staged(const model_step *s, int32_t layer) {
     if (err.status != HD_OK) hd_stream_fail(s->stream, err.status, err.msg);
 }
 
-/* The rows that had no room in the first round; no other micro-batch's rows travel meanwhile. */
+/* The rows that had no room in the first round; no other micro-batch's rows travel meanwhile. Products
+ * are in the compute lane, as others use their scratch. */
 static void more_rounds(const model_step *s, int32_t layer) {
     const int32_t n = model_n_rounds(s);
+    model_step by_turns = *s, *k = &by_turns;
     for (int32_t round = 1; round < n; round++) {
-        send_round(s, layer, round);
-        take_round(s, layer, round);
-        experts_up(s, layer);
-        if (model_gathers_columns(s->m, HD_GROUP_ETP)) experts_gather(s, layer);
-        experts_down(s, layer);
-        combine_send(s, layer);
-        combine_arrive(s, layer);
+        model_enter_lane(k, HD_LANE_COMM);
+        send_round(k, layer, round);
+        take_round(k, layer, round);
+        model_enter_lane(k, HD_LANE_COMPUTE);
+        experts_up(k, layer);
+        if (model_gathers_columns(s->m, HD_GROUP_ETP)) {
+            model_enter_lane(k, HD_LANE_COMM);
+            experts_gather(k, layer);
+            model_enter_lane(k, HD_LANE_COMPUTE);
+        }
+        experts_down(k, layer);
+        model_enter_lane(k, HD_LANE_COMM);
+        combine_send(k, layer);
+        combine_arrive(k, layer);
     }
+    model_enter_lane(k, HD_LANE_COMPUTE);
 }
 
 static void combine_experts(const model_step *s, int32_t layer) {
@@ -560,6 +570,12 @@ static void combine_experts(const model_step *s, int32_t layer) {
 
 static bool has_shared(const hd_model *m) {
     return m->env.spec->n_shared > 0;
+}
+
+/* Whether an exchange of rows takes both of its stages: a stage that does nothing would still wait for
+ * its lane. */
+static bool has_two_sides(const hd_model *m) {
+    return dispatches(m) && !m->env.comm->one_sided;
 }
 
 static bool are_resident(const hd_model *m) {
@@ -649,12 +665,12 @@ static const model_stage moe_stages[] = {
     {"gather counts",   model_gather_counts, HD_LANE_COMM,    model_splits_together, true },
     {"permute",         permute,             HD_LANE_COMPUTE, NULL,                  false},
     {"dispatch send",   dispatch_send,       HD_LANE_COMM,    dispatches,            true },
-    {"dispatch arrive", dispatch_arrive,     HD_LANE_COMM,    dispatches,            false},
+    {"dispatch arrive", dispatch_arrive,     HD_LANE_COMM,    has_two_sides,         false},
     {"staged experts",  experts_staged,      HD_LANE_COMPUTE, are_staged,            false},
     {"experts",         experts_up,          HD_LANE_COMPUTE, are_resident,          false},
     {"gather experts",  experts_gather,      HD_LANE_COMM,    gathers_experts,       true },
     {"down",            experts_down,        HD_LANE_COMPUTE, are_resident,          false},
-    {"combine send",    combine_send,        HD_LANE_COMM,    dispatches,            false},
+    {"combine send",    combine_send,        HD_LANE_COMM,    has_two_sides,         false},
     {"fetch dense",     fetch_dense,         HD_LANE_COMM,    fetches_for_shared,    true },
     {"shared",          shared_up,           HD_LANE_COMPUTE, has_shared,            false},
     {"gather shared",   shared_gather,       HD_LANE_COMM,    gathers_shared,        true },

@@ -2,11 +2,20 @@
 #ifndef HD_OPS_REF_REF_INTERNAL_H
 #define HD_OPS_REF_REF_INTERNAL_H
 
+#include "ops/fused_internal.h"
 #include "ops/ops.h"
 
 #define X(op) hd_##op##_fn hd_##op##_ref;
 HD_OP_LIST(X)
 #undef X
+
+/* The same products with rows of x rounded as the model's own program rounds them. */
+#define X(op) hd_##op##_fn hd_##op##_ref_official;
+OPS_OFFICIAL_LIST(X)
+#undef X
+
+/* out = the numbers of a format that are nearest to x, which may be out. */
+void ops_round_columns(hd_group_format f, float *out, const float *x, int32_t cols);
 
 /* Returns an entry: where it lies if it is float32, else decoded to room [width]. */
 const float *ops_read_entry(const hd_paged *p, int32_t seq, int32_t entry, float *room);
