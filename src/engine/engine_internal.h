@@ -128,9 +128,8 @@ struct hd_engine {
     int32_t n_ids;           /* tokens that may be sampled */
     hd_chat_encoding encoding;
     bool thinks;
-    int32_t markers[ENGINE_MAX_MARKERS],
-        n_markers;              /* special tokens that the reply parser must see */
-    bool flagged, dsml_flagged; /* as in hd_reply_options */
+    int32_t markers[ENGINE_MAX_MARKERS], n_markers; /* tokens that the reply parser sees */
+    bool flagged, dsml_flagged;                     /* as in hd_reply_options */
     /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
     hd_err no_gpu;
     hd_mla_form mla;
