@@ -178,6 +178,11 @@ typedef struct hd_engine_options {
     /* Context parallelism: cp times as many ranks in an attention group, which divide the rows of
      * prompts in attention; each has the complete KV pools. Default 1. */
     int32_t cp;
+    /* How the rows of an expert go to its copies, where redundant gives it some: "turns", the default:
+     * one after the other; "local": exactly, so that each rank sends equal rows to all ranks as far as
+     * their experts allow; "flow": exactly, so that all ranks get equal rows, for which they exchange
+     * the rows of each expert in every layer. Texts do not change (docs/eplb.md). */
+    const char *expert_split;
 } hd_engine_options;
 
 /* Returns 0, or a negative status: then *out is NULL and why contains one sentence. */

@@ -104,6 +104,10 @@ static const engine_option rows[] = {
      HELP("with --ep: move experts between ranks where that makes steps faster (auto), or every "
           "N steps; default off"),
      .offered = ENGINES, .why = "it runs one rank"},
+    {WORD("expert-split", options.expert_split, hd_expert_split_names),
+     HELP("with --redundant: how rows go to the copies of an expert; turns: one after the other; "
+          "local: each rank evens out its own; flow: all ranks together"),
+     .offered = ENGINES, .why = "it runs one rank"},
     {WORD("layout", options.layout, layouts),
      HELP("auto: chooses --tp, --dp and --ep for --ranks by the model and the memory"),
      .offered = ENGINES, .why = "it runs one rank"},
@@ -272,6 +276,7 @@ engine_settings engine_settings_default(void) {
                     .dp = 1,
                     .ep = 1,
                     .dwdp = 1,
+                    .expert_split = hd_expert_split_names[0],
                     .drafter = drafters[0],
                     .prompt_decoder = prompt_decoders[0]},
         .draft_tokens = HD_DRAFTS_AUTO

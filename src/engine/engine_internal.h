@@ -134,6 +134,7 @@ struct hd_engine {
     /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
     hd_err no_gpu;
     hd_mla_form mla;
+    hd_expert_split split;
     int32_t max_context, max_logprobs, max_living, n_requests;
     bool has_model; /* false: the null runner */
     bool drafts, forced_acceptance;

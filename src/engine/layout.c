@@ -337,10 +337,19 @@ static hd_status check_moves(hd_engine *e, const hd_engine_options *o, hd_err *e
     return plan_shards(e, &e->parallel, &most, err);
 }
 
+static hd_status check_split(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    HD_TRY(hd_expert_split_of(&e->split, o->expert_split, err));
+    if (e->split == HD_SPLIT_TURNS || e->parallel.redundant) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "expert_split '%s': experts have no copies without redundant slots",
+                   o->expert_split);
+}
+
 hd_status engine_ranks_choose(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     HD_TRY(choose_layout(e, o, err));
     HD_TRY(check_moves(e, o, err));
     HD_TRY(choose_overlap(e, o, err));
+    HD_TRY(check_split(e, o, err));
     HD_TRY(engine_rebalance_check(e, o, err));
     return engine_process_check(e, o, err);
 }

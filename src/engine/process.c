@@ -48,6 +48,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                o->dummy_weights,
                                o->snapshot_tokens,
                                (int64_t)e->mla,
+                               (int64_t)e->split,
                                is_text(o->backend, "ref"),
                                is_text(o->backend, "cuda"),
                                o->queue_limit,

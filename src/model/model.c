@@ -70,10 +70,10 @@ static size_t scratch_bytes(const hd_model *m, bool beside) {
     const int32_t keys = m->limits.positions + c->window + c->dspark.block;
     int32_t widest = c->hidden * model_streams(c);
     const int32_t others[] = {
-        c->n_heads * c->head_dim, c->n_heads * (c->nope_dim + c->rope_dim),
-        c->n_heads * c->v_dim,    c->dense_inter,
-        c->route.n_experts,       c->n_shared * c->moe_inter,
-        beside ? 0 : c->vocab};
+        c->n_heads * c->head_dim,  c->n_heads * (c->nope_dim + c->rope_dim),
+        c->n_heads * c->v_dim,     c->dense_inter,
+        c->route.n_experts,        c->n_shared * c->moe_inter,
+        3 * m->shard->parallel.ep, beside ? 0 : c->vocab};
     for (size_t i = 0; i < HD_LEN(others); i++) {
         if (others[i] > widest) widest = others[i];
     }

@@ -72,6 +72,7 @@ typedef struct hd_model_env {
     /* for long prompts; naive needs operators that support it, and an MLA that reads all
      * latents (V2, V3) */
     hd_mla_form mla;
+    hd_expert_split split; /* of rows over copies of experts; the same on all ranks */
 } hd_model_env;
 
 /* Opens a model and allocates its activations. */

@@ -154,6 +154,14 @@ int32_t model_arriving_rows(const model_step *s);
 /* How many rounds there are, once the rows of the first have arrived. */
 int32_t model_n_rounds(const model_step *s);
 
+/* split.c: whether rows are split exactly over copies of experts, and with those of other ranks. Then
+ * the rows of experts are counted and gathered; model_split_rows() comes before moe_permute. */
+bool model_splits(const hd_model *m);
+bool model_splits_together(const hd_model *m);
+void model_count_rows(const model_step *s, int32_t layer);
+void model_gather_counts(const model_step *s, int32_t layer);
+void model_split_rows(const model_step *s, int32_t layer);
+
 /* activations.c: those of a step; and of a micro-batch after the first, but for what it shares with
  * others or has as a part of the step's, which begins at a row. */
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m);

@@ -400,15 +400,16 @@ static void a_lost_rank_is_named(void **state) {
 static const struct {
     layout l;
     int32_t redundant;
+    const char *split;
 } movers[] = {
-    {{TINY, 1, 2, 1, false, 1, NULL},             4},
-    {{TINY, 1, 2, 2, false, 1, NULL},             4}, /* two attention groups */
-    {{"models/tiny-v3", 1, 3, 1, false, 1, NULL}, 4}, /* 8 experts in 12 slots */
-    {{TINY, 2, 4, 2, false, 1, NULL},             8}, /* attention groups with followers */
-    {{TINY, 2, 2, 2, false, 1, NULL},             4}, /* and two ranks share an expert */
-    {{TINY, 1, 4, 1, false, 1, NULL},             8},
-    {{TINY, 4, 2, 1, false, 1, NULL},             2}, /* two ranks share an expert */
-    {{TINY, 1, 6, 1, false, 1, NULL},             2},
+    {{TINY, 1, 2, 1, false, 1, NULL},             4, NULL   },
+    {{TINY, 1, 2, 2, false, 1, NULL},             4, "flow" }, /* two attention groups */
+    {{"models/tiny-v3", 1, 3, 1, false, 1, NULL}, 4, "flow" }, /* 8 experts in 12 slots */
+    {{TINY, 2, 4, 2, false, 1, NULL},             8, "local"}, /* attention groups with followers */
+    {{TINY, 2, 2, 2, false, 1, NULL},             4, "flow" }, /* and two ranks share an expert */
+    {{TINY, 1, 4, 1, false, 1, NULL},             8, "local"},
+    {{TINY, 4, 2, 1, false, 1, NULL},             2, "flow" }, /* two ranks share an expert */
+    {{TINY, 1, 6, 1, false, 1, NULL},             2, "turns"},
 };
 
 static size_t n_movers(void) {
@@ -416,8 +417,10 @@ static size_t n_movers(void) {
 }
 
 static hd_engine *open_mover(size_t i, const char *rebalance) {
-    const hd_engine_options o = {
-        .redundant = movers[i].redundant, .rebalance = rebalance, .threads = 2};
+    const hd_engine_options o = {.redundant = movers[i].redundant,
+                                 .rebalance = rebalance,
+                                 .expert_split = movers[i].split,
+                                 .threads = 2};
     return open_layout(&movers[i].l, o);
 }
 

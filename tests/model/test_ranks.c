@@ -17,7 +17,7 @@
 #include "base/random_fill.h"
 #include "comm/local.h"
 #include "fakes/gpus.h"
-#include "model/model.h"
+#include "model/model_internal.h"
 #include "weights/configs.h"
 
 enum {
@@ -36,6 +36,7 @@ typedef struct variant {
     bool rotates;    /* the experts of each rank's slots change before every step */
     int32_t room;    /* rows that a rank's experts take at once; 0: all */
     bool hot;        /* every row chooses expert HOT, of routers with a bias */
+    hd_expert_split split;
 } variant;
 
 enum { HOT = 5 };
@@ -70,6 +71,7 @@ typedef struct body {
     int32_t *before; /* [SEQS] on the device: tokens that drafts follow */
     int32_t pages[SEQS][POSITIONS];
     int32_t n_pages;
+    int32_t arrived; /* rows at this rank's experts in the last dispatch */
     int32_t group_rows[MAX_RANKS], group_logits[MAX_RANKS];
 } body;
 
@@ -94,7 +96,8 @@ static hd_status open_body(body *b, rank *r) {
                         .weights = b->weights,
                         .ops = &b->ops,
                         .device = b->device,
-                        .stream = b->stream};
+                        .stream = b->stream,
+                        .split = r->how.split};
     if (r->world) {
         HD_TRY(hd_comm_local_join(r->world, r->number, b->device, b->stream, &b->ops, &b->comm,
                                   err));
@@ -230,6 +233,13 @@ static void run_body(body *b, const rank *r) {
     }
     if (r->spec->drafter != HD_DRAFTER_NONE) keep(b, r, 2);
     hd_stream_wait(b->stream);
+    const int32_t *in_offset = b->model->acts.in_offset;
+    if (in_offset) {
+        hd_stream_download(b->stream, &b->arrived,
+                           in_offset + hd_weights_shard(b->weights)->n_experts,
+                           sizeof b->arrived);
+        hd_stream_wait(b->stream);
+    }
 }
 
 /* A rank that fails ends communication, or the others would wait for it. */
@@ -372,8 +382,9 @@ static void describe(char *out, size_t size, const char *name, const hd_parallel
 }
 
 /* Every rank has the bits of one rank alone, or with sum_in_ranks nearly its values. Returns how
- * many dispatches each rank has made. */
-static int64_t check_variant(const char *name, const hd_parallel_config *l, variant how) {
+ * many dispatches each rank has made. most: rows at the busiest rank's experts in the last dispatch. */
+static int64_t check_variant_rows(const char *name, const hd_parallel_config *l, variant how,
+                                  int32_t *most) {
     hd_model_spec *spec = config_open(name);
     hd_weights *whole = make_weights(spec);
     if (how.hot) heat(whole, spec);
@@ -398,11 +409,20 @@ static int64_t check_variant(const char *name, const hd_parallel_config *l, vari
             }
         }
     }
-    for (int32_t r = 0; r < hd_parallel_world(l); r++) close_rank(&ranks[r]);
+    *most = 0;
+    for (int32_t r = 0; r < hd_parallel_world(l); r++) {
+        *most = hd_max_i32(*most, ranks[r].body->arrived);
+        close_rank(&ranks[r]);
+    }
     close_rank(&alone);
     hd_weights_close(whole);
     hd_model_spec_close(spec);
     return dispatches;
+}
+
+static int64_t check_variant(const char *name, const hd_parallel_config *l, variant how) {
+    int32_t most;
+    return check_variant_rows(name, l, how, &most);
 }
 
 static void check_layout(const char *name, const hd_parallel_config *l, int32_t n_micro,
@@ -564,6 +584,37 @@ static void moving_experts_have_the_same_bits(void **state) {
     check_expert_world("tiny_v4", 3, 6, 1, true);
 }
 
+/* Which copy of an expert computes a row changes no bit. With the rows of all ranks together the busiest
+ * rank has the fewest. */
+static void splits_have_the_same_bits(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
+        variant how;
+    } cases[] = {
+        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0}, {.n_micro = 1}                    },
+        {"tiny_v3",        {1, 3, 3, 1, 1, 1, 5, 0, 0, false, 0}, {.n_micro = SEQS, .rotates = true}},
+        {"tiny_v4",        {4, 1, 2, 2, 1, 4, 4, 0, 1, false, 0}, {.n_micro = 1}                    },
+        {"tiny_v4",        {2, 2, 2, 2, 4, 1, 6, 0, 0, false, 0}, {.n_micro = SEQS}                 },
+        {"tiny_v3",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0}, {.n_micro = 1, .room = 64}        },
+        {"tiny_v4_dspark",
+         {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0},
+         {.n_micro = SEQS, .room = 48}                                                              },
+    };
+    for (size_t i = 0; i < HD_LEN(cases) && (i < 1 || !is_brief()); i++) {
+        int32_t most[3];
+        for (int32_t k = HD_SPLIT_TURNS; k <= HD_SPLIT_FLOW; k++) {
+            variant how = cases[i].how;
+            how.split = (hd_expert_split)k;
+            check_variant_rows(cases[i].name, &cases[i].l, how, &most[k]);
+        }
+        if (cases[i].how.room) continue; /* the last dispatch has what was left */
+        assert_true(most[HD_SPLIT_FLOW] > 0 && most[HD_SPLIT_FLOW] <= most[HD_SPLIT_LOCAL]);
+        assert_true(most[HD_SPLIT_FLOW] <= most[HD_SPLIT_TURNS] - (i == 0));
+    }
+}
+
 /* The input of a layer is the output of the one before: a drafter that reads either side drafts
  * the same. */
 static void both_sides_of_a_tap_have_the_same_bits(void **state) {
@@ -620,6 +671,7 @@ int test_ranks(void) {
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(room_is_bounded),
         cmocka_unit_test(moving_experts_have_the_same_bits),
+        cmocka_unit_test(splits_have_the_same_bits),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
         cmocka_unit_test(a_shard_alone_is_refused),
     };
@@ -631,6 +683,7 @@ int test_ranks(void) {
         cmocka_unit_test(any_layout_has_the_same_bits),
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(moving_experts_have_the_same_bits),
+        cmocka_unit_test(splits_have_the_same_bits),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
     };
     int failed = cmocka_run_group_tests_name("ranks", tests, NULL, NULL);

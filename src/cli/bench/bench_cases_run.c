@@ -555,6 +555,7 @@ static const struct {
     {"swiglu",          run_swiglu,        swiglu_operands       },
     {"moe_topk",        run_route,         route_operands        },
     {"moe_permute",     run_permute,       permute_operands      },
+    {"moe_split",       op_split_run,      op_split_operands     },
     {"moe_combine",     run_combine,       combine_operands      },
     {"argmax",          run_argmax,        logits_operands       },
     {"sample",          run_sample,        logits_operands       },
@@ -611,6 +612,9 @@ void op_case_prepare(op_bench *b, const op_case *c) {
     hd_err err = {0};
     upload_ints(b, c);
     if (c->run == run_resident && open_resident(b, c, &err) != HD_OK) {
+        hd_stream_fail(b->stream, err.status, err.msg);
+    }
+    if (c->run == op_split_run && op_split_prepare(b, c, &err) != HD_OK) {
         hd_stream_fail(b->stream, err.status, err.msg);
     }
     if (c->run == run_grouped || c->run == run_gated_experts) {

@@ -1,6 +1,6 @@
 /* rows_cuda.cu - row-wise operators: copies, norms, rotations, the gate. Bounded by memory. */
+#include "ops/cuda/block_internal.cuh"
 #include "ops/cuda/official_internal.cuh"
-#include "ops/cuda/replay_internal.cuh"
 #include "ops/cuda/weight_internal.cuh"
 #include "ops/fused_internal.h"
 

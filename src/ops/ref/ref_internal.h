@@ -52,6 +52,15 @@ static inline int32_t ops_slot_of(const hd_moe_permute_args *a, int32_t i) {
     return n == 1 ? a->slot[expert] : a->slot[(int64_t)expert * n + i / a->top_k % n];
 }
 
+/* Places assignment i, number `row` of its expert, where moe_split says. */
+static inline void ops_place(const hd_moe_permute_args *a, const hd_split_graph *g, int32_t i,
+                             int32_t row) {
+    const int32_t slot = hd_split_slot(g, a->first, a->expert[i], row);
+    const int32_t at = a->offset[slot] + row - a->first[slot];
+    a->assignment[at] = i;
+    a->place[i] = at;
+}
+
 /* Counts token i, which must not be negative. */
 void ops_count_token(const hd_count_tokens_args *a, int32_t i);
 
