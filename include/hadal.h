@@ -181,7 +181,7 @@ typedef struct hd_engine_options {
     /* How the rows of an expert go to its copies, where redundant gives it some: "turns", the default:
      * one after the other; "local": exactly, so that each rank sends equal rows to all ranks as far as
      * their experts allow; "flow": exactly, so that all ranks get equal rows, for which they exchange
-     * the rows of each expert in every layer. Texts do not change (docs/eplb.md). */
+     * the rows of each expert in every layer. Texts do not change. Ranks on GPUs: turns (docs/eplb.md). */
     const char *expert_split;
 } hd_engine_options;
 

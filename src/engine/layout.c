@@ -28,6 +28,8 @@ static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
         why = "experts do not move between processes";
     } else if (o->world.size > 1 && o->updatable) {
         why = "weights of processes cannot be replaced";
+    } else if (o->expert_split && strcmp(o->expert_split, hd_expert_split_names[0]) != 0) {
+        why = "rows are split over copies in turns only";
     }
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: %s", why);
@@ -348,8 +350,8 @@ static hd_status check_split(hd_engine *e, const hd_engine_options *o, hd_err *e
 hd_status engine_ranks_choose(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     HD_TRY(choose_layout(e, o, err));
     HD_TRY(check_moves(e, o, err));
-    HD_TRY(choose_overlap(e, o, err));
     HD_TRY(check_split(e, o, err));
+    HD_TRY(choose_overlap(e, o, err));
     HD_TRY(engine_rebalance_check(e, o, err));
     return engine_process_check(e, o, err);
 }

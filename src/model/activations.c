@@ -118,9 +118,10 @@ static void place_kept_ffn(model_activations *t, hd_arena *a, const hd_model *m,
     const hd_model_spec *c = m->env.spec;
     const int64_t assigned =
         model_most_rows(m, HD_GROUP_ETP, (int32_t)rows) * (int64_t)c->route.top_k;
-    const int64_t counts = (int64_t)m->shard->parallel.ep * c->route.n_experts;
     t->expert_weight = take_f32(a, assigned);
     t->offset = take_i32(a, hd_shard_slots(m->shard) + 1);
+    t->first = take_i32(a, model_splits(m) ? hd_shard_slots(m->shard) : 0);
+    const int64_t counts = (int64_t)m->shard->parallel.ep * c->route.n_experts;
     t->counts = take_i32(a, model_splits_together(m) ? counts : 0);
     t->assignment = take_i32(a, assigned);
     t->place = take_i32(a, assigned);
@@ -143,7 +144,6 @@ static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m, int6
     const bool predicts = m->env.stage && hd_expert_stage_predicts(m->env.stage);
     t->next_expert = take_i32(a, predicts ? assigned : 0);
     t->next_weight = take_f32(a, predicts ? assigned : 0);
-    t->first = take_i32(a, model_splits(m) ? hd_shard_slots(shard) : 0);
     if (m->n_micro == 1) place_kept_ffn(t, a, m, rows);
     place_mlp(t, a, m, rows);
     t->expert_gate = take(a, m, places * shard->moe_inter.n);

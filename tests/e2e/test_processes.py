@@ -131,7 +131,8 @@ def test_pause_and_abort_in_another_process(world):
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_experts_move_between_processes(world, alone, transport, groups):
-    w = world(3, "--dp", groups, "--ep", 3, "--redundant", 8, "--rebalance", 4, env={"UCX_TLS": TRANSPORTS[transport]})
+    split = "flow" if groups == 1 else "local"
+    w = world(3, "--dp", groups, "--ep", 3, "--redundant", 8, "--rebalance", 4, "--expert-split", split, env={"UCX_TLS": TRANSPORTS[transport]})
     assert answers(w.server) == alone
     figures = dict(line.rsplit(" ", 1) for line in w.server.get("/metrics").text.splitlines() if line[:1] != "#")
     moved = sum(float(v) for k, v in figures.items() if k.split("{")[0] == "hadal_expert_moves_total")

@@ -419,7 +419,7 @@ static size_t n_movers(void) {
 static hd_engine *open_mover(size_t i, const char *rebalance) {
     const hd_engine_options o = {.redundant = movers[i].redundant,
                                  .rebalance = rebalance,
-                                 .expert_split = movers[i].split,
+                                 .expert_split = on_gpus ? NULL : movers[i].split,
                                  .threads = 2};
     return open_layout(&movers[i].l, o);
 }
