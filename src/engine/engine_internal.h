@@ -128,8 +128,9 @@ struct hd_engine {
     int32_t n_ids;           /* tokens that may be sampled */
     hd_chat_encoding encoding;
     bool thinks;
-    int32_t markers[ENGINE_MAX_MARKERS], n_markers; /* tokens that the reply parser sees */
-    bool flagged, dsml_flagged;                     /* as in hd_reply_options */
+    /* special tokens that the reply parser must see */
+    int32_t markers[ENGINE_MAX_MARKERS], n_markers;
+    bool flagged, dsml_flagged; /* as in hd_reply_options */
     /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
     hd_err no_gpu;
     hd_mla_form mla;
@@ -210,8 +211,7 @@ static inline size_t engine_post_tops(const hd_engine *e) {
     return (size_t)HD_MAX_STEP_TOKENS * (size_t)e->max_logprobs;
 }
 
-/* An id holds the request's use count, its index and the choice's index. Stale ids match
- * nothing. */
+/* An id: the request's use count, its index, the choice's index. Stale ids match nothing. */
 enum { ENGINE_CHOICE_BITS = 6, ENGINE_MAX_LIVING = 1 << 20 };
 _Static_assert(HD_MAX_CHOICES == 1 << ENGINE_CHOICE_BITS, "an id holds the choice's index");
 
