@@ -167,7 +167,8 @@ static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err
                                          .held = held,
                                          .bytes = bytes,
                                          .device = rank->device,
-                                         .stream = rank->stream};
+                                         .stream = rank->stream,
+                                         .copy_stream = rank->copy_stream};
     const hd_expert_fetch_options fetch = {
         .sources = &source, .n_sources = 1, .depth = 1, .bytes = bytes};
     hd_status st = HD_EUNSUPPORTED;

@@ -50,7 +50,7 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
     const bool fetches = engine_fetches(e) || engine_experts_are_on_host(o);
     rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && !engine_fetches(e);
     HD_TRY(hd_stream_open(&rank->stream, rank->device, err));
-    if (fetches) HD_TRY(hd_stream_open(&rank->copy_stream, rank->device, err));
+    if (fetches) HD_TRY(hd_stream_open_urgent(&rank->copy_stream, rank->device, err));
     if (hd_device_is_host(rank->device)) return HD_OK;
     return hd_stream_open(&rank->beside_stream, rank->device, err);
 }

@@ -507,6 +507,11 @@ static void experts_staged(const model_step *s, int32_t layer) {
                                              .layer = layer,
                                              .offset = in.offset,
                                              .n_places = in.n,
+                                             .x = in.x,
+                                             .y = in.y,
+                                             .assignment = in.assignment,
+                                             .weight = weights_input(s) ? in.weight : NULL,
+                                             .top_k = in.top_k,
                                              .next_choices = n_next ? s->t->next_expert : NULL,
                                              .n_next = n_next,
                                              .next = next});

@@ -110,7 +110,8 @@ static void open_in_place(machine *m, size_t bytes, int32_t n_whole) {
                                          .held = n_layers - n_whole,
                                          .bytes = bytes,
                                          .device = m->device,
-                                         .stream = m->stream};
+                                         .stream = m->stream,
+                                         .copy_stream = m->copy_stream};
     size_t pinned;
     hd_err err = {0};
     must(hd_weights_hold_experts(m->whole, host.held, m->device, &pinned, &err), &err);
