@@ -93,6 +93,10 @@ typedef struct hd_engine_options {
      * host memory, and those that are used most, beside those that a layer needs next, in this
      * memory; auto takes most of what is free. Texts do not change. For one rank. */
     const char *experts_host;
+    /* With experts_host, what computes an expert that is not in device memory: "device", the default, which
+     * copies it; "host": processors of the host, where it lies; or "auto": both, so that they end together, by
+     * rates that are measured. On a GPU the host rounds sums otherwise (docs/numerics.md). */
+    const char *experts_host_compute;
     /* Of a GPU: so many of the 10^9 bytes of its memory that are free at first are used, and no more.
      * Default: all. */
     double device_memory_gb;
@@ -449,6 +453,9 @@ typedef struct hd_expert_figures {
     int64_t ahead;   /* of the fetches: by a prediction */
     int64_t moved;   /* experts that became resident because they were used most */
     int64_t wait_ns; /* time in steps without one that could be computed */
+    int64_t sent, sent_rows; /* of those used, the host computed (experts_host_compute); their rows */
+    int64_t sent_ns;         /* time in which it computed */
+    int64_t split_ns, split_predicted_ns; /* time of layers with such, and as it was predicted */
     int64_t network_bytes; /* of those fetched: from other hosts */
     int64_t file_bytes;    /* of those fetched: other hosts did not send them */
     int64_t refused;       /* connections from other hosts that sent what is no request */

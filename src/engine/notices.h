@@ -11,9 +11,13 @@ void engine_note_oddities(hd_engine *e, const hd_weights *weights);
  * UINT64_MAX: none. */
 void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64_t limit);
 
-/* Why HiSparse is on: `all` bytes of KV pools, of which `free` have room. */
 /* The last n of `all` layers have all their experts on the device. */
 void engine_note_layers(hd_engine *e, int32_t n, int32_t all);
+
+/* Why the host computes no rows of experts, although that was asked for. */
+void engine_note_no_host_rows(hd_engine *e, const hd_err *why);
+
+/* Why HiSparse is on: `all` bytes of KV pools, of which `free` have room. */
 void engine_note_hisparse(hd_engine *e, int32_t rows, size_t all, size_t free);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "engine/engine_internal.h"
 #include "engine/sizes.h"
+#include "model/host_experts.h"
 #include "runner/model_runner.h"
 #include "runner/null_runner.h"
 #include "sched/sched.h"
@@ -42,6 +43,7 @@ struct engine_rank {
     const hd_comm *comm;    /* NULL: one rank */
     hd_weights *weights;    /* its shard; closed by the engine if it is the complete model */
     hd_expert_stage *stage; /* NULL: all experts are resident */
+    hd_host_experts *host_experts;    /* of the stage; NULL: the host computes none */
     hd_expert_figures experts_before; /* counted by stages of earlier places */
     engine_peers *peers;              /* NULL: none are on other hosts */
     hd_model_runner *model_runner;
