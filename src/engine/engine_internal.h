@@ -161,7 +161,7 @@ struct hd_engine {
     bool whole_prompts;                /* the last layers compute every position of a prompt */
     engine_rank *ranks;                /* [n_ranks] those of this process */
     int32_t n_ranks;
-    bool independent;      /* groups are threads without exchanges: rounds of their own */
+    bool independent;      /* groups exchange nothing in steps (dwdp): rounds of their own */
     engine_router *router; /* NULL: one attention group */
     engine_remote *remote; /* NULL: all attention groups are in this process */
 

@@ -147,7 +147,7 @@ static hd_status choose_dwdp(hd_engine *e, const hd_engine_options *o, hd_err *e
     HD_TRY(check_backend(o, err));
     HD_TRY(check_dwdp(e, o, err));
     e->parallel = hd_parallel_dwdp(o->dwdp);
-    e->independent = o->world.size == 0;
+    e->independent = true;
     return plan_shards(e, &e->parallel, &most, err);
 }
 

@@ -347,7 +347,7 @@ static void open_locks(hd_engine *e) {
     pthread_cond_init(&e->wake, &monotonic);
     pthread_cond_init(&e->posted, &monotonic);
     pthread_cond_init(&e->taken, NULL);
-    pthread_cond_init(&e->ordered, NULL);
+    pthread_cond_init(&e->ordered, &monotonic);
     pthread_cond_init(&e->updated, NULL);
     pthread_condattr_destroy(&monotonic);
 }

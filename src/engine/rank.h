@@ -189,6 +189,24 @@ void engine_remote_put_prompt(engine_rank *rank, uint64_t id, const hd_prompt_lo
 void *engine_remote_room(engine_rank *rank, uint64_t id, size_t n);
 void engine_remote_exported(engine_rank *rank, uint64_t id, size_t n, hd_status st);
 
+/* Counts of a record (recording.c), for rank 0. */
+void engine_remote_put_counts(engine_rank *rank, uint64_t record, const int64_t *counts,
+                              size_t n);
+
+/* ---- remote_thread.c: the same beside the steps, where groups have none in common ---- */
+
+static inline bool engine_remote_is_beside(const hd_engine *e) {
+    return e->remote && e->independent;
+}
+
+/* The thread that exchanges, of a leader whose step thread begins or has ended. */
+void engine_remote_start(engine_rank *rank);
+void engine_remote_stop(engine_rank *rank);
+
+/* Between two steps: recovers if communication has ended, as engine_remote_begin() does. */
+void engine_remote_look(engine_rank *rank);
+bool engine_remote_has_failed(const hd_engine *e); /* the caller holds the lock */
+
 /* Ends the jobs of all other groups with HD_EPEER. The caller holds the lock. */
 void engine_remote_fail_jobs(hd_engine *e);
 
@@ -218,6 +236,10 @@ void engine_recording_close(engine_rank *rank);
 void engine_recording_order(engine_rank *rank, engine_order *order);
 /* Does what it says, on all leaders. False: that failed, and the round computes nothing. */
 bool engine_recording_step(engine_rank *rank);
+/* Of rank 0, for counts of groups in other processes: room for *n of them, NULL without a record; adds what
+ * a group has counted for a record. The caller holds the lock. */
+int64_t *engine_recording_room(const engine_rank *first, size_t *n);
+void engine_recording_add(engine_rank *first, uint64_t number, const int64_t *counts);
 
 /* ---- rebalance.c: close accepts all zeros ---- */
 

@@ -151,8 +151,8 @@ bool hd_engine_read_world(hd_engine *e, hd_world_figures *out) {
 }
 
 int32_t hd_engine_read_ranks(hd_engine *e, hd_rank_status *out, int32_t max) {
-    const int32_t n = e->independent ? 1 : hd_parallel_world(&e->parallel);
     const bool elsewhere = e->ucx;
+    const int32_t n = e->independent && !elsewhere ? 1 : hd_parallel_world(&e->parallel);
     if (n == 1) return 0;
     pthread_mutex_lock(&e->lock);
     const bool lost = e->groups[0].stats.ranks_lost;
