@@ -9,8 +9,8 @@ weights and fewer layers, as many as host memory holds (3.4 GB each).
 Room is the part of the experts that fits into device memory. Ours is the time of a whole run of `hadal bench`;
 the limit is that of its steps: the bytes that the kernels of a step read from device memory, as `hadal plan`
 counts them, at --memory-rate GB/s, and then what was fetched at the rate at which the driver copies pinned
-memory to the device, measured before. Of a prompt the limit is the longer of its kernels, as planned, and
-the copies. One line of JSON each."""
+memory to the device, measured before. Of a prompt the limit is the longer of its compute, measured with
+all experts on the device, and the copies. One line of JSON each."""
 
 import argparse
 import ctypes
@@ -130,7 +130,9 @@ def main():
             print(json.dumps(line), flush=True)
         if args.prompt:
             x = load(args, path, room, 1, args.prompt, 1)
-            kernels = plan(args, path, 1, args.prompt)["prefill"]["kernel_seconds"]
+            all_there = load(args, path, 1.4 * room / args.room, 1, args.prompt, 1)  # the compute alone
+            assert all_there["experts"]["fetched"] <= all_there["experts"]["slots"], all_there
+            kernels = all_there["duration"]
             copies = x["experts"]["fetched_bytes"] / bus
             line = {
                 "prompt": args.prompt,
@@ -138,7 +140,7 @@ def main():
                 "limit_ms": max(kernels, copies) * 1e3,
                 "limit_over_ours": max(kernels, copies) / x["duration"],
                 "copies_ms": copies * 1e3,
-                "kernels_ms": kernels * 1e3,
+                "compute_ms": kernels * 1e3,
             }
             print(json.dumps(line), flush=True)
 

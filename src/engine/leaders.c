@@ -1,6 +1,6 @@
 /* leaders.c - see leaders.h. */
 #include "engine/leaders.h"
-#include "engine/remote_internal.h"
+#include "engine/remote/remote_internal.h"
 
 #include <stdlib.h>
 

@@ -9,6 +9,7 @@
 #include "engine/hisparse.h"
 #include "engine/notices.h"
 #include "engine/experts.h"
+#include "engine/remote/remote.h"
 #include "weights/config/drafter_folder.h"
 #include "weights/manifest.h"
 

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "engine/experts.h"
 #include "engine/leaders.h"
+#include "engine/remote/remote.h"
 
 enum { MOST_RECORD_BYTES = 64 << 20 }; /* that nobody took yet */
 
@@ -129,11 +130,34 @@ void engine_recording_close(engine_rank *rank) {
 
 /* ---- the order of a round ---- */
 
+/* Independent groups obey an order when they can: the next one of records waits for all, so that none is left
+ * out. */
+static bool have_obeyed(const hd_engine *e) {
+    bool all = true;
+    for (int32_t g = 0; e->independent && g < e->n_present; g++) {
+        all = all && e->groups[g].records_obeyed >= e->groups[0].records_obeyed;
+    }
+    return all;
+}
+
+void engine_recording_obeyed(hd_engine *e, int32_t group, uint64_t requests) {
+    const engine_record_wish *w = &e->groups[0].mail.record;
+    const bool news = e->groups[group].records_obeyed != requests;
+    e->groups[group].records_obeyed = requests;
+    if (news && (w->start || w->stop)) engine_tell(e);
+}
+
 void engine_recording_order(engine_rank *rank, engine_order *order) {
     engine_recording *r = rank->recording;
     hd_engine *e = rank->engine;
     engine_record_wish *w = &e->groups[0].mail.record;
     if (!r) return;
+    if (!have_obeyed(e)) {
+        order->record = r->number; /* as before: rank 0 has obeyed */
+        order->record_mode = r->mode;
+        order->record_requests = e->groups[0].records_obeyed;
+        return;
+    }
     const bool talks = joins(rank) && r->number && rank->comm && !hd_comm_ended(rank->comm);
     const bool rows = r->mode != HD_RECORD_STAT, start = w->start;
     order->joins_rows = talks && rows;
@@ -235,6 +259,11 @@ void engine_recording_add(engine_rank *first, uint64_t number, const int64_t *co
     if (--r->parts == 0) end_record(r, n);
 }
 
+void engine_recording_lost(engine_rank *first) {
+    engine_recording *r = first->recording;
+    if (r && first->engine->independent && r->parts > 0) end_record(r, n_counts(first));
+}
+
 /* Rank 0's counts end the record; of independent groups those of the last one. */
 static void end(engine_rank *rank, uint64_t number) {
     engine_recording *r = rank->recording;
@@ -324,7 +353,7 @@ bool engine_recording_step(engine_rank *rank) {
     if (o->sums_counts) st = sum_counts(rank, &err);
     if (o->record != r->number) change(rank);
     pthread_mutex_lock(&e->lock);
-    e->groups[rank->group].records_obeyed = o->record_requests;
+    engine_recording_obeyed(e, rank->group, o->record_requests);
     pthread_mutex_unlock(&e->lock);
     if (st != HD_OK) engine_ranks_recover(rank, &err);
     return st == HD_OK;

@@ -4,11 +4,12 @@
  * whether the engine is paused or closing. Passes within a step are agreed by the runners
  * (runner/commands.c). Independent groups (dwdp) obey the orders, and run as many rounds of their own
  * between two of them as they have work for; in other processes a thread hands them over
- * (remote_thread.c).
+ * (remote/thread.c).
  *
  * A step that fails parks its thread. When all threads are parked or have ended the round, that
  * of rank 0 restarts communication, and every group begins anew. */
 #include "engine/new_weights.h"
+#include "engine/remote/remote.h"
 
 #include <time.h>
 

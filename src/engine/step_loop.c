@@ -8,6 +8,7 @@
 #include "engine/hisparse.h"
 #include "engine/experts.h"
 #include "engine/new_weights.h"
+#include "engine/remote/remote.h"
 
 enum {
     SECOND_NS = 1000000000,

@@ -13,7 +13,7 @@
 #include "base/checked.h"
 #include "base/progress.h"
 #include "engine/leaders.h"
-#include "engine/remote_internal.h"
+#include "engine/remote/remote_internal.h"
 #include "engine/wire.h"
 
 enum { MAX_MAIL = 1 << 30 };
@@ -401,7 +401,7 @@ static hd_status take_state(hd_engine *e, engine_group *group, engine_reader *fr
     group->stats.hindrance = NULL; /* addresses of the other process */
     group->stats.experts.source = e->groups[0].stats.experts.source;
     group->rested_pauses = s.rested_pauses;
-    group->records_obeyed = s.records_obeyed;
+    engine_recording_obeyed(e, (int32_t)(group - e->groups), s.records_obeyed);
     group->n_places = s.n_places;
     if (s.stats.last_step_ns) group->stats.last_step_ns = hd_now_ns() - s.stats.last_step_ns;
     HD_TRY(engine_take_bytes(from, group->places, (size_t)s.n_places * sizeof *group->places,

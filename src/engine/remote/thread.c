@@ -1,12 +1,11 @@
-/* remote_thread.c - ranks in processes that fetch experts (dwdp) need no step in common, and so no round:
+/* thread.c - ranks in processes that fetch experts (dwdp) need no step in common, and so no round:
  * a thread of each leader exchanges orders, mail and reports, while its step thread computes.
  *
  * Rank 0's thread begins an exchange when there is an order or mail, and every millisecond while another group has
  * something to do. The others wait for it, and say what they have. If that fails, the step thread begins anew,
  * between two steps. */
-#include "engine/remote_internal.h"
+#include "engine/remote/remote_internal.h"
 
-#include <string.h>
 #include <time.h>
 
 #include "base/progress.h"

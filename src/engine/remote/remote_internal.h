@@ -1,9 +1,9 @@
 /* remote_internal.h - what leaders of attention groups in several processes exchange: a step thread in
- * every round (remote.c), or a thread of its own (remote_thread.c). */
-#ifndef HD_ENGINE_REMOTE_INTERNAL_H
-#define HD_ENGINE_REMOTE_INTERNAL_H
+ * every round (remote.c), or a thread of its own (thread.c). */
+#ifndef HD_ENGINE_REMOTE_REMOTE_INTERNAL_H
+#define HD_ENGINE_REMOTE_REMOTE_INTERNAL_H
 
-#include "engine/rank.h"
+#include "engine/remote/remote.h"
 
 /* What each leader says behind an order. */
 typedef struct remote_word {
@@ -29,7 +29,7 @@ struct engine_remote {
     void *page; /* [cap_page] the next page of the report */
     size_t cap_page;
 
-    /* remote_thread.c */
+    /* thread.c */
     pthread_t thread;
     bool started;
     bool failed; /* guarded by the engine's lock, like failure: communication has ended */
