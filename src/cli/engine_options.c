@@ -95,6 +95,10 @@ static const engine_option rows[] = {
      HELP("instead of --tp, --dp and --ep: attention groups that divide the memory of the experts "
           "and fetch the others' ahead of use; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
+    {TEXT("dwdp-from", options.dwdp_from, "auto|ROWS"),
+     HELP("with --dwdp: in steps in which no rank has so many rows, ranks exchange rows, as with "
+          "--ep; auto: as many as hide the copies, by measured times; default: never"),
+     .offered = ENGINES, .why = "it runs one rank"},
     {INT("prefetch-depth", options.prefetch_depth, 0, 3),
      HELP("with --dwdp: how many layers ahead experts are fetched; 0: 1"),
      .offered = ENGINES, .why = "it runs one rank"},

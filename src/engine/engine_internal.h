@@ -147,6 +147,7 @@ struct hd_engine {
     hd_alternative *tops;                /* alternatives of all step outputs in the ring */
     hd_parallel_config parallel;         /* of all ranks */
     engine_degrees degrees;
+    int32_t dwdp_from; /* rows of a step, HD_FETCH_BY_TIME or 0: as hd_model_runner_options.fetch_from */
     char layout_reason[240];     /* empty: the options say the layout */
     hd_comm_local *world;        /* several ranks in this process; else NULL */
     hd_comm_ucx *ucx;            /* one rank of several processes; else NULL */

@@ -144,6 +144,7 @@ static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_er
         const hd_expert_fetch_options fetch = {.sources = peers,
                                                .n_sources = n,
                                                .first_source = (rank->place + 1) % n,
+                                               .timed = e->dwdp_from != 0,
                                                .depth =
                                                    o->prefetch_depth ? o->prefetch_depth : 1};
         st = open_fetch(rank, fetch, err);
@@ -251,7 +252,7 @@ hd_status engine_experts_open(engine_rank *rank, const hd_engine_options *o, hd_
     if (!rank->weights) return HD_OK;
     if (engine_experts_are_on_disk(o)) HD_TRY(open_disk(rank, o, err));
     if (engine_experts_are_on_host(o)) HD_TRY(open_host(rank, o, err));
-    if (rank->parallel.dwdp > 1) HD_TRY(open_peers(rank, o, err));
+    if (rank->parallel.dwdp > 1 || rank->engine->dwdp_from) HD_TRY(open_peers(rank, o, err));
     engine_experts_read(rank);
     return HD_OK;
 }
@@ -283,6 +284,11 @@ void engine_experts_read(engine_rank *rank) {
                                 before->split_predicted_ns + s.predicted_ns,
                             .network_bytes = before->network_bytes,
                             .file_bytes = before->file_bytes};
+    if (rank->model_runner) {
+        const hd_model_runner_times *t = hd_model_runner_read_times(rank->model_runner);
+        rank->totals.experts.fetch_steps = t->fetch_steps;
+        rank->totals.experts.fetch_from = t->fetch_from < INT32_MAX ? t->fetch_from : 0;
+    }
     if (rank->host_experts) {
         rank->totals.experts.sent_ns += hd_host_experts_ns(rank->host_experts);
     }

@@ -47,7 +47,7 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         HD_TRY(hd_device_limit(rank->device, (size_t)(o->device_memory_gb * 1e9), err));
     }
     if (o->updatable) hd_device_keep_addresses(rank->device);
-    const bool fetches = engine_fetches(e) || engine_experts_are_on_host(o);
+    const bool fetches = engine_fetches(e) || e->dwdp_from || engine_experts_are_on_host(o);
     rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && !engine_fetches(e);
     HD_TRY(hd_stream_open(&rank->stream, rank->device, err));
     if (fetches) HD_TRY(hd_stream_open_urgent(&rank->copy_stream, rank->device, err));
@@ -152,6 +152,7 @@ static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
     x.fixed_steps = rank->graphs;
     memcpy(x.replay, e->replay, sizeof x.replay);
     x.role = role_of(rank);
+    x.fetch_from = e->dwdp_from;
     x.renew = engine_update_follow;
     x.renew_ctx = rank;
     x.movable = rank->comm && engine_rebalance_is_on(o) ? rank->weights : NULL;

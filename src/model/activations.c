@@ -4,6 +4,7 @@
  * V4.1 share lives through the step. Buffers that
  * other ranks write into live through the step. Attention, feed-forward and head scratch are
  * never alive together, nor is Engram's, so they start at the same offset. */
+#include "base/checked.h"
 #include "model/rows_internal.h"
 
 static hd_rows take(hd_arena *a, const hd_model *m, int64_t n) {
@@ -96,7 +97,8 @@ static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     const hd_shard *shard = m->shard;
     const int64_t n = model_most_rows(m, HD_GROUP_ETP, m->limits.rows), in = m->in_rows;
-    const int64_t assigned = n * c->route.top_k, places = in ? in : assigned;
+    const int64_t assigned = n * c->route.top_k;
+    const int64_t places = !in ? assigned : m->env.stage ? hd_max_i64(in, assigned) : in;
     t->router = take_f32(a, n * c->route.n_experts);
     t->expert_weight = take_f32(a, assigned);
     const bool predicts = m->env.stage && hd_expert_stage_predicts(m->env.stage);

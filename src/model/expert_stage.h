@@ -85,6 +85,7 @@ typedef struct hd_expert_stage_stats {
     int64_t moved;         /* that became resident because they were used most */
     int64_t failed;        /* fetches that failed */
     int64_t wait_ns;       /* time in which a step had nothing to compute */
+    int64_t fetch_ns;      /* what fetching all that the main layers lack takes; 0: not measured */
     int64_t sent, sent_rows; /* of those used, the host computed; their rows */
     int64_t predicted_ns, taken_ns; /* of rounds with such: hd_fetch_counts */
     int32_t files, direct; /* files, and those that are read with O_DIRECT */

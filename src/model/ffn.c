@@ -318,7 +318,7 @@ static void permute(const model_step *s, int32_t layer) {
 }
 
 static bool dispatches(const hd_model *m) {
-    return m->in_rows > 0; /* without expert parallelism rows stay on this rank */
+    return m->in_rows > 0 && !m->fetches; /* else rows stay on this rank */
 }
 
 static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer, int32_t round) {
@@ -398,7 +398,7 @@ typedef struct expert_rows {
 static expert_rows rows_of_experts(const model_step *s, int32_t layer) {
     const model_activations *t = s->t;
     const int32_t k = hd_layer_route(s->m->env.spec, layer).top_k;
-    if (s->m->in_rows) {
+    if (dispatches(s->m)) {
         return (expert_rows){
             t->in_x, t->in_y, t->in_weight, t->in_offset, NULL, model_arriving_rows(s), 1};
     }
@@ -563,11 +563,11 @@ static bool has_shared(const hd_model *m) {
 }
 
 static bool are_resident(const hd_model *m) {
-    return !m->env.stage;
+    return !m->env.stage || dispatches(m);
 }
 
 static bool are_staged(const hd_model *m) {
-    return m->env.stage;
+    return m->env.stage && !dispatches(m);
 }
 
 static bool has_foreign_dense(const hd_model *m) {

@@ -132,7 +132,9 @@ static hd_status check_stage(const hd_model_env *env, hd_err *err) {
     if (!hd_expert_stage_is_queued(env->stage) && !hd_device_is_host(env->device)) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "experts are staged for the cpu backend only");
     }
-    if (!hd_parallel_exchanges(&hd_weights_shard(env->weights)->parallel)) return HD_OK;
+    const hd_parallel_config *l = &hd_weights_shard(env->weights)->parallel;
+    const bool alone = l->ep > 1 && l->tp == 1 && l->etp == 1; /* in passes that fetch */
+    if (!hd_parallel_exchanges(l) || alone) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED,
                    "experts are staged for ranks that do not share their rows");
 }
@@ -400,6 +402,7 @@ model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch, in
 void model_make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
                       model_step *steps) {
     assert(n >= 1 && n <= m->n_micro);
+    m->fetches = m->env.stage && batches[0]->fetches;
     for (int32_t i = 0; i < n; i++) steps[i] = model_step_of(m, kv, batches[i], i);
 }
 
