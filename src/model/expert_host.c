@@ -15,7 +15,7 @@ enum {
     /* Of a layer's slots: one round of several fetches so many, and leaves the others to experts that
      * wait for their turn. */
     PART_OF_ROUND = 4,
-    PART_OF_SETS = 7,    /* of the memory: sets take so much at most, */
+    PART_OF_SETS = 8,    /* of the memory: sets take so much at most, */
     MOST_IN_SET = 16     /* and no more experts each */
 };
 
@@ -23,8 +23,8 @@ static expert_host *host_of(hd_expert_stage *s) {
     return (expert_host *)s;
 }
 
-const hd_weight *host_lies_at(const hd_weights *whole, int32_t layer, int32_t role,
-                              int32_t expert) {
+static const hd_weight *lies_at(const hd_weights *whole, int32_t layer, int32_t role,
+                                int32_t expert) {
     return hd_weights_held_expert(whole, layer, (hd_role)((int32_t)HD_EXPERT_GATE + role),
                                   expert);
 }
@@ -43,7 +43,7 @@ static size_t arrange(const hd_weights *whole, int32_t layer, int32_t expert,
     size_t bytes = 0;
     *out = (hd_expert_layout){0};
     for (int32_t r = 0; r < ROLES; r++) {
-        const hd_weight *m = host_lies_at(whole, layer, r, expert);
+        const hd_weight *m = lies_at(whole, layer, r, expert);
         const hd_stored_format f = hd_weight_format(m);
         const size_t data = hd_stored_data_bytes(&f, m->rows, m->cols);
         const size_t scale = m->scale ? hd_stored_scale_bytes(&f, m->rows, m->cols) : 0;
@@ -77,7 +77,7 @@ static hd_status look_at_layers(expert_host *s, hd_err *err) {
     const hd_weight *first = NULL;
     for (int32_t l = 0; l < s->n_layers; l++) {
         const hd_weight *own =
-            hd_weights_expert_map(s->w, l) ? host_lies_at(s->o.whole, l, 0, 0) : NULL;
+            hd_weights_expert_map(s->w, l) ? lies_at(s->o.whole, l, 0, 0) : NULL;
         s->unit_of[l] = NONE;
         if (!own) continue;
         if (!first) first = own;
@@ -141,12 +141,11 @@ static void take_round(const expert_host *s, walk *w, host_round *out) {
 
 static void take_all(expert_host *s, walk *w) {
     const size_t n = (size_t)s->n_experts, matrices = ROLES * n * sizeof(hd_weight);
-    s->slot = take(w, (size_t)s->n_units * n * sizeof *s->slot);
     for (int32_t u = 0; u < s->n_units; u++) {
         hd_expert_slots *x = &s->units[u].slots;
         const size_t n_slots = (size_t)x->n_slots;
         x->memory = take(w, n_slots * s->slot_bytes);
-        x->slot = s->slot ? s->slot + (size_t)u * n : NULL;
+        x->slot = take(w, n * sizeof *x->slot);
         x->holder = take(w, n_slots * sizeof *x->holder);
         x->used = take(w, n_slots * sizeof *x->used);
         x->clock = take(w, sizeof *x->clock);
@@ -217,7 +216,7 @@ static void fill_whole(expert_host *s, int32_t layer, hd_weight *from) {
         hd_weight *all = from + (size_t)r * n;
         for (int32_t e = 0; e < s->n_experts; e++) {
             const uint8_t *slot = u->slots.memory + (size_t)e * s->slot_bytes;
-            all[e] = in_slot(u, r, host_lies_at(s->o.whole, layer, r, e), slot);
+            all[e] = in_slot(u, r, lies_at(s->o.whole, layer, r, e), slot);
         }
         hd_expert_table_init(&u->tables[r], all, s->n_experts);
         u->tables[r].slots = u->from + (size_t)r * n;
@@ -236,7 +235,7 @@ static void fill_layer(expert_host *s, int32_t layer, hd_weight *from, int32_t *
     hd_weight *may = from + ROLES * n;
     for (int32_t r = 0; r < ROLES; r++) {
         for (int32_t e = 0; e < s->n_experts; e++) {
-            from[(size_t)r * n + (size_t)e] = *host_lies_at(s->o.whole, layer, r, e);
+            from[(size_t)r * n + (size_t)e] = *lies_at(s->o.whole, layer, r, e);
         }
         describe(s, u, r, from + (size_t)r * n, may);
     }
@@ -401,7 +400,7 @@ int32_t hd_expert_host_layers(const hd_model_spec *spec, const hd_weights *whole
                               size_t bytes) {
     const int32_t n_layers = spec->n_layers + spec->n_mtp;
     for (int32_t l = 0; l < n_layers; l++) {
-        const bool some = hd_weights_expert_map(whole, l) && host_lies_at(whole, l, 0, 0);
+        const bool some = hd_weights_expert_map(whole, l) && lies_at(whole, l, 0, 0);
         hd_expert_layout unused;
         size_t all = 0;
         for (int32_t e = 0; some && e < spec->route.n_experts; e++) {

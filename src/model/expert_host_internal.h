@@ -6,7 +6,7 @@
 #include "model/expert_host.h"
 #include "model/expert_stage_internal.h"
 
-enum { HOST_SETS = 4, HOST_NONE = -1 };
+enum { HOST_SETS = 3, HOST_NONE = -1 };
 
 /* An MoE layer. */
 typedef struct host_layer {
@@ -39,9 +39,7 @@ typedef struct host_stream {
     host_set sets[HOST_SETS];
     int32_t most;          /* experts of a set; 0: nothing is streamed */
     int32_t unit, round;   /* to be fetched next */
-    int32_t first;         /* expert of that round */
     int32_t end;           /* unit before which it ends */
-    int32_t *slot;         /* [n_units, n_experts] host memory: slots.slot of all layers */
     int64_t fetched, computed;
     hd_device_event *begun;
 } host_stream;
@@ -58,7 +56,6 @@ typedef struct expert_host {
     size_t slot_bytes, elsewhere_bytes;
     int32_t n_slots; /* of all layers that are not whole */
     void *block;     /* device memory of all that follows */
-    int32_t *slot;   /* [n_units, n_experts] slots.slot of all layers */
     host_round own;  /* of rounds that are not streamed */
     hd_fetch_counts *counts;
     hd_fetch_counts *seen; /* host memory that operators write */
@@ -71,10 +68,6 @@ typedef struct expert_host {
     int32_t round, n_rounds, most;
     bool streams;
 } expert_host;
-
-/* Where an expert's matrix is. */
-const hd_weight *host_lies_at(const hd_weights *whole, int32_t layer, int32_t role,
-                              int32_t expert);
 
 /* The arguments of moe_fetch that all rounds of a layer have. */
 hd_moe_fetch_args host_fetch_args(const expert_host *s, const host_layer *u,

@@ -1,7 +1,6 @@
 /* expert_sets.c - streams layers whose rows choose nearly all experts: what slots lack is copied to sets, one
  * round of a layer in each, on a stream of its own, while the rounds before are computed. Copies run on into
- * the next layers, whose experts need not be chosen yet. Slots keep what they hold: so the host, which reads that
- * once before, queues the copies, and a copy engine does them.
+ * the next layers, whose experts need not be chosen yet. Slots keep what they hold.
  *
  * Two events guard a set: *fetched* before operators read it, *consumed* before copies overwrite it. What was
  * queued before rounds are streamed anew, a step for example, may still use slots, so copies wait for it. */
@@ -32,63 +31,12 @@ static void begin_anew(expert_host *s, int32_t unit) {
     host_stream *x = &s->stream;
     drop_fetched(s);
     x->unit = unit;
-    x->round = x->first = 0;
+    x->round = 0;
     x->end = unit < s->n_main_units ? s->n_main_units : unit + 1;
     for (int32_t i = 0; i < HOST_SETS; i++) x->sets[i].used = false;
-    hd_stream_download(s->layer.stream, x->slot, s->slot,
-                       (size_t)s->n_units * (size_t)s->n_experts * sizeof *x->slot);
     hd_stream_record_event(s->layer.stream, x->begun);
     hd_stream_wait_event(s->o.copy_stream, x->begun);
-    hd_stream_wait(s->layer.stream);
 }
-
-/* ---- copies ---- */
-
-static void copy_array(expert_host *s, uint8_t *to, int64_t at, const void *from, int64_t bytes) {
-    hd_stream_copy(s->o.copy_stream, to + at, from, (size_t)bytes);
-}
-
-static void copy_expert(expert_host *s, const host_layer *u, int32_t expert, uint8_t *to) {
-    const hd_expert_layout *l = &u->layout;
-    for (int32_t r = 0; r < MODEL_EXPERT_ROLES; r++) {
-        const hd_weight *m = host_lies_at(s->o.whole, u->layer, r, expert);
-        copy_array(s, to, l->data_at[r], m->data, l->data_bytes[r]);
-        copy_array(s, to, l->scale_at[r], m->scale, l->scale_bytes[r]);
-    }
-}
-
-/* Returns the lowest slot from `from` on that no expert has; n_slots: none. */
-static int32_t next_empty(const expert_host *s, const host_layer *u, const int32_t *slot,
-                          int32_t from) {
-    for (; from < u->slots.n_slots; from++) {
-        int32_t e = 0;
-        while (e < s->n_experts && slot[e] != from) e++;
-        if (e == s->n_experts) break;
-    }
-    return from;
-}
-
-/* Queues the copies of the round from expert x->first on, as moe_fetch places them. */
-static void copy_round(expert_host *s, const host_layer *u, uint8_t *set) {
-    host_stream *x = &s->stream;
-    int32_t *slot = x->slot + (int64_t)x->unit * s->n_experts;
-    int32_t empty = next_empty(s, u, slot, 0), placed = 0;
-    for (; x->first < s->n_experts; x->first++) {
-        const int32_t e = x->first;
-        if (slot[e] >= 0) continue;
-        if (empty < u->slots.n_slots) {
-            slot[e] = empty;
-            copy_expert(s, u, e, u->slots.memory + (size_t)empty * s->slot_bytes);
-            empty = next_empty(s, u, slot, empty + 1);
-        } else if (placed < x->most) {
-            copy_expert(s, u, e, set + (size_t)placed++ * s->slot_bytes);
-        } else {
-            break;
-        }
-    }
-}
-
-/* ---- rounds ---- */
 
 static void fetch_round(expert_host *s) {
     host_stream *x = &s->stream;
@@ -103,11 +51,10 @@ static void fetch_round(expert_host *s) {
     a.most = x->most;
     a.host.mail = NULL;
     s->layer.ops->moe_fetch(s->o.copy_stream, &a);
-    copy_round(s, u, set->memory);
     hd_stream_record_event(s->o.copy_stream, set->fetched);
     x->fetched++;
     if (++x->round < rounds_of(s, u)) return;
-    x->round = x->first = 0;
+    x->round = 0;
     while (++x->unit < x->end && s->units[x->unit].whole) {
     }
 }
@@ -138,7 +85,7 @@ bool host_stream_begin(expert_host *s, int32_t unit) {
     const bool many = s->layer.n_places >= MANY * s->n_experts;
     const bool on = s->stream.most > 0 && !u->whole && u->slots.n_slots < s->n_experts;
     if (expected) return true;
-    if (on && many && !hd_stream_captures(s->layer.stream)) {
+    if (on && many) {
         begin_anew(s, unit);
         s->n_rounds = rounds_of(s, u);
         return true;
@@ -176,11 +123,6 @@ void host_stream_next(expert_host *s, hd_expert_wave *out) {
 hd_status host_stream_open(expert_host *s, hd_err *err) {
     host_stream *x = &s->stream;
     if (x->most == 0) return HD_OK;
-    void *slot;
-    HD_TRY(hd_device_alloc_host(s->o.device, &slot,
-                                (size_t)s->n_units * (size_t)s->n_experts * sizeof *x->slot,
-                                "slots of experts", err));
-    x->slot = slot;
     HD_TRY(hd_device_event_open(&x->begun, s->o.device, false, err));
     for (int32_t i = 0; i < HOST_SETS; i++) {
         HD_TRY(hd_device_event_open(&x->sets[i].fetched, s->o.device, false, err));
@@ -193,7 +135,6 @@ hd_status host_stream_open(expert_host *s, hd_err *err) {
 void host_stream_close(expert_host *s) {
     host_stream *x = &s->stream;
     if (x->most > 0) hd_stream_wait(s->o.copy_stream);
-    hd_device_release(s->o.device, x->slot);
     hd_device_event_close(x->begun);
     for (int32_t i = 0; i < HOST_SETS; i++) {
         hd_device_event_close(x->sets[i].fetched);

@@ -90,8 +90,7 @@ typedef struct hd_host_rows {
  *
  * With a set, slots keep what they hold. A missing expert takes a slot that holds none, the lowest first,
  * else the next place of the set; `most` counts the latter, rounds are not limited by slots, and the clock
- * stands still. The host computes no rows then, and it queues the copies behind the operator: it knows what the
- * slots hold. */
+ * stands still. The host computes no rows then. */
 typedef struct hd_moe_fetch_args {
     hd_weight *table;      /* [3, n_experts] the matrices of the round's experts with rows */
     int32_t *round_offset; /* [n_experts + 1] offset, without the rows of other rounds; NULL: not wanted */
@@ -103,7 +102,7 @@ typedef struct hd_moe_fetch_args {
     const hd_weight *from;   /* [3, n_experts] where they lie; the table's arrays are aside */
     const int32_t *offset;   /* [n_experts + 1] of moe_permute; NULL: as if all had rows */
     hd_expert_slots slots;
-    const uint8_t *set; /* [most, slot_bytes] device memory; NULL: none */
+    uint8_t *set; /* [most, slot_bytes] device memory; NULL: none */
     hd_expert_layout layout;
     int32_t n_experts, most; /* most: 1 .. slots.n_slots without a set */
     hd_host_rows host;

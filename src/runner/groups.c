@@ -93,7 +93,7 @@ hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
         if (pass == RUNNER_DRAFT) x->draft_places = hd_max_i32(x->draft_places, w->places);
     }
     x->fetches = pass == RUNNER_STEP && from > 0 && most >= from;
-    x->fixed.times.fetch_steps += x->fetches;
+    x->fixed.times.fetch_steps += x->fetches && b->n_rows > 0;
     x->fixed.times.fetch_from = from;
     return HD_OK;
 }

@@ -147,11 +147,11 @@ static void run_fetch(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
     }
 }
 
-static void check_array(const hd_moe_fetch_args *a, const void *have, const uint8_t *slot,
-                        int64_t at, const void *want, int64_t bytes) {
+static void check_array(const void *have, const uint8_t *slot, int64_t at, const void *want,
+                        int64_t bytes) {
     if (bytes == 0) return;
     assert_ptr_equal(have, slot + at);
-    if (!a->set) assert_memory_equal(have, want, (size_t)bytes);
+    assert_memory_equal(have, want, (size_t)bytes);
 }
 
 /* Every slot has its holder's arrays, and the table has those of the last round with rows, in slots or in
@@ -172,14 +172,12 @@ static void check_slots(const fetch_job *j, const int32_t *slot, const int32_t *
         for (int32_t m = 0; m < ROLES; m++) {
             const hd_weight *from = &a->from[m * a->n_experts + e];
             const hd_weight *have = &a->table[m * a->n_experts + e];
-            if (!a->set) { /* else the copies are the host's */
-                assert_memory_equal(at + a->layout.data_at[m], from->data,
-                                    (size_t)a->layout.data_bytes[m]);
-            }
+            assert_memory_equal(at + a->layout.data_at[m], from->data,
+                                (size_t)a->layout.data_bytes[m]);
             if (!in_round) continue;
-            check_array(a, have->data, at, a->layout.data_at[m], from->data,
+            check_array(have->data, at, a->layout.data_at[m], from->data,
                         a->layout.data_bytes[m]);
-            check_array(a, have->scale, at, a->layout.scale_at[m], from->scale,
+            check_array(have->scale, at, a->layout.scale_at[m], from->scale,
                         a->layout.scale_bytes[m]);
             assert_true(have->global == from->global && have->rows == from->rows);
             assert_true(!have->scale == !from->scale);

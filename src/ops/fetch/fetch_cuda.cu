@@ -131,13 +131,13 @@ __device__ __forceinline__ bool goes_first(const turn &x, int32_t i, const turn 
 }
 
 /* at: a slot, or place -1 - at of the set */
-__device__ __forceinline__ const uint8_t *memory_at(const hd_moe_fetch_args &a, int32_t at) {
+__device__ __forceinline__ uint8_t *memory_at(const hd_moe_fetch_args &a, int32_t at) {
     return at >= 0 ? a.slots.memory + at * a.slots.slot_bytes
                    : a.set + (-1 - at) * a.slots.slot_bytes;
 }
 
 __device__ void set_table(const hd_moe_fetch_args &a, int32_t expert, int32_t at) {
-    const uint8_t *slot = memory_at(a, at);
+    uint8_t *slot = memory_at(a, at);
     for (int32_t m = 0; m < HD_EXPERT_MATRICES; m++) {
         hd_weight w = a.from[m * a.n_experts + expert];
         w.data = slot + a.layout.data_at[m];
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(COPY_THREADS)
     const int64_t thread = (int64_t)blockIdx.x * COPY_THREADS + threadIdx.x;
     if (a.host.mail && a.host.desk->n > 0) write_rows(a);
     for (int32_t i = 1; i <= n; i++) {
-        uint8_t *slot = a.slots.memory + a.todo[a.n_experts + i] * a.slots.slot_bytes;
+        uint8_t *slot = memory_at(a, a.todo[a.n_experts + i]);
         for (int32_t m = 0; m < HD_EXPERT_MATRICES; m++) {
             const hd_weight &w = a.from[m * a.n_experts + a.todo[i]];
             copy_array(slot + a.layout.data_at[m], w.data, a.layout.data_bytes[m], thread,
@@ -394,7 +394,7 @@ void hd_moe_fetch_cuda(hd_stream *s, const hd_moe_fetch_args *a) {
     }
     cudaStream_t queue = hd_cuda_stream(s);
     launch_kernel(queue, plan_fetch, dim3(1), PLAN_THREADS, 0, 1, *a);
-    if (!a->set) launch_kernel(queue, copy_experts, dim3(COPY_BLOCKS), COPY_THREADS, 0, 1, *a);
+    launch_kernel(queue, copy_experts, dim3(COPY_BLOCKS), COPY_THREADS, 0, 1, *a);
     hd_cuda_check(s, "moe_fetch");
 }
 

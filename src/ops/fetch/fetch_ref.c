@@ -164,14 +164,14 @@ static int64_t expert_bytes(const hd_expert_layout *l) {
 }
 
 /* at: a slot, or place -1 - at of the set */
-static const uint8_t *memory_at(const hd_moe_fetch_args *a, int32_t at) {
+static uint8_t *memory_at(const hd_moe_fetch_args *a, int32_t at) {
     const int64_t bytes = a->slots.slot_bytes;
     return at >= 0 ? a->slots.memory + at * bytes : a->set + (-1 - at) * bytes;
 }
 
 static void set_table(const hd_moe_fetch_args *a, int32_t expert, int32_t at) {
     const hd_expert_layout *l = &a->layout;
-    const uint8_t *slot = memory_at(a, at);
+    uint8_t *slot = memory_at(a, at);
     for (int32_t m = 0; m < HD_EXPERT_MATRICES; m++) {
         hd_weight *w = &a->table[m * a->n_experts + expert];
         *w = a->from[m * a->n_experts + expert];
@@ -247,7 +247,7 @@ int32_t ops_fetch_plan(const hd_moe_fetch_args *a) {
                                                     .n_experts = a->n_experts});
     }
     if (a->seen) *a->seen = *a->counts;
-    return a->set ? 0 : a->todo[0];
+    return a->todo[0];
 }
 
 static void copy(uint8_t *slot, int64_t at, const void *from, int64_t bytes) {
@@ -258,7 +258,7 @@ void ops_fetch_matrix(const hd_moe_fetch_args *a, int32_t i) {
     const hd_expert_layout *l = &a->layout;
     const int32_t n = 1 + i / HD_EXPERT_MATRICES, m = i % HD_EXPERT_MATRICES;
     const hd_weight *w = &a->from[m * a->n_experts + a->todo[n]];
-    uint8_t *slot = a->slots.memory + a->todo[a->n_experts + n] * a->slots.slot_bytes;
+    uint8_t *slot = memory_at(a, a->todo[a->n_experts + n]);
     copy(slot, l->data_at[m], w->data, l->data_bytes[m]);
     copy(slot, l->scale_at[m], w->scale, l->scale_bytes[m]);
 }
