@@ -2,13 +2,14 @@
 """What the choice by prefix is worth: conversations of several turns, over servers that are chosen by the
 router, in turn, and by a client who knows it all, as a Markdown table.
 
-    bench/router.py [MODEL_DIR] [--servers 2] [--prefill 0] [--conversations 8] [--turns 6] [--rounds 3]
+    bench/router.py [MODEL_DIR] [--servers 2] [--prefill 0] [--conversations 8] [--turns 6] [--rounds 3] [--cpu-time]
 
 Each conversation is a thread that sends its turns one after the other, each with all that was said before. Every
 server has one thread of the CPU, and no token history, so that texts are equal. `in turn` sends each request to the next server; `by conversation` all of one
 conversation to one server, which is the most that a cache can hit. The three ways take turns, each with empty
 caches; medians of the rounds. Reused is the share of prompt tokens that no server computed, by the servers' metrics: pages
-that travel between two servers were computed once. With --prefill N so many prefill servers compute prompts for them: the router chooses
+that travel between two servers were computed once. --cpu-time: per second of all servers' processors, for a machine with
+other work. With --prefill N so many prefill servers compute prompts for them: the router chooses
 pairs, the other two ways name prefill servers as they choose servers.
 
 Then the hot prefix: so many clients as --clients send requests that all begin alike, through the router; the longest
@@ -17,6 +18,7 @@ queue of a server over the mean of all, both averaged over the run."""
 import argparse
 import concurrent.futures
 import itertools
+import os
 import statistics
 import sys
 import threading
@@ -53,15 +55,25 @@ def computed(servers):
     return sum(figure(s, "prompt_tokens_total") - figure(s, "cached_tokens_total") for s in servers)
 
 
+def processor_seconds(servers):
+    """What all threads of the servers have used so far."""
+    ticks = 0
+    for s in servers:
+        fields = Path(f"/proc/{s.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])  # utime, stime
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def measure(args, servers, choose):
     for s in servers:
         assert s.post("/flush_cache").status == 200
     time.sleep(1)  # the router hears of it
     before = computed(servers)
-    begun = time.perf_counter()
+    now = (lambda: processor_seconds(servers)) if args.cpu_time else time.perf_counter
+    begun = now()
     with concurrent.futures.ThreadPoolExecutor(args.conversations) as pool:
         talks = list(pool.map(lambda i: talk(i, args.turns, args.words, choose), range(args.conversations)))
-    seconds = time.perf_counter() - begun
+    seconds = now() - begun
     prompt = sum(t[0] for t in talks)
     return prompt / seconds, 1 - (computed(servers) - before) / prompt, [t[1] for t in talks]
 
@@ -100,6 +112,7 @@ def main():
     parser.add_argument("--words", type=int, default=120, help="of a question")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefill", type=int, default=0, help="prefill servers")
+    parser.add_argument("--cpu-time", action="store_true", help="per second of the servers' processors")
     parser.add_argument("--clients", type=int, default=16, help="of the hot prefix")
     args = parser.parse_args()
     flags = ("--threads", "1", "--max-running", "16", "--token-history", "off")

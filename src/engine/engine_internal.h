@@ -134,20 +134,20 @@ struct hd_engine {
     /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
     hd_err no_gpu;
     hd_mla_form mla;
+    hd_expert_split split;
     int32_t max_context, max_logprobs, max_living, n_requests;
-    bool has_model; /* false: the null runner */
-    bool drafts, forced_acceptance;
+    int32_t dwdp_from; /* hd_model_runner_options.fetch_from */
+    bool has_model, drafts, forced_acceptance; /* has_model: else the null runner */
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
-    int32_t n_notices;
-    int32_t n_experts, n_loads; /* experts per layer; layers times experts */
+    int32_t n_notices, n_micro, micro_from; /* micro: of hd_model_limits, while rows travel */
+    int32_t n_experts, n_loads;             /* experts per layer; layers times experts */
     hd_grammar_vocab *vocab;
     engine_grammar_cache *grammars;      /* have their own locks */
     engine_token_history *token_history; /* NULL: disabled */
     hd_alternative *tops;                /* alternatives of all step outputs in the ring */
     hd_parallel_config parallel;         /* of all ranks */
     engine_degrees degrees;
-    int32_t dwdp_from; /* rows of a step, HD_FETCH_BY_TIME or 0: as hd_model_runner_options.fetch_from */
     char layout_reason[240];     /* empty: the options say the layout */
     hd_comm_local *world;        /* several ranks in this process; else NULL */
     hd_comm_ucx *ucx;            /* one rank of several processes; else NULL */
@@ -159,8 +159,8 @@ struct hd_engine {
     hd_weights_changes *changes;       /* of rank 0 of several processes; else NULL */
     bool replay[HD_N_REPLAYS];         /* choices of every position are kept */
     size_t page_bytes[HD_N_KV_GROUPS]; /* of a page that leaves or arrives */
-    bool whole_prompts;                /* the last layers compute every position of a prompt */
-    engine_rank *ranks;                /* [n_ranks] those of this process */
+    bool whole_prompts, replays_prompts; /* of every position in the last layers; of a window */
+    engine_rank *ranks;                  /* [n_ranks] those of this process */
     int32_t n_ranks;
     bool independent;      /* groups exchange nothing in steps (dwdp): rounds of their own */
     engine_router *router; /* NULL: one attention group */
@@ -198,7 +198,7 @@ struct hd_engine {
     engine_version *versions; /* all names so far */
     const char *version;      /* of the weights, as of the last step */
     pthread_cond_t updated;   /* signalled for hd_engine_update_weights() */
-    uint64_t weights_mark;    /* see hd_engine_pages.weights */
+    uint64_t weights_mark;    /* see hd_page_job.weights */
     hd_page_source source;    /* fetch NULL: none */
     int32_t n_fetching;       /* choices that wait for pages */
     bool paused, draining, woken, closing;

@@ -3,6 +3,7 @@
 #define HD_ENGINE_NOTICES_H
 
 #include "engine/engine_internal.h"
+#include "kv/hisparse_choice.h"
 
 /* weights: NULL without a model */
 void engine_note_oddities(hd_engine *e, const hd_weights *weights);
@@ -17,7 +18,7 @@ void engine_note_layers(hd_engine *e, int32_t n, int32_t all);
 /* Why the host computes no rows of experts, although that was asked for. */
 void engine_note_no_host_rows(hd_engine *e, const hd_err *why);
 
-/* Why HiSparse is on: `all` bytes of KV pools, of which `free` have room. */
-void engine_note_hisparse(hd_engine *e, int32_t rows, size_t all, size_t free);
+/* What HiSparse "auto" chose, and why. tokens: of KV pools without it. */
+void engine_note_hisparse(hd_engine *e, const hd_hisparse_choice *c, int64_t tokens);
 
 #endif

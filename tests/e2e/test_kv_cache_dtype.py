@@ -1,4 +1,4 @@
-"""--kv-cache-dtype: entries in bfloat16 and FP8. They are rounded once, when they are written, so that whatever a
+"""--kv-cache-dtype: entries in bfloat16, FP8 and V4.1's own formats. They are rounded once, when they are written, so that whatever a
 sequence goes through, it has the same bits: chunks, neighbours, threads, ranks, tiers, drafts."""
 
 import concurrent.futures
@@ -23,8 +23,7 @@ def logits(tmp_path, model, tokens, *flags):
     return np.load(out)
 
 
-@pytest.mark.parametrize("dtype", PACKED)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "dtype"), [(case, dtype) for case in CASES for dtype in PACKED] + [("v41_small", "fp4")])
 def test_no_way_changes_a_bit(tmp_path, case, dtype):
     model = GOLDEN / case
     tokens = json.loads((model / "tokens.json").read_text())
@@ -74,17 +73,18 @@ def conversations(server):
 WAYS = [("--chunk", 37, "--draft-tokens", 3), ("--tp", 2, "--cp", 2), ("--kv-tokens", 900, "--kv-host", 0.01)]
 
 
-@pytest.mark.parametrize("family", ["v32", "v4"])
-def test_servers_agree(tmp_path, family):
-    model = make_toy_model(family, tmp_path / "model")
-    alone = Server(*FLAGS, "--no-drafts", "--kv-cache-dtype", "fp8", model=model)
-    assert alone.get("/server_info").json["kv_cache_dtype"] == "fp8"
+@pytest.mark.parametrize(("family", "dtype"), [("v32", "fp8"), ("v4", "fp8"), ("v41", "fp4")])
+def test_servers_agree(tmp_path, family, dtype):
+    model = GOLDEN / "v41_small" if family == "v41" else make_toy_model(family, tmp_path / "model")
+    alone = Server(*FLAGS, "--no-drafts", "--kv-cache-dtype", dtype, model=model)
+    assert alone.get("/server_info").json["kv_cache_dtype"] == dtype
     want = conversations(alone)
     assert conversations(alone) == want  # from the prefix cache
     alone.close()
-    rows = {"v32": 53, "v4": 33}[family]
-    for flags in (*WAYS, ("--hisparse", rows)):
-        server = Server(*FLAGS, *flags, "--kv-cache-dtype", "fp8", model=model)
+    rows = {"v32": 53, "v4": 33, "v41": 79}[family]
+    ways = [way[:2] if family == "v41" and "--cp" in way else way for way in WAYS]  # which has no cp
+    for flags in (*ways, ("--hisparse", rows)):
+        server = Server(*FLAGS, *flags, "--kv-cache-dtype", dtype, model=model)
         assert conversations(server) == want, flags
         server.close()
 
@@ -119,7 +119,7 @@ def test_memory_is_what_the_format_says(tmp_path):
     assert sizes["auto"] == sizes["float32"] > sizes["bfloat16"] > sizes["fp8"]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8", "fp4"])
 def test_cases_of_operators_have_packed_entries(dtype):
     result = run_hadal("bench", "ops", "--backend", "cpu", "--kv-cache-dtype", dtype, "--only", "resident", "--repeat", "1")
     assert result.returncode == 0, result.stderr
@@ -130,6 +130,7 @@ def test_cases_of_operators_have_packed_entries(dtype):
     ("flags", "why"),
     [
         (("--kv-cache-dtype", "int4"), "int4"),
+        (("--kv-cache-dtype", "fp4"), "kv_cache_dtype fp4 is V4.1's own; deepseek_v4 has none"),
         (("--kv-cache-dtype", "fp8", "--backend", "null"), "caches nothing"),
         (("--kv-cache-dtype", "fp8", "--backend", "cuda"), "kv_cache_dtype fp8 is not for cuda"),
         (("--kv-cache-dtype", "float32", "--backend", "cuda", "--precision", "fast"), "kv_cache_dtype float32 is not for cuda"),

@@ -178,7 +178,9 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
     int32_t n = 1;
     HD_TRY(hd_gpu_find(&s->gpu, s->gpu_name, err));
     HD_TRY(hd_model_spec_open(&s->spec, s->config, err));
-    HD_TRY(hd_kv_resident_rows(&s->args.hisparse, s->hisparse, s->spec, err));
+    s->args.hisparse_auto = s->hisparse && strcmp(s->hisparse, "auto") == 0;
+    if (!s->args.hisparse_auto)
+        HD_TRY(hd_kv_resident_rows(&s->args.hisparse, s->hisparse, s->spec, err));
     HD_TRY(plan_check_training(s, err));
     if (s->training.train) return plan_training(s, err);
     s->args.spec = s->spec;
@@ -246,7 +248,7 @@ int cmd_plan(int argc, char **argv) {
         option_int("prompt", &prompt, 1, MAX_TOKENS, "tokens of a prompt; default 4096"),
         option_int("output", &output, 1, MAX_TOKENS, "tokens of an answer; default 1024"),
         option_int("chunk", &chunk, 1, 1 << 17, "rows of a prefill step; default 2048"),
-        option_text("hisparse", &s.hisparse, "ROWS", "as serve's --hisparse"),
+        option_text("hisparse", &s.hisparse, "auto|ROWS", "as serve's --hisparse"),
         option_int("drafts", &drafts, 0, HD_MAX_DRAFTS, "drafts of a sequence and step"),
         option_real("accepted", &accepted, 0, HD_MAX_DRAFTS, "of these, the mean of a step"),
         option_real("balancedness", &balancedness, 0.01, 1,

@@ -186,6 +186,7 @@ hd_status remote_send_order(engine_rank *rank, const engine_order *order, hd_err
 static void drop_job(remote_job *j) {
     free((void *)(uintptr_t)j->job.tokens);
     free((void *)(uintptr_t)j->job.message);
+    free(j->job.copy);
     free(j);
 }
 
@@ -195,7 +196,7 @@ static void on_job_done(hd_page_job *job) {
     engine_remote *m = j->rank->engine->remote;
     hd_err err = {0};
     pthread_mutex_lock(&m->lock);
-    keep(m, engine_put_job_done(&m->out, job, &err), &err);
+    keep(m, engine_put_job_done(j->rank->engine, &m->out, job, &err), &err);
     pthread_mutex_unlock(&m->lock);
     drop_job(j);
 }

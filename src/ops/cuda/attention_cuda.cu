@@ -55,7 +55,7 @@ static __device__ key_list list_keys(const hd_attention_args &a, int32_t row) {
     const int32_t pos = a.pos[row];
     k.seq = a.seq[row];
     if (a.window) {
-        k.first_recent = max(0, pos + 1 - a.window);
+        k.first_recent = max(a.window_from ? a.window_from[k.seq] : 0, pos + 1 - a.window);
         k.n_recent = pos + 1 - k.first_recent;
     }
     int32_t n = visible_entries(pos, a.ratio);

@@ -3,7 +3,7 @@
  * a sequence; else kernels in order, whose blocks stride through the rows, because the host does
  * not know how many each sequence has. Args are the arguments of an operator with state, kv, gate
  * and seqs. */
-#include "ops/cuda/cuda_internal.cuh"
+#include "ops/cuda/official_internal.cuh"
 
 constexpr int ALL_BLOCKS = 512, SEQ_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
 constexpr int AT_ONCE = 8; /* slots of a channel on their way */
@@ -269,22 +269,33 @@ void hd_group_latents_cuda(hd_stream *s, const hd_group_latents_args *a) {
     hd_cuda_check(s, "group_latents");
 }
 
+/* Column c of a row, whose columns from `plain` on are rotated. */
+static __device__ __forceinline__ float rotated_at(const float *x, int32_t c, int32_t plain,
+                                                   const float *freq, int32_t pos) {
+    if (c < plain) return x[c];
+    const int32_t i = (c - plain) / 2, at = plain + 2 * i;
+    const float angle = rope_angle(pos, freq[i]), cosine = cosf(angle), sine = sinf(angle);
+    return c == at ? x[at] * cosine - x[at + 1] * sine : x[at] * sine + x[at + 1] * cosine;
+}
+
 /* A block per row. */
 static __global__ void __launch_bounds__(BLOCK) store_groups(hd_store_groups_args a) {
     begin_kernel();
     const int32_t r = (int32_t)blockIdx.x, pos = a.pos[r], width = a.entries.width;
-    const int32_t plain = width - 2 * a.pairs;
     if ((pos + 1) % a.ratio != 0) return;
     const float *x = a.x + (int64_t)r * width;
     const int64_t to = paged_at(a.entries, a.seq[r], pos / a.ratio);
-    for (int32_t c = threadIdx.x; c < plain; c += BLOCK) {
-        put_cached(a.entries.rows, to + c, x[c]);
+    for (int32_t first = 0; first < width; first += BLOCK) {
+        const int32_t c = first + (int32_t)threadIdx.x;
+        const float own =
+            c < width ? rotated_at(x, c, width - 2 * a.pairs, a.freq, pos + 1 - a.ratio) : 0.0f;
+        const float value = in_group(a.entries.format, own);
+        if (c < width) put_cached(a.entries.rows, to + c, value);
     }
-    put_rotated(a.entries.rows, to + plain, x + plain, a.freq, a.pairs, pos + 1 - a.ratio);
 }
 
 void hd_store_groups_cuda(hd_stream *s, const hd_store_groups_args *a) {
-    if (a->rows == 0) return;
+    if (a->rows == 0 || !rounds_groups(s, a->entries.format)) return;
     launch_kernel(hd_cuda_stream(s), store_groups, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "store_groups");
 }

@@ -16,7 +16,7 @@ HD_COMMON_OP_LIST(X)
 FAST_OP_LIST(X)
 #undef X
 #define X(op) CHECKED(op, cuda_official)
-OFFICIAL_OP_LIST(X)
+OPS_OFFICIAL_LIST(X)
 #undef X
 #define X(op) CHECKED(op, cuda_cublaslt)
 CUBLASLT_OP_LIST(X)
@@ -45,7 +45,7 @@ extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublasl
 #undef X
     if (precision == HD_OFFICIAL) {
 #define X(op) t->op = op##_cuda_official;
-        OFFICIAL_OP_LIST(X)
+        OPS_OFFICIAL_LIST(X)
 #undef X
     }
     if (!cublaslt) return;

@@ -1,5 +1,6 @@
 /* fetch_cuda.cu - experts in host memory: one block finds what a round lacks, gives it slots and decides what
  * the host computes; a few others write the rows for the host, and copy the experts. */
+#include "ops/cuda/block_internal.cuh"
 #include "ops/cuda/cuda_internal.cuh"
 
 namespace {
@@ -12,17 +13,8 @@ constexpr int SPINS = 64; /* between two looks at the clock */
 
 /* The sum of x over the threads up to this one. */
 __device__ int32_t sum_upto(int32_t x) {
-    __shared__ int32_t part[PLAN_THREADS / WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    for (int step = 1; step < WARP; step *= 2) {
-        const int32_t left = __shfl_up_sync(ALL_LANES, x, step);
-        if (lane >= step) x += left;
-    }
-    if (lane == WARP - 1) part[warp] = x;
-    __syncthreads();
-    const int32_t before = warp_sum(lane < warp ? part[lane] : 0);
-    __syncthreads();
-    return x + before;
+    int32_t all;
+    return x + scan_before<PLAN_THREADS>(x, &all);
 }
 
 /* ---- rows that the host computes ---- */
