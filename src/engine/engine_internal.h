@@ -136,8 +136,8 @@ struct hd_engine {
     hd_mla_form mla;
     hd_expert_split split;
     int32_t max_context, max_logprobs, max_living, n_requests;
-    bool has_model; /* false: the null runner */
-    bool drafts, forced_acceptance;
+    int32_t dwdp_from; /* hd_model_runner_options.fetch_from */
+    bool has_model, drafts, forced_acceptance; /* has_model: else the null runner */
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
     int32_t n_notices, n_micro, micro_from; /* micro: of hd_model_limits, while rows travel */
@@ -162,7 +162,7 @@ struct hd_engine {
     bool whole_prompts, replays_prompts; /* of every position in the last layers; of a window */
     engine_rank *ranks;                  /* [n_ranks] those of this process */
     int32_t n_ranks;
-    bool independent;      /* groups are threads without exchanges: rounds of their own */
+    bool independent;      /* groups exchange nothing in steps (dwdp): rounds of their own */
     engine_router *router; /* NULL: one attention group */
     engine_remote *remote; /* NULL: all attention groups are in this process */
 
