@@ -401,10 +401,10 @@ hd_status hd_kv_restore(hd_kv *kv, hd_err *err) {
     return hd_device_restore(kv->device, kv->block, err);
 }
 
-/* Values between 1/2 and 1, with either sign. Of E4M3 bytes around 1, which are small powers of two as
- * scales. */
+/* Values between 1/2 and 1, with either sign. Of E4M3 bytes of 1/2 to 1, which are small powers of two as
+ * scales; with a sign they would be large ones, which are rare. */
 static hd_random_fill fill_of(hd_dtype type) {
-    static const hd_random_fill e4m3 = {.keep = 0x87878787, .set = 0x30303030};
+    static const hd_random_fill e4m3 = {.keep = 0x07070707, .set = 0x30303030};
     return type == HD_E4M3 ? e4m3 : hd_dtype_random(type, 0.5f);
 }
 

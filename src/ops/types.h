@@ -58,9 +58,9 @@ static inline hd_rows hd_rows_strided(hd_rows x, int64_t stride) {
 }
 
 /* How entries of type E4M3 are stored; models.md 4.3. The last `plain` columns are bfloat16, the others
- * E4M3 times a power of two, one for each `group` of them. An entry is [width - plain] codes, [plain]
- * bfloat16, the scales as E8M0, and zeros up to a multiple of 4 bytes. A scale is the smallest that lets
- * the group's largest magnitude, at least 1e-4, be at most 448. */
+ * E4M3 times a power of two, one for each `group` of them (a power of two, 8 to 128). An entry is
+ * [width - plain] codes, [plain] bfloat16, the scales as E8M0, and zeros up to a multiple of 4 bytes. A
+ * scale is the smallest that lets the group's largest magnitude, at least 1e-4, be at most 448. */
 typedef struct hd_entry_scales {
     int32_t group, plain; /* 0 for other types */
 } hd_entry_scales;

@@ -11,18 +11,11 @@
 constexpr int TAKE_THREADS = HD_RESIDENT_AGES, TAKE_WARPS = TAKE_THREADS / WARP;
 static_assert(TAKE_WARPS == WARP, "a warp adds up what all warps count");
 
-/* The pool's number of an entry of a sequence. */
-static __device__ __forceinline__ int32_t entry_at(const hd_paged &p, int32_t seq,
-                                                   int32_t entry) {
-    const int32_t page = p.table[(int64_t)seq * p.table_stride + entry / p.page_entries];
-    return page * p.page_entries + entry % p.page_entries;
-}
-
 static __global__ void forget_entries(hd_forget_entries_args a) {
     begin_kernel();
     const int32_t r = (int32_t)(blockIdx.x * BLOCK + threadIdx.x);
     if (r >= a.rows || (a.pos[r] + 1) % a.ratio) return;
-    a.row_of[entry_at(a.entries, a.seq[r], a.pos[r] / a.ratio)] = -1;
+    a.row_of[paged_row(a.entries, a.seq[r], a.pos[r] / a.ratio)] = -1;
 }
 
 void hd_forget_entries_cuda(hd_stream *s, const hd_forget_entries_args *a) {
@@ -54,7 +47,7 @@ static __global__ void look_up(hd_resident_args a) {
     bool lacking = false;
     if (i < n && !is_selected) a.out[i] = -1;
     if (is_selected) {
-        const int32_t entry = entry_at(a.entries, a.seq[i / a.top_k], a.selected[i]);
+        const int32_t entry = (int32_t)paged_row(a.entries, a.seq[i / a.top_k], a.selected[i]);
         const int32_t row = *static_cast<volatile int32_t *>(&b.row_of[entry]);
         lacking = row < 0 || b.owner[row] != entry + 1;
         a.out[i] = lacking ? -2 - entry : row;
@@ -210,11 +203,16 @@ static __global__ void fetch(hd_resident_args a, int32_t bytes) {
     const int32_t n_missed = b.state->n_missed, n = a.rows * a.top_k;
     const int32_t thread = (int32_t)(blockIdx.x * BLOCK + threadIdx.x);
     const int32_t threads = (int32_t)gridDim.x * BLOCK;
-    const uintptr_t both = (uintptr_t)a.entries.rows.data | (uintptr_t)b.rows.data;
+    const uintptr_t all =
+        (uintptr_t)a.entries.rows.data | (uintptr_t)b.rows.data | (uintptr_t)bytes;
     if (n_missed == 0) return;
     for (int32_t k = thread / WARP; k < n_missed; k += threads / WARP) {
-        if (bytes % (int)sizeof(uint4) == 0 && both % sizeof(uint4) == 0) {
+        if (all % sizeof(uint4) == 0) {
             copy_entry<uint4>(a, k, bytes);
+        } else if (all % sizeof(uint2) == 0) {
+            copy_entry<uint2>(a, k, bytes);
+        } else if (all % sizeof(uint32_t) == 0) {
+            copy_entry<uint32_t>(a, k, bytes);
         } else {
             copy_entry<uint16_t>(a, k, bytes);
         }
@@ -228,7 +226,7 @@ void hd_resident_cuda(hd_stream *s, const hd_resident_args *a) {
     const int64_t n = (int64_t)a->rows * a->top_k;
     cudaStream_t queue = hd_cuda_stream(s);
     if (n == 0 || !ops_fits_buffer(s, a)) return;
-    const int32_t bytes = (int32_t)hd_dtype_bytes(a->entries.rows.type, a->entries.width);
+    const int32_t bytes = (int32_t)hd_paged_entry_bytes(&a->entries);
     const unsigned warps = blocks_for(n, BLOCK / WARP),
                    workers = (unsigned)hd_stream_workers(s);
     launch_kernel(queue, look_up, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);

@@ -1,5 +1,5 @@
 /* rows_cuda.cu - row-wise operators: copies, norms, rotations, the gate. Bounded by memory. */
-#include "ops/cuda/cuda_internal.cuh"
+#include "ops/cuda/entries_internal.cuh"
 #include "ops/cuda/replay_internal.cuh"
 #include "ops/cuda/weight_internal.cuh"
 #include "ops/fused_internal.h"
@@ -296,11 +296,7 @@ void hd_norm_rope_cuda(hd_stream *s, const hd_norm_rope_args *a) {
 static __global__ void kv_store(hd_kv_store_args a) {
     begin_kernel();
     const int32_t r = (int32_t)blockIdx.x;
-    const cuda_act *x = acts(a.x) + r * stride_of(a.x, a.pool.width);
-    const int64_t to = paged_at(a.pool, a.seq[r], a.pos[r]);
-    for (int32_t c = threadIdx.x; c < a.pool.width; c += BLOCK) {
-        put_cached(a.pool.rows, to + c, wide(x[c]));
-    }
+    put_entry(a.pool, a.seq[r], a.pos[r], acts(a.x) + r * stride_of(a.x, a.pool.width));
 }
 
 void hd_kv_store_cuda(hd_stream *s, const hd_kv_store_args *a) {
