@@ -254,7 +254,7 @@ static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_er
 
 static hd_status predict(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {
     const int32_t users = group_users(&a->load, c);
-    const hd_dtype kv_type = hd_cuda_kv_type(a->precision);
+    const hd_dtype kv_type = hd_capacity_kv_type(a);
     c->sizes = sizes_of(a, users);
     const hd_rank_memory_args memory = {.spec = a->spec,
                                         .parallel = &c->parallel,
