@@ -49,15 +49,16 @@ typedef struct hd_engine_options {
     int32_t gpu;
     /* Of the cpu and cuda backends: "exact", the default, or "fast", which rounds
      * activations before GEMMs (docs/numerics.md). A CPU that gains no speed by it
-     * computes exactly. Of the cuda backend also "official", which rounds activations to
-     * FP8 where the published inference programs do. */
+     * computes exactly. Of the cuda and ref backends also "official", which rounds activations
+     * to FP8, and V4.1's cached entries, where the published inference programs do. */
     const char *precision;
     /* Of the cuda backend with "fast": GEMMs of many rows use cuBLASLt, so the bits of a
      * result depend on the rest of the batch (docs/numerics.md). */
     bool no_batch_invariance;
     /* Of the cpu and ref backends: how the KV cache is stored. "auto", the default, is "float32";
-     * "bfloat16" takes half the memory, "fp8" a quarter (docs/numerics.md). A GPU has "auto", which is
-     * float32 with "exact" and bfloat16 with the other precisions. */
+     * "bfloat16" takes half the memory, "fp8" a quarter; "fp4", of V4.1 alone, a seventh
+     * (docs/numerics.md). A GPU has "auto", which is float32 with "exact" and bfloat16 with the other
+     * precisions. */
     const char *kv_cache_dtype;
     /* Ranks: threads of this process that share one model, on the cpu and ref backends
      * (docs/ranks.md). tp: each has a part of every matrix. ep: each has a part of the routed
@@ -77,6 +78,10 @@ typedef struct hd_engine_options {
     int64_t rank_memory; /* default: an equal part of what is free on the host */
     /* Ranks reduce partial sums: fewer bytes to exchange, and not bit for bit equal. */
     bool sum_in_ranks;
+    /* "2" or "3": steps run in so many micro-batches, of which one computes while rows of another
+     * travel; "off"; "auto", the default: in 2 where measured figures say that it is faster. Texts do not
+     * change. For ranks that exchange rows (docs/ranks.md). */
+    const char *overlap;
     hd_world_options world;
     /* Attention groups of one rank each that divide the memory of the experts, instead of tp, ep and
      * dp: every rank fetches the experts that it lacks from the others before its layers need them,
@@ -118,16 +123,19 @@ typedef struct hd_engine_options {
      * snapshot_tokens is 0, half of it is for WINDOW pages. Default: for WINDOW pages only. */
     double kv_host_gb;
     /* "DIR:GB": a folder, and how many 10^9 bytes its files may have, for KV pages that outlive the
-     * host memory of kv_host_gb, which must be given, and this process. For one attention group.
-     * NULL: none (docs/kv.md). */
+     * host memory of kv_host_gb, which must be given, and this process; of all attention groups
+     * together. NULL: none (docs/kv.md). */
     const char *kv_disk;
     /* HiSparse, of models whose attention chooses entries (V3.2, V4, V4.1): "off", the default; or a
      * number of rows: the entries that it chooses among lie in host memory, and of each layer so many
      * of them, those that were chosen lately, on the device. "auto" does so on a GPU if the KV pools
-     * do not fit. Texts do not change (docs/kv.md). */
+     * do not fit and it pays. Texts do not change (docs/kv.md). */
     const char *hisparse;
     /* prefill tokens of one request in one step (chunked prefill); default 256 */
     int32_t chunk_tokens;
+    /* While several requests run, prompts get so many tokens of a step that it is predicted to take so
+     * many milliseconds; 0: as many as fit. */
+    int32_t prompt_ms;
     int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
     int32_t queue_limit; /* choices that may wait; default 1024 */
     /* Most top_logprobs of a request, up to HD_MAX_ALTERNATIVES; default HD_DEFAULT_LOGPROBS. Memory and copies
@@ -140,7 +148,8 @@ typedef struct hd_engine_options {
     bool no_drafts;   /* the same as drafter "none" */
     bool need_drafts; /* refuse a model that cannot draft */
     /* What the last layers of V4.1 compute of a prompt: "tail": what later positions read; "whole":
-     * every position, with the same result. Default: "tail", which every model accepts. */
+     * every position, with the same result; "replay": the last window alone, in windows that begin
+     * there, with another result (docs/kv.md). Default: "tail", which every model accepts. */
     const char *prompt_decoder;
     bool no_graphs; /* launch every operator by itself: no CUDA graphs */
     /* Encode earlier answers from their text alone. Default: reuse the tokens that the model
@@ -169,6 +178,11 @@ typedef struct hd_engine_options {
     /* Context parallelism: cp times as many ranks in an attention group, which divide the rows of
      * prompts in attention; each has the complete KV pools. Default 1. */
     int32_t cp;
+    /* How the rows of an expert go to its copies, where redundant gives it some: "turns", the default:
+     * one after the other; "local": exactly, so that each rank sends equal rows to all ranks as far as
+     * their experts allow; "flow": exactly, so that all ranks get equal rows, for which they exchange
+     * the rows of each expert in every layer. Texts do not change. Ranks on GPUs: turns (docs/eplb.md). */
+    const char *expert_split;
 } hd_engine_options;
 
 /* Returns 0, or a negative status: then *out is NULL and why contains one sentence. */
@@ -510,6 +524,7 @@ typedef struct hd_engine_stats {
     int64_t step_ns;                /* total time in steps */
     int64_t host_ns;     /* the part of step_ns in which the host did not wait for the device */
     int64_t graph_steps; /* decode steps that were launched as one CUDA graph */
+    int64_t micro_steps; /* steps that ran in several micro-batches */
     int64_t graph_ns;    /* GPU time in them */
     /* GPU idle time between one graph and the next that was queued meanwhile */
     int64_t gap_ns;

@@ -30,7 +30,7 @@ FLOORS = {
 ROOMS = {
     "model": ["backward"],
     "weights": ["config", "experts", "torch"],
-    "ops": ["ref", "cpu", "cuda", "cuda_attention", "backward", "profile"],
+    "ops": ["ref", "cpu", "cuda", "cuda_attention", "split", "backward", "profile"],
     "server": ["metrics"],
     "cli": ["terminal", "inspect", "bench", "planning", "training", "serving"],
 }

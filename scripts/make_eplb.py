@@ -49,6 +49,17 @@ def by_batch(hadal):
     return table(["rows per rank", "jitter", "none", "published", "hadal", "flow"], rows)
 
 
+def by_split(hadal):
+    rows = []
+    for n in (4, 8, 16, 32):
+        for per_rank in (64, 256, 1024):
+            flags = (f"{SKEW},passes:40,tokens:{per_rank * n // 8}", "--ranks", n, "--slots", 288, "--window", 24, "--plan", "hadal,flow")
+            got = {split: simulate(hadal, *flags, "--split", split) for split in ("even", "local", "flow")}
+            columns = [("hadal", split) for split in ("even", "local", "flow")] + [("flow", split) for split in ("local", "flow")]
+            rows.append([n, per_rank, *(f"{got[split][plan]['balancedness']:.3f}" for plan, split in columns)])
+    return table(["ranks", "rows per rank", "hadal: even", "local", "flow", "flow: local", "flow"], rows)
+
+
 def over_time(hadal):
     got = simulate(hadal, f"{SKEW},passes:256,tokens:4096,switch:80,drift:0.01", "--ranks", 32, "--slots", 288, "--window", 16, "--every", 16)
     lines = {p: [s["balancedness"] for s in r["steps"]] for p, r in got.items()}
@@ -81,6 +92,12 @@ Speed is that of the model of a step; it is a prediction.
 deviation of each expert's share per step.
 
 {by_batch(hadal)}
+### By split
+
+288 slots; plans of `hadal` and `flow`. *Even* is that of `--expert-split turns`, without chance; *local* splits
+the rows of each rank alone, *flow* those of all ranks together.
+
+{by_split(hadal)}
 ### When traffic changes
 
 `published` and `flow` are planned anew, `hadal` is repaired.

@@ -70,6 +70,7 @@
     X(comm) \
     X(comm_silence) \
     X(comm_ucx) \
+    X(preflight) \
     X(comm_ipc) \
     X(pieces) \
     X(model) \
@@ -78,6 +79,7 @@
     X(sched) \
     X(draft_depth) \
     X(load_costs) \
+    X(pace) \
     X(engine) \
     X(engine_ranks) \
     X(engine_layouts) \

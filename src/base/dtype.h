@@ -142,6 +142,7 @@ typedef struct hd_weight {
     int32_t block_rows, block_cols; /* 128 x 128, 1 x 32, 1 x 16; 0 without scales */
     float global;                   /* 1 except for NVFP4 */
     bool power_scales; /* the model's scales are powers of two, those of activations too */
+    int32_t x_group;   /* columns of x that share a scale where x is rounded; 0: 128 */
 } hd_weight;
 
 hd_stored_format hd_weight_format(const hd_weight *w); /* of its row, but for the block */

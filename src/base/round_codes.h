@@ -25,6 +25,14 @@ HD_ROUND_FN uint32_t hd_round_bits(float f) {
 #endif
 }
 
+HD_ROUND_FN float hd_round_number(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(bits);
+#else
+    return hd_f32_from_bits(bits);
+#endif
+}
+
 /* The exporters' bound: a block of zeros has a scale, too. */
 #define HD_ROUND_LEAST 1e-12f
 
@@ -50,11 +58,22 @@ HD_ROUND_FN uint32_t hd_round_e2m1(float f, bool negative) {
     return magnitude || negative ? sign | magnitude : 0;
 }
 
+/* The numbers of such codes. */
+HD_ROUND_FN float hd_rounded_e4m3(uint32_t code) {
+    const uint32_t m = code & 0x7fu, sign = (code & 0x80u) << 24;
+    const float least = (float)m * 0x1p-9f;
+    return hd_round_number(sign | (m < 8 ? hd_round_bits(least) : (m + (120u << 3)) << 20));
+}
+
+HD_ROUND_FN float hd_rounded_e2m1(uint32_t code) {
+    const uint32_t m = code & 7u, sign = (code & 8u) << 28;
+    const uint32_t high = ((m >> 1) + 126u) << 23 | (m & 1u) << 22;
+    return hd_round_number(sign | (m < 2 ? hd_round_bits((float)m * 0.5f) : high));
+}
+
 /* The power of two that is x or the next one above; x is normal. */
 HD_ROUND_FN float hd_round_power_up(float x) {
-    int exponent;
-    const float mantissa = frexpf(x, &exponent);
-    return ldexpf(1.0f, exponent - (mantissa == 0.5f));
+    return hd_round_number((hd_round_bits(x) + 0x007fffffu) & 0x7f800000u);
 }
 
 /* The scale of a block before it is stored. largest: of the elements' type; global 0: the matrix has

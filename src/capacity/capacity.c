@@ -171,10 +171,41 @@ static hd_status find_hidden_rows(hd_capacity *c, const hd_capacity_args *a, hd_
     return HD_OK;
 }
 
+static double miss_seconds(const hd_capacity *c, const hd_capacity_args *a, int32_t users) {
+    const double rows = (double)users * (1 + a->load.drafts);
+    const int32_t n_layers = a->spec->n_layers + a->spec->n_mtp;
+    return hd_hisparse_miss_bytes(a->spec, n_layers, hd_capacity_kv_type(a), c->sizes.resident,
+                                  c->sizes.context, rows) /
+           (a->gpu->host_gb_s * 1e9);
+}
+
+/* Seconds of a decode step of the requests that fit without HiSparse; 0: nothing is compared. */
+static hd_status time_fitting(double *seconds, hd_capacity *c, const hd_capacity_args *a,
+                              hd_traced_rank *r, hd_err *err) {
+    *seconds = 0;
+    if (!a->hisparse_auto || c->sizes.resident == 0 || c->hisparse.fitting < 1) return HD_OK;
+    const hd_step_shape z = decode_shape(&a->load, (int32_t)c->hisparse.fitting);
+    hd_step_cost *scratch = c->prefill;
+    HD_TRY(cost_of(scratch, c, a, r, &z, err));
+    *seconds = hd_capacity_step_seconds(scratch, a->load.overlap);
+    return HD_OK;
+}
+
+/* The time of entries that a step of decode fetches, and whether "auto" has them in host memory. */
+static void add_misses(hd_capacity *c, const hd_capacity_args *a, int32_t users,
+                       double fitting_s) {
+    if (c->sizes.resident == 0) return;
+    hd_hisparse_decide(&c->hisparse, c->step_s, fitting_s, miss_seconds(c, a, users));
+    c->hisparse.on = c->hisparse.on || !a->hisparse_auto;
+    if (c->hisparse.on) c->step_s += c->hisparse.miss_s;
+}
+
 static hd_status time_steps(hd_capacity *c, const hd_capacity_args *a, hd_traced_rank *r,
                             int32_t users, hd_err *err) {
     const hd_load *l = &a->load;
     const hd_step_shape prefill = prefill_shape(l, users), decode = decode_shape(l, users);
+    double fitting_s;
+    HD_TRY(time_fitting(&fitting_s, c, a, r, err));
     if (c->dwdp > 1) HD_TRY(find_hidden_rows(c, a, r, longest_hidden(a), err));
     HD_TRY(time_prompt(c, a, r, err));
     HD_TRY(cost_of(c->prefill, c, a, r, &prefill, err));
@@ -183,6 +214,7 @@ static hd_status time_steps(hd_capacity *c, const hd_capacity_args *a, hd_traced
     c->prefill_s = l->prompt > l->chunk
                        ? c->ttft_s
                        : hd_capacity_step_seconds(c->prefill, l->overlap) / prefill.seqs;
+    add_misses(c, a, users, fitting_s);
     add_up(c, l, users);
     return HD_OK;
 }
@@ -252,23 +284,49 @@ static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_er
     return HD_OK;
 }
 
-static hd_status predict(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {
-    const int32_t users = group_users(&a->load, c);
-    const hd_dtype kv_type = hd_capacity_kv_type(a);
-    c->sizes = sizes_of(a, users);
+/* Memory with c->sizes. */
+static hd_status count_memory(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {
     const hd_rank_memory_args memory = {.spec = a->spec,
                                         .parallel = &c->parallel,
                                         .sizes = &c->sizes,
                                         .act_type = stored_act_type,
-                                        .kv_type = kv_type,
+                                        .kv_type = hd_capacity_kv_type(a),
                                         .threads = 1,
                                         .graphs = true,
-                                        .vocab = a->vocab};
+                                        .vocab = a->vocab,
+                                        .n_micro = a->load.overlap ? 2 : 1};
     HD_TRY(hd_rank_memory_of(&c->memory, &memory, err));
     HD_TRY(divide_experts(c, a, err));
     c->free = (a->gpu->memory_gb - a->gpu->reserved_gb) * 1e9 -
               (double)hd_rank_memory_total(&c->memory);
-    return trace(c, a, kv_type, users, err);
+    return HD_OK;
+}
+
+/* If the pools do not fit, as many rows as do; c->hisparse: with which numbers of requests. */
+static hd_status fit_hisparse(hd_capacity *c, const hd_capacity_args *a, int32_t users,
+                              hd_err *err) {
+    const int32_t n_layers = a->spec->n_layers + a->spec->n_mtp;
+    const double kv = (double)c->memory.kv;
+    c->hisparse = (hd_hisparse_choice){.requests = users, .fitting = users};
+    if (a->hisparse_auto && c->free < 0 && hd_kv_selected_bytes(a->spec, n_layers, HD_F32)) {
+        const size_t room = (size_t)fmax((kv + c->free) / HD_POOLS_PART, 0);
+        c->hisparse.fitting = floor(users * fmax(0, 1 + c->free / kv));
+        hd_engine_sizes_fit(&c->sizes, a->spec, n_layers, hd_capacity_kv_type(a), room);
+        HD_TRY(count_memory(c, a, err));
+    }
+    c->hisparse.rows = c->sizes.resident;
+    return HD_OK;
+}
+
+static hd_status predict(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {
+    const int32_t users = group_users(&a->load, c);
+    c->sizes = sizes_of(a, users);
+    HD_TRY(count_memory(c, a, err));
+    HD_TRY(fit_hisparse(c, a, users, err));
+    HD_TRY(trace(c, a, hd_capacity_kv_type(a), users, err));
+    if (c->sizes.resident == 0 || c->hisparse.on) return HD_OK;
+    c->sizes.resident = 0; /* it does not pay: fewer requests fit */
+    return count_memory(c, a, err);
 }
 
 hd_status hd_capacity_predict(hd_capacity *out, const hd_capacity_args *a,

@@ -8,6 +8,7 @@
 #include "capacity/gpu.h"
 #include "capacity/memory.h"
 #include "capacity/traced_rank.h"
+#include "kv/hisparse_choice.h"
 
 /* Requests that run all the time, over all attention groups: when one ends, the next begins. */
 typedef struct hd_load {
@@ -40,7 +41,8 @@ typedef struct hd_capacity_args {
     int32_t dwdp;
     hd_experts_at experts; /* but for HELD the layout must be that of one rank, and dwdp 1 */
     double host_bytes;     /* for experts on the host; 0: enough */
-    int32_t hisparse;      /* hd_kv_resident_rows(); fetches are taken to need no time */
+    int32_t hisparse;      /* hd_kv_resident_rows() */
+    bool hisparse_auto;    /* as many rows as fit, where that pays */
 } hd_capacity_args;
 
 typedef struct hd_capacity {
@@ -53,6 +55,9 @@ typedef struct hd_capacity {
      * none that the model knows, up to 64K tokens. Shorter ones are for expert parallelism. */
     int32_t hidden_rows;
     hd_engine_sizes sizes;
+    /* Of a group, decided if args.hisparse_auto. A step of decode takes miss_s longer if it is on; what
+     * prompts fetch is not counted. */
+    hd_hisparse_choice hisparse;
     hd_rank_memory memory;
     double free;                    /* bytes of a rank that remain; < 0: it does not fit */
     hd_step_cost *prefill, *decode; /* of a chunk in the middle of a prompt; of all users */

@@ -103,6 +103,7 @@ static hd_status open_runner(rig *r, const hd_rank_memory_args *a, hd_err *err) 
     o.vocab = a->vocab;
     o.fixed_steps = a->graphs && alone;
     o.role = alone ? HD_RUNNER_ALONE : HD_RUNNER_LEADS;
+    o.n_micro = hd_parallel_exchanges(a->parallel) ? a->n_micro : 1;
     return hd_model_runner_open(&r->runner, &env, &o, err);
 }
 

@@ -14,6 +14,7 @@ typedef struct hd_rank_memory_args {
     int32_t threads;               /* of a CPU rank, each with scratch; 1 for a GPU */
     bool graphs;                   /* decode graphs, as a GPU's rank has */
     const hd_grammar_vocab *vocab; /* as in hd_model_runner_options */
+    int32_t n_micro;               /* micro-batches of a step; 0: one */
 } hd_rank_memory_args;
 
 /* Bytes of the rank that has most of each. */

@@ -133,7 +133,7 @@ static hd_status open_all(hd_traced_rank *r, hd_err *err) {
                               .comm =
                                   hd_parallel_world(&r->parallel) > 1 ? &r->comm.comm : NULL,
                               .probe = &r->probe};
-    HD_TRY(hd_model_open(&r->model, &env, &limits, 1, err));
+    HD_TRY(hd_model_open(&r->model, &env, &limits, err));
     HD_TRY(hd_kv_open(&r->kv, spec, spec->n_layers + spec->n_mtp, r->device, &kv, err));
     return open_batch(r, err);
 }
@@ -203,34 +203,31 @@ static void upload_batch(hd_traced_rank *r) {
 
 /* MTP: the first draft continues the step, each further one the draft before. */
 static void draft_mtp(hd_traced_rank *r, const hd_step_shape *z) {
-    hd_batch *batches[] = {&r->batch};
-    hd_model_draft(r->model, r->kv, batches, 1, false);
+    hd_model_draft(r->model, r->kv, &r->batch, false);
     for (int32_t i = 1; i < z->drafts; i++) {
         fill_batch(r, z->seqs, 1, z->start + z->rows + i - 1, 1);
         upload_batch(r);
-        hd_model_draft(r->model, r->kv, batches, 1, true);
+        hd_model_draft(r->model, r->kv, &r->batch, true);
     }
 }
 
 /* DSpark: one pass over a block of every sequence, then place by place. */
 static void draft_blocks(hd_traced_rank *r, const hd_step_shape *z) {
-    hd_batch *batches[] = {&r->batch};
     const int32_t block = r->o.spec->dspark.block;
-    hd_model_absorb(r->model, r->kv, batches, 1);
+    hd_model_absorb(r->model, r->kv, &r->batch);
     fill_batch(r, z->seqs, block, z->start + z->rows - 1, 0);
     hd_batch_make_block(&r->batch, block);
     upload_batch(r);
-    hd_model_draft_block(r->model, r->kv, batches, 1);
+    hd_model_draft_block(r->model, r->kv, &r->batch);
     for (int32_t i = 0; i < z->drafts; i++) {
-        hd_model_draft_place(r->model, 0, i, r->batch.device.tokens, z->seqs, z->seqs);
+        hd_model_draft_place(r->model, i, r->batch.device.tokens, z->seqs, z->seqs);
     }
 }
 
 static void run(hd_traced_rank *r, const hd_step_shape *z) {
-    hd_batch *batches[] = {&r->batch};
     fill_batch(r, z->seqs, z->rows, z->start, z->logits);
     upload_batch(r);
-    hd_model_step(r->model, r->kv, batches, 1);
+    hd_model_step(r->model, r->kv, &r->batch);
     if (z->drafts == 0) return;
     if (r->o.spec->drafter == HD_DRAFTER_DSPARK) {
         draft_blocks(r, z);

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/progress.h"
 #include "cli/commands.h"
+#include "cli/draft_blocks.h"
 #include "cli/engine_options.h"
 #include "cli/npy.h"
 #include "cli/token_lists.h"
@@ -16,6 +17,7 @@
 #include "kv/cache.h"
 #include "model/model.h"
 #include "tokenizer/tokenizer.h"
+#include "weights/config/drafter_folder.h"
 #include "weights/manifest.h"
 
 enum {
@@ -43,31 +45,52 @@ typedef struct run {
     hd_model *model;
     hd_kv *kv;
     hd_cache *cache;
-    hd_batch batch[HD_MAX_MICRO];
+    hd_batch batch;
     float *rows; /* [READ_ROWS, vocab] host memory */
     token_lists lists;
-    hd_npy main_out, draft_out, replay_out[HD_N_REPLAYS];
-    hd_bytes draft_path, replay_path[HD_N_REPLAYS]; /* names of the files beside OUT */
+    draft_blocks blocks;
+    hd_npy main_out, draft_out, confidence_out, replay_out[HD_N_REPLAYS];
+    /* names of the files beside OUT */
+    hd_bytes draft_path, confidence_path, replay_path[HD_N_REPLAYS];
     int64_t done[MAX_SEQS]; /* computed tokens of each sequence of the group */
 } run;
 
 /* ---- opening ---- */
 
+static int32_t block_of(const run *r) {
+    return r->set.mtp ? r->spec->dspark.block : 0;
+}
+
+static hd_status check_drafter(const run *r, hd_err *err) {
+    const hd_engine_options *o = &r->set.engine.options;
+    const char *asked = o->drafter ? o->drafter : "auto";
+    const bool any = strcmp(asked, "auto") == 0, has = hd_weights_n_mtp(r->weights) > 0;
+    const char *own = hd_drafter_name(has ? r->spec->drafter : HD_DRAFTER_NONE);
+    if (!any && !r->set.mtp) {
+        return HD_FAIL(err, HD_EINVAL, "--drafter %s: nothing is drafted without --mtp", asked);
+    }
+    if (!any && strcmp(asked, own) != 0) {
+        return HD_FAIL(err, HD_EINVAL, "--drafter %s: that of %s is %s", asked, o->model_dir,
+                       own);
+    }
+    if (r->set.mtp && !has) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "%s: --mtp needs an MTP layer or DSpark stages; this "
+                       "checkpoint has neither",
+                       o->model_dir);
+    }
+    if (block_of(r) == 0 || o->chunk_tokens <= 1) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "--chunk %d: with DSpark --mtp computes one token a step",
+                   o->chunk_tokens);
+}
+
 static hd_status open_model(run *r, hd_err *err) {
     const settings *set = &r->set;
     const hd_engine_options *o = &set->engine.options;
     if (o->manifest) HD_TRY(hd_manifest_check(o->manifest, o->model_dir, err));
-    HD_TRY(hd_model_spec_open(&r->spec, o->model_dir, err));
+    HD_TRY(hd_model_spec_open_drafter(&r->spec, o->model_dir, o->drafter, err));
     HD_TRY(hd_weights_open(&r->weights, o->model_dir, r->spec, err));
-    if (set->mtp && r->spec->drafter == HD_DRAFTER_DSPARK) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "%s: --mtp is for an MTP layer; this model drafts with DSpark",
-                       o->model_dir);
-    }
-    if (set->mtp && hd_weights_n_mtp(r->weights) == 0) {
-        return HD_FAIL(err, HD_EINVAL, "%s: --mtp needs an MTP layer; this checkpoint has none",
-                       o->model_dir);
-    }
+    HD_TRY(check_drafter(r, err));
     hd_ops_options ops;
     HD_TRY(engine_settings_ops(&set->engine, &ops, &r->mla, err));
     HD_TRY(hd_ops_open(&r->ops, &r->device, o->backend, &ops, err));
@@ -86,23 +109,27 @@ static int32_t group_size(const run *r) {
 
 static int32_t chunk_rows(const run *r) {
     const int32_t asked = r->set.engine.options.chunk_tokens;
+    if (block_of(r) > 0) return 1; /* a block follows what is computed */
     if (asked > 0) return asked;
     return hd_max_i32(1, hd_min_i32(DEFAULT_CHUNK, MAX_STEP_ROWS / group_size(r)));
 }
 
 static int32_t sequence_pages(const run *r) {
-    return (int32_t)hd_ceil_div(r->lists.longest, hd_kv_shape_of(r->spec).page_tokens);
+    return (int32_t)hd_ceil_div(r->lists.longest + block_of(r),
+                                hd_kv_shape_of(r->spec).page_tokens);
 }
 
 /* Allocates FULL pages for complete sequences, and WINDOW pages for what one chunk can need. */
 static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
     const hd_kv_shape shape = hd_kv_shape_of(r->spec);
-    const int32_t all = sequence_pages(r), chunk = hd_min_i32(chunk_rows(r), r->lists.longest);
+    const int32_t all = sequence_pages(r);
+    const int32_t chunk = hd_min_i32(chunk_rows(r), r->lists.longest) + block_of(r);
     const int32_t near = 2 + (int32_t)hd_ceil_div(shape.lookback + chunk, shape.page_tokens);
     const hd_kv_options kv = {
         .n_pages = {group_size(r) * all,
                     shape.lookback ? group_size(r) * hd_min_i32(near, all) : 0},
         .entry_type = r->ops.kv_type,
+        .rounds = r->ops.precision == HD_OFFICIAL,
         .replay = {r->set.replay[0],                   r->set.replay[1]                              }
     };
     const hd_cache_options cache = {
@@ -117,8 +144,9 @@ static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
 }
 
 static hd_status open_memory(run *r, hd_err *err) {
-    const int32_t n_seqs = group_size(r), n_micro = (int32_t)r->set.micro_batches;
+    const int32_t n_seqs = group_size(r);
     const int64_t rows = (int64_t)n_seqs * hd_min_i32(chunk_rows(r), r->lists.longest);
+    const int32_t block = block_of(r), drafted = n_seqs * block;
     if (rows > INT32_MAX)
         return HD_FAIL(err, HD_EINVAL, "--chunk: %lld rows in one step", (long long)rows);
     const hd_model_env env = {.spec = r->spec,
@@ -127,20 +155,30 @@ static hd_status open_memory(run *r, hd_err *err) {
                               .device = r->device,
                               .stream = r->stream,
                               .mla = r->mla};
-    const hd_model_limits limits = {
-        .rows = (int32_t)rows, .logits = (int32_t)rows, .positions = r->lists.longest};
+    const int32_t most = hd_max_i32((int32_t)rows, drafted);
+    const hd_model_limits limits = {.rows = most,
+                                    .logits = most,
+                                    .positions = r->lists.longest + block,
+                                    .n_micro = (int32_t)r->set.micro_batches};
     const int32_t n_layers = r->spec->n_layers + hd_weights_n_mtp(r->weights);
-    HD_TRY(hd_model_open(&r->model, &env, &limits, n_micro, err));
+    HD_TRY(hd_model_open(&r->model, &env, &limits, err));
     HD_TRY(open_pages(r, n_layers, err));
     const size_t read = (size_t)READ_ROWS * (size_t)r->spec->vocab * sizeof *r->rows;
     void *host;
     HD_TRY(hd_device_alloc_host(r->device, &host, read, "logits", err));
     r->rows = host;
     const hd_batch_limits batch = {(int32_t)rows, n_seqs, sequence_pages(r)};
-    for (int32_t i = 0; i < n_micro; i++) {
-        HD_TRY(hd_batch_open(&r->batch[i], &batch, r->device, err));
-    }
-    return HD_OK;
+    HD_TRY(hd_batch_open(&r->batch, &batch, r->device, err));
+    if (block == 0) return HD_OK;
+    r->blocks = (draft_blocks){.spec = r->spec,
+                               .device = r->device,
+                               .stream = r->stream,
+                               .model = r->model,
+                               .kv = r->kv,
+                               .rows = r->rows,
+                               .logits = &r->draft_out,
+                               .confidence = &r->confidence_out};
+    return draft_blocks_open(&r->blocks, n_seqs, sequence_pages(r), err);
 }
 
 /* OUT.npy becomes OUT with the ending; any other name gets it appended. */
@@ -175,21 +213,30 @@ static hd_status open_output(run *r, hd_err *err) {
     }
     if (!r->set.mtp) return HD_OK;
     HD_TRY(name_beside(r, &r->draft_path, ".mtp.npy", err));
+    if (block_of(r) > 0) {
+        HD_TRY(name_beside(r, &r->confidence_path, ".confidence.npy", err));
+        HD_TRY(hd_npy_create_blocks(&r->draft_out, (const char *)r->draft_path.data,
+                                    r->lists.total, block_of(r), r->spec->vocab, err));
+        return hd_npy_create(&r->confidence_out, (const char *)r->confidence_path.data,
+                             r->lists.total, block_of(r), err);
+    }
     return hd_npy_create(&r->draft_out, (const char *)r->draft_path.data, r->lists.total,
                          r->spec->vocab, err);
 }
 
 static hd_status close_all(run *r, hd_err *err) {
-    hd_npy *const files[] = {&r->main_out, &r->draft_out, &r->replay_out[HD_REPLAY_EXPERTS],
-                             &r->replay_out[HD_REPLAY_KEYS]};
+    hd_npy *const files[] = {&r->main_out, &r->draft_out, &r->confidence_out,
+                             &r->replay_out[HD_REPLAY_EXPERTS], &r->replay_out[HD_REPLAY_KEYS]};
     hd_status st = HD_OK;
     for (size_t i = 0; i < HD_LEN(files); i++) {
         const hd_status closed = hd_npy_close(files[i], err);
         if (st == HD_OK) st = closed;
     }
     hd_bytes_deinit(&r->draft_path);
+    hd_bytes_deinit(&r->confidence_path);
     for (int k = 0; k < HD_N_REPLAYS; k++) hd_bytes_deinit(&r->replay_path[k]);
-    for (int32_t i = 0; i < HD_MAX_MICRO; i++) hd_batch_close(&r->batch[i]);
+    hd_batch_close(&r->batch);
+    draft_blocks_close(&r->blocks);
     if (r->device) hd_device_release(r->device, r->rows);
     hd_cache_close(r->cache);
     hd_kv_close(r->kv);
@@ -217,12 +264,11 @@ static int32_t next_rows(const run *r, int64_t done, int64_t n) {
     return (int32_t)((end < n ? end : n) - done);
 }
 
-/* Fills the micro-batches with the next rows of every unfinished sequence of the group that
+/* Fills the batch with the next rows of every unfinished sequence of the group that
  * starts at sequence `first`; returns the number of rows. */
 static int32_t fill_step(run *r, int32_t first) {
-    const int32_t n_micro = (int32_t)r->set.micro_batches;
     int32_t rows = 0;
-    for (int32_t i = 0; i < n_micro; i++) hd_batch_reset(&r->batch[i]);
+    hd_batch_reset(&r->batch);
     for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
         const int32_t *tokens = r->lists.tokens + r->lists.first[first + i];
         const int64_t n = r->lists.first[first + i + 1] - r->lists.first[first + i];
@@ -239,79 +285,75 @@ static int32_t fill_step(run *r, int32_t first) {
                       hd_cache_block_table(r->cache, i, HD_KV_WINDOW)},
             .n_pages = sequence_pages(r)
         };
-        hd_status st = hd_cache_extend(r->cache, i, (int32_t)done + take);
+        hd_status st = hd_cache_extend(r->cache, i, (int32_t)done + take + block_of(r));
         assert(st == HD_OK); /* open_pages has counted them */
         (void)st;
-        hd_batch_add(&r->batch[i % n_micro], &seq);
+        hd_batch_add(&r->batch, &seq);
         rows += take;
     }
     return rows;
 }
 
-/* Copies logits of rows [row, row + n) of a micro-batch, n <= READ_ROWS, to r->rows. */
-static hd_status read_logits(run *r, int32_t micro, int32_t row, int32_t n, hd_err *err) {
+/* Copies logits of rows [row, row + n), n <= READ_ROWS, to r->rows. */
+static hd_status read_logits(run *r, int32_t row, int32_t n, hd_err *err) {
     const size_t vocab = (size_t)r->spec->vocab;
-    const float *logits = hd_model_logits(r->model, micro) + (size_t)row * vocab;
+    const float *logits = hd_model_logits(r->model) + (size_t)row * vocab;
     hd_stream_download(r->stream, r->rows, logits, (size_t)n * vocab * sizeof *logits);
     return hd_stream_sync(r->stream, err);
 }
 
 /* Writes the logits of this step to each sequence's place in the file. */
 static hd_status write_step(run *r, int32_t first, hd_npy *out, hd_err *err) {
-    const int32_t n_micro = (int32_t)r->set.micro_batches;
-    int32_t seq_of_micro[HD_MAX_MICRO] = {0};
+    const hd_batch *b = &r->batch;
+    int32_t seq = 0;
     for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
         const int64_t base = r->lists.first[first + i];
         const int64_t n = r->lists.first[first + i + 1] - base;
         if (r->done[i] == n) continue;
-        const int32_t micro = i % n_micro, seq = seq_of_micro[micro]++;
-        const hd_batch *b = &r->batch[micro];
-        const int32_t row = b->host.first_row[seq], end = b->host.first_row[seq + 1];
+        const int32_t row = b->host.first_row[seq], end = b->host.first_row[++seq];
         for (int32_t at = row; at < end; at += READ_ROWS) {
             const int32_t some = hd_min_i32(end - at, READ_ROWS);
-            HD_TRY(read_logits(r, micro, at, some, err));
+            HD_TRY(read_logits(r, at, some, err));
             HD_TRY(hd_npy_write(out, base + r->done[i] + at - row, r->rows, some, err));
         }
     }
     return HD_OK;
 }
 
-static int32_t argmax(const float *x, int32_t n) {
-    int32_t best = 0;
-    for (int32_t i = 1; i < n; i++) {
-        if (x[i] > x[best]) best = i;
-    }
-    return best;
-}
-
 /* The last row of a sequence has no next token: its draft follows the model's own greedy
  * token. */
 static hd_status complete_next_tokens(run *r, hd_err *err) {
-    for (int32_t i = 0; i < (int32_t)r->set.micro_batches; i++) {
-        hd_batch *b = &r->batch[i];
-        for (int32_t row = 0; row < b->n_rows; row++) {
-            if (b->host.next_tokens[row] >= 0) continue;
-            HD_TRY(read_logits(r, i, row, 1, err));
-            b->host.next_tokens[row] = argmax(r->rows, r->spec->vocab);
-        }
-        hd_batch_upload(b, r->stream);
+    hd_batch *b = &r->batch;
+    for (int32_t row = 0; row < b->n_rows; row++) {
+        if (b->host.next_tokens[row] >= 0) continue;
+        HD_TRY(read_logits(r, row, 1, err));
+        b->host.next_tokens[row] = draft_argmax(r->rows, r->spec->vocab);
     }
+    hd_batch_upload(b, r->stream);
     return HD_OK;
 }
 
-static hd_status run_step(run *r, int32_t first, hd_err *err) {
-    hd_batch *batches[HD_MAX_MICRO];
+/* Blocks after the one row of every sequence. */
+static hd_status run_blocks(run *r, int32_t first, hd_err *err) {
+    int64_t at[MAX_SEQS];
     int32_t n = 0;
-    for (int32_t i = 0; i < (int32_t)r->set.micro_batches; i++) {
-        hd_batch_upload(&r->batch[i], r->stream);
-        batches[n++] = &r->batch[i];
+    for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
+        const int64_t base = r->lists.first[first + i];
+        if (r->done[i] < r->lists.first[first + i + 1] - base) at[n++] = base + r->done[i];
     }
-    hd_model_step(r->model, r->kv, batches, n);
+    return draft_blocks_run(&r->blocks, &r->batch, at, err);
+}
+
+static hd_status run_step(run *r, int32_t first, hd_err *err) {
+    r->batch.n_micro = hd_model_n_micro(r->model, &r->batch);
+    hd_batch_upload(&r->batch, r->stream);
+    hd_model_step(r->model, r->kv, &r->batch);
     HD_TRY(hd_stream_sync(r->stream, err));
     HD_TRY(write_step(r, first, &r->main_out, err));
     if (!r->set.mtp) return HD_OK;
     HD_TRY(complete_next_tokens(r, err));
-    hd_model_draft(r->model, r->kv, batches, n, false);
+    if (block_of(r) > 0) return run_blocks(r, first, err);
+    hd_model_draft(r->model, r->kv, &r->batch, false);
     HD_TRY(hd_stream_sync(r->stream, err));
     return write_step(r, first, &r->draft_out, err);
 }
@@ -407,6 +449,7 @@ int cmd_logits(int argc, char **argv) {
         .set = {.engine = engine_settings_default(), .decode_from = -1, .micro_batches = 1},
         .main_out.fd = -1,
         .draft_out.fd = -1,
+        .confidence_out.fd = -1,
         .replay_out = {{.fd = -1},                                   {.fd = -1}                                          }
     };
     settings *set = &r.set;
@@ -416,7 +459,7 @@ int cmd_logits(int argc, char **argv) {
         option_text("out", &set->out, "FILE", "NumPy file, float32 [tokens, vocab] (required)"),
         option_int("decode-from", &set->decode_from, 0, INT32_MAX,
                    "one token a step from position N"),
-        option_flag("mtp", &set->mtp, "also the MTP layer's logits, in OUT with .mtp.npy"),
+        option_flag("mtp", &set->mtp, "also the drafter's logits, in OUT with .mtp.npy"),
         option_flag("routes", &set->replay[HD_REPLAY_EXPERTS],
                     "also the experts of every token, in OUT with .routes.npy, as float32"),
         option_flag("indexer", &set->replay[HD_REPLAY_KEYS],
@@ -429,8 +472,11 @@ int cmd_logits(int argc, char **argv) {
     const command_line line = {
         .command = "logits",
         .summary = "Computes the logits after every token of the given sequences.",
-        .details = "With --mtp, row t holds the draft for token t + 2, given token t + 1; a\n"
-                   "sequence's last row takes the greedy choice of its main logits as t + 1.",
+        .details =
+            "With --mtp, row t holds the draft for token t + 2, given token t + 1; a\n"
+            "sequence's last row takes the greedy choice of its main logits as t + 1.\n"
+            "DSpark drafts a block, [tokens, block, vocab]: each draft follows the greedy\n"
+            "choice of the one before. Log-odds that they are accepted: .confidence.npy.",
         .positionals = &model,
         .n_positionals = 1,
         .options = options,

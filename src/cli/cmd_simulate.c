@@ -15,7 +15,8 @@
 enum { MAX_FABRIC_BYTES = 1 << 20, MAX_LIST = 16 };
 
 static const char *const plan_names[] = {"none", "published", "hadal", "flow", NULL};
-static const char *const split_names[] = {"auto", "even", "round", "random", "flow", NULL};
+static const char *const split_names[] = {"auto", "even",  "round", "random",
+                                          "flow", "local", NULL};
 
 static const char details[] =
     "Traffic is an expert record of single passes or tokens (hadal record), or generated:\n"
@@ -25,7 +26,8 @@ static const char details[] =
     "\n"
     "A plan is made from --window steps and judged on later ones. none: experts in order.\n"
     "published and flow are made anew every --every steps; hadal is repaired. --split auto is\n"
-    "flow for flow, and even for the others. Time and bandwidth come from --fabric, a JSON\n"
+    "flow for flow, and even for the others; local: each rank splits its own rows as flow\n"
+    "splits all. Time and bandwidth come from --fabric, a JSON\n"
     "object with some of layer_us, expert_us, row_us, row_bytes, link_gb_s, expert_bytes,\n"
     "move_gb_s, interference; all are printed.\n"
     "\n"

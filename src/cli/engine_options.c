@@ -22,7 +22,7 @@ static const char *const step_backends[] = {"auto", "cpu", "cuda", "ref", NULL};
 static const char *const precisions[] = {"exact", "fast", "official", NULL};
 static const char *const mla_forms[] = {"absorbed", "naive", NULL};
 static const char *const drafters[] = {"auto", "mtp", "dspark", "none", NULL};
-static const char *const prompt_decoders[] = {"tail", "whole", NULL};
+static const char *const prompt_decoders[] = {"tail", "whole", "replay", NULL};
 static const char *const layouts[] = {"auto", NULL};
 static const char *const on_off[] = {"on", "off", NULL};
 
@@ -104,6 +104,10 @@ static const engine_option rows[] = {
      HELP("with --ep: move experts between ranks where that makes steps faster (auto), or every "
           "N steps; default off"),
      .offered = ENGINES, .why = "it runs one rank"},
+    {WORD("expert-split", options.expert_split, hd_expert_split_names),
+     HELP("with --redundant: how rows go to the copies of an expert; turns: one after the other; "
+          "local: each rank evens out its own; flow: all ranks together"),
+     .offered = ENGINES, .why = "it runs one rank"},
     {WORD("layout", options.layout, layouts),
      HELP("auto: chooses --tp, --dp and --ep for --ranks by the model and the memory"),
      .offered = ENGINES, .why = "it runs one rank"},
@@ -133,6 +137,10 @@ static const engine_option rows[] = {
      .why = "its operators read all weights where they are loaded"},
     {FLAG("sum-in-ranks", options.sum_in_ranks),
      HELP("with --tp: reduce partial sums, which takes fewer bytes and rounds differently"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {TEXT("overlap", options.overlap, "auto|off|2|3"),
+     HELP("ranks run steps in so many micro-batches, of which one computes while rows of another "
+          "travel; auto: where it was measured to be faster"),
      .offered = ENGINES, .why = "it runs one rank"},
     {INT("null-step-us", options.null_step_us, 0, 60000000),
      HELP("what a step of the null backend takes; default 0"), .offered = ENGINES,
@@ -192,7 +200,7 @@ static const engine_option rows[] = {
      .offered = ENGINES, .why = "it keeps no prefix cache"},
     {TEXT("hisparse", options.hisparse, "auto|off|ROWS"),
      HELP("entries that attention selects lie in host memory, and so many of each layer on "
-          "the device; auto: on a GPU where the KV pools do not fit; default off"),
+          "the device; auto: on a GPU where the KV pools do not fit and it pays; default off"),
      .offered = ENGINES, .why = "its KV pools hold just the sequences that it computes"},
     {TEXT("hisparse", options.hisparse, "off|ROWS"),
      HELP("entries that attention selects lie in host memory, and so many of each layer on the "
@@ -200,6 +208,10 @@ static const engine_option rows[] = {
      .offered = ENGINE_RANK},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
      HELP("prompt tokens of a request per step; 0: 256"), .offered = ENGINES},
+    {INT("prompt-ms", options.prompt_ms, 0, 3600000),
+     HELP("while several requests run, a step has so many prompt tokens that it takes so many "
+          "milliseconds; 0: as many as fit"),
+     .offered = ENGINES, .why = "it has no scheduler"},
     {INT("chunk", options.chunk_tokens, 0, 1 << 20),
      HELP("tokens of a sequence per step; 0: 256 or less, by how many sequences there are"),
      .offered = ENGINE_LOGITS, .why = "--prompt says what one step reads"},
@@ -215,7 +227,8 @@ static const engine_option rows[] = {
     {WORD("drafter", options.drafter, drafters),
      HELP("auto: the model's own; mtp, dspark: refuse a model with another, but take that of its "
           "folder dspark; none: no drafts"),
-     .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
+     .offered = ENGINES | ENGINE_LOGITS,
+     .why = "it runs the drafter only where that is asked for"},
     {FLAG("no-drafts", options.no_drafts), HELP("the same as --drafter none"),
      .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
     {INT("draft-tokens", draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS),
@@ -225,7 +238,8 @@ static const engine_option rows[] = {
      .offered = ENGINES, .why = "it runs the drafter only where that is asked for"},
     {WORD("prompt-decoder", options.prompt_decoder, prompt_decoders),
      HELP("V4.1's last layers compute of a prompt: tail: what later positions read, the default; "
-          "whole: every position, with the same result"),
+          "whole: every position, with the same result; replay: the last window alone, with "
+          "another result"),
      .offered = ENGINES, .why = "its steps compute every position"},
     {FLAG("no-graphs", options.no_graphs),
      HELP("on a GPU: launch every operator by itself, without CUDA graphs"),
@@ -262,6 +276,7 @@ engine_settings engine_settings_default(void) {
                     .dp = 1,
                     .ep = 1,
                     .dwdp = 1,
+                    .expert_split = hd_expert_split_names[0],
                     .drafter = drafters[0],
                     .prompt_decoder = prompt_decoders[0]},
         .draft_tokens = HD_DRAFTS_AUTO

@@ -26,14 +26,21 @@ static hd_status write_at(const hd_npy *f, const void *data, size_t bytes, int64
 
 hd_status hd_npy_create(hd_npy *out, const char *path, int64_t rows, int64_t cols,
                         hd_err *err) {
+    return hd_npy_create_blocks(out, path, rows, 0, cols, err);
+}
+
+hd_status hd_npy_create_blocks(hd_npy *out, const char *path, int64_t blocks, int64_t rows,
+                               int64_t cols, hd_err *err) {
     char header[128];
     memset(header, ' ', sizeof header);
     memcpy(header, "\x93NUMPY\x01\x00", 8);
     header[8] = (char)(sizeof header - 10); /* little-endian length of what follows */
     header[9] = 0;
+    char inner[32] = "";
+    if (rows > 0) snprintf(inner, sizeof inner, "%lld, ", (long long)rows);
     int n = snprintf(header + 10, sizeof header - 10,
-                     "{'descr': '<f4', 'fortran_order': False, 'shape': (%lld, %lld), }",
-                     (long long)rows, (long long)cols);
+                     "{'descr': '<f4', 'fortran_order': False, 'shape': (%lld, %s%lld), }",
+                     (long long)blocks, inner, (long long)cols);
     header[10 + n] = ' ';
     header[sizeof header - 1] = '\n';
     *out = (hd_npy){.fd = -1, .path = path, .cols = cols, .data_at = sizeof header};

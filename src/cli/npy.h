@@ -16,6 +16,10 @@ typedef struct hd_npy {
 /* Creates path for [rows, cols] float32, little-endian, C order. */
 hd_status hd_npy_create(hd_npy *out, const char *path, int64_t rows, int64_t cols, hd_err *err);
 
+/* The same for [blocks, rows, cols], whose rows are counted through all blocks. */
+hd_status hd_npy_create_blocks(hd_npy *out, const char *path, int64_t blocks, int64_t rows,
+                               int64_t cols, hd_err *err);
+
 /* Writes n rows from row number `first`. */
 hd_status hd_npy_write(hd_npy *f, int64_t first, const float *rows, int64_t n, hd_err *err);
 

@@ -104,13 +104,13 @@ void hd_comm_broadcast(const hd_comm *c, hd_stream *s, const hd_broadcast_args *
 void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a) {
     const int64_t begun = begin(c, HD_COMM_OP_DISPATCH);
     c->table->dispatch_send(c->ctx, s, a);
-    end(c, begun, 0);
+    end(c, begun, 1); /* a one-sided dispatch ends here */
 }
 
 void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a) {
     const int64_t begun = begin(c, HD_COMM_OP_DISPATCH);
     c->table->dispatch_arrive(c->ctx, s, a);
-    end(c, begun, 1);
+    end(c, begun, 0);
 }
 
 void hd_comm_combine_send(const hd_comm *c, hd_stream *s, const hd_combine_args *a) {

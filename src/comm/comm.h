@@ -116,7 +116,9 @@ typedef struct hd_comm {
     void *ctx;
     int32_t rank;
     hd_rank_group groups[HD_N_GROUPS];
-    bool one_round;        /* no other rank sends anything: all that arrives has room */
+    bool one_round; /* no other rank sends anything: all that arrives has room */
+    /* dispatch_send alone queues that rows travel, combine_arrive alone that results do */
+    bool one_sided;
     comm_figures *figures; /* NULL: exchanges are not counted */
 } hd_comm;
 

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/progress.h"
+#include "device/delay.h"
 
 struct hd_comm_emulated {
     hd_comm_emulated_options o;
@@ -111,14 +112,18 @@ static hd_status draw(hd_comm_emulated *e, hd_err *err) {
 
 /* ---- the calls: nothing is sent, rows arrive ---- */
 
-/* On a GPU as a kernel. */
-static void take_time(void *ctx, hd_stream *s) {
-    hd_comm_emulated *e = ctx;
-    const int64_t until = hd_now_ns() + (int64_t)e->o.exchange_us * 1000;
+/* A GPU computes what other streams have meanwhile. */
+static void take_time_of_rows(hd_comm_emulated *e, hd_stream *s, int32_t rows, int32_t row_ns) {
+    const int64_t ns = (int64_t)e->o.exchange_us * 1000 + (int64_t)rows * row_ns;
+    const int64_t until = hd_now_ns() + ns;
     e->exchanges++;
-    if (!e->o.exchange_us) return;
-    hd_stream_busy(s, e->o.exchange_us);
+    if (!ns) return;
+    hd_stream_delay(s, (int32_t)(ns / 1000));
     while (hd_device_is_host(e->o.device) && hd_now_ns() < until) hd_cpu_relax();
+}
+
+static void take_time(void *ctx, hd_stream *s) {
+    take_time_of_rows(ctx, s, 0, 0);
 }
 
 static void keep_sum(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
@@ -136,10 +141,6 @@ static void keep_columns(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     take_time(ctx, s);
 }
 
-static void send_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
-    (void)ctx, (void)s, (void)a;
-}
-
 static void send_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
     (void)ctx, (void)s, (void)a;
 }
@@ -153,9 +154,10 @@ static void ignore_abort(void *ctx, const char *why) {
     (void)ctx, (void)why;
 }
 
-static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+/* As between GPUs, rows travel when they are sent. */
+static void send_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     hd_comm_emulated *e = ctx;
-    take_time(ctx, s);
+    take_time_of_rows(e, s, a->rows, e->o.dispatch_ns);
     const int size = a->rows == e->o.rows[0] ? 0 : HD_EMULATED_SIZES - 1;
     const int64_t row = (int64_t)size * e->n_layers + a->layer;
     hd_stream_copy(s, a->in_offset, e->offset + row * (e->n_slots + 1),
@@ -170,10 +172,14 @@ static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     e->filled = true;
 }
 
+static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+    (void)ctx, (void)s, (void)a;
+}
+
 static void receive_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
-    const hd_comm_emulated *e = ctx;
+    hd_comm_emulated *e = ctx;
     const int32_t rows = hd_min_i32(a->in_rows, a->rows * a->top_k);
-    take_time(ctx, s);
+    take_time_of_rows(e, s, a->rows, e->o.combine_ns);
     if (!e->o.copies) return;
     hd_stream_copy(s, a->y.data, a->in_y.data,
                    (size_t)rows * (size_t)a->cols * (size_t)hd_act_bytes(e->o.ops));
@@ -204,6 +210,7 @@ hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_o
     e->n_slots = o->shard->n_experts;
     e->comm = hd_comm_of(&table, e, &o->shard->parallel, o->shard->rank);
     e->comm.one_round = true;
+    e->comm.one_sided = true;
     const hd_status st = o->shard->parallel.ep > 1 ? draw(e, err) : HD_OK;
     if (st != HD_OK) {
         hd_comm_emulated_close(e);

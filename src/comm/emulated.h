@@ -22,12 +22,13 @@ typedef struct hd_comm_emulated_options {
     const hd_model_spec *spec;
     const hd_shard *shard;
     hd_routing routing; /* distribution of rows over ranks */
-    /* rows of each rank in later steps, the larger number first */
+    /* rows of each rank in later micro-batches, the larger number first */
     int32_t rows[HD_EMULATED_SIZES];
     /* Copy sent and received rows inside this device's memory; otherwise rows stay from step
      * to step and communication takes no time. */
     bool copies;
-    int32_t exchange_us; /* that each exchange takes beside that */
+    int32_t exchange_us;             /* that each exchange takes beside that, */
+    int32_t dispatch_ns, combine_ns; /* and each row of this rank to its experts, and back */
     const hd_ops *ops;
     hd_device *device; /* owns the allocations */
     hd_stream *stream;

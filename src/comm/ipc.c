@@ -157,7 +157,7 @@ static void begin(comm_ipc *x, const hd_comm *host) {
     r->rows = NULL;
     r->row_bytes = 0;
     memset(r->shift, 0, sizeof r->shift);
-    r->sent = r->arrived = r->combined = 0;
+    r->sent = r->combined = 0;
     r->state->late = r->state->too_many = 0;
     __atomic_store_n(&r->state->ended, 0, __ATOMIC_SEQ_CST);
     comm_peer_set_host(r, host);

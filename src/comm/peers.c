@@ -67,6 +67,12 @@ static hd_exchange_peers peers_of(comm_peer *r, hd_group group) {
     return p;
 }
 
+/* Threads that share a GPU share its driver's lock, which a thread holds while its stream's queue is full:
+ * behind a kernel that waits for another rank it must not fill. */
+static void await_shared(const comm_peer *r, hd_stream *s) {
+    if (r->world && r->shares_gpu && !hd_stream_captures(r->stream)) hd_stream_wait(s);
+}
+
 /* ---- the calls ---- */
 
 /* All but the sizes of rows of experts, which the host does not know. */
@@ -79,6 +85,7 @@ static void sum_part(comm_peer *r, hd_stream *s, const hd_reduce_scatter_args *a
     const hd_exchange_peers p = peers_of(r, a->group);
     count(r, (p.n - 1) * a->n);
     r->ops->sum(s, &p, &(hd_exchange_sum_args){a->x.data, a->n, a->first, a->own});
+    await_shared(r, s);
 }
 
 static void all_reduce(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
@@ -99,6 +106,7 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     const hd_exchange_peers p = peers_of(r, a->group);
     count(r, (int64_t)a->rows * (a->cols - a->own));
     r->ops->gather(s, &p, &(hd_exchange_gather_args){a->x, a->rows, a->cols, a->first, a->own});
+    await_shared(r, s);
 }
 
 static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
@@ -106,17 +114,15 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
     r->host->table->broadcast(r->host->ctx, s, a);
 }
 
+/* The rows travel at once, while the stream of other stages goes on. */
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     comm_peer *r = ctx;
     assert(r->sent < r->combined + HD_COMM_MAX_INFLIGHT);
     if (a->n_slots * r->comm.groups[HD_GROUP_EP].n > HD_EXCHANGE_SLOTS) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "more expert slots than GPUs exchange rows for");
     }
-    r->dispatch[r->sent++ % HD_COMM_MAX_INFLIGHT] = *a;
-}
-
-static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
-    comm_peer *r = ctx;
+    const int32_t place = (int32_t)(r->sent++ % HD_COMM_MAX_INFLIGHT);
+    r->dispatch[place] = *a;
     assert(comm_peer_shares(r, a->x.data) && comm_peer_shares(r, a->weight) &&
            comm_peer_shares(r, a->offset) && comm_peer_shares(r, a->assignment));
     if (!await_ranks(r, s)) return;
@@ -132,10 +138,15 @@ static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) 
                                    .top_k = a->top_k,
                                    .in_rows = a->in_rows,
                                    .n_slots = a->n_slots,
-                                   .place = (int32_t)(r->arrived++ % HD_COMM_MAX_INFLIGHT),
+                                   .place = place,
                                    .round = a->round};
     for (int32_t k = 0; k < p.n; k++) x.most[k] = a->most ? a->most[k] : INT32_MAX;
     r->ops->dispatch(s, &p, &x);
+    await_shared(r, s);
+}
+
+static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+    (void)ctx, (void)s, (void)a;
 }
 
 /* The others come for the results when they are asked to arrive. */
@@ -160,6 +171,7 @@ static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
                                     .place = place,
                                     .round = sent->round,
                                     .most = sent->most ? sent->most[p.index] : INT32_MAX});
+    await_shared(r, s);
 }
 
 static void abort_all(void *ctx, const char *why) {
@@ -189,7 +201,7 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
 /* ---- failures ---- */
 
 static int32_t most_rows(const comm_peer *r) {
-    return r->dispatch[(r->arrived - 1) % HD_COMM_MAX_INFLIGHT].in_rows;
+    return r->dispatch[(r->sent - 1) % HD_COMM_MAX_INFLIGHT].in_rows;
 }
 
 /* Results of kernels that stopped waiting are undefined: the stream must not end well. Without one it
@@ -232,7 +244,7 @@ void comm_peers_reset(comm_peers *p) {
         comm_peer *r = &p->ranks[i];
         hd_err old = {0};
         if (!r->own) continue;
-        r->sent = r->arrived = r->combined = 0;
+        r->sent = r->combined = 0;
         r->ops->reset(r->stream, r->own);
         hd_stream_wait(r->stream);
         *r->state = (hd_exchange_state){0};
@@ -296,6 +308,7 @@ hd_status comm_peer_take_memory(comm_peer *r, hd_err *err) {
 void comm_peer_set_host(comm_peer *r, const hd_comm *host) {
     r->host = host;
     r->comm = *host;
+    r->comm.one_sided = true;
     r->comm.table = &table;
     r->comm.ctx = r;
 }

@@ -28,7 +28,7 @@ struct comm_peer {
     void *rows;
     size_t row_bytes;
 
-    uint64_t sent, arrived, combined; /* dispatches */
+    uint64_t sent, combined; /* dispatches */
     hd_dispatch_args dispatch[HD_COMM_MAX_INFLIGHT];
 };
 

@@ -28,6 +28,7 @@
 #include "comm/figures_internal.h"
 #include "comm/ipc.h"
 #include "comm/messages.h"
+#include "comm/preflight.h"
 #include "comm/ucx_library.h"
 
 enum {
@@ -43,6 +44,8 @@ enum {
     CLOSE_MS = 20,
     WAIT_MS = 60000,
     NO_WORKER = 1,    /* bytes of an address that is none */
+    HOST_BYTES = 32,  /* of a host's name, behind the address */
+    GREETINGS = 2,    /* messages of a pair before anything else */
     BROKEN_MS = 1000, /* what the watch needs to find out that a rank ended */
     REASON = 256,
     PLACES = (int)HD_N_GROUPS * (int)HD_N_MESSAGE_LANES * (int)HD_COMM_MAX_INFLIGHT
@@ -70,9 +73,13 @@ struct hd_comm_ucx {
     hd_message_limits limits;
     hd_comm_ucx_options o;
     hd_comm_members members;
-    int32_t rank, wait_ms; /* rank: of members */
-    bool spins;            /* there is a core for every rank */
-    int64_t spin_ns;       /* how long it pays, as of late */
+    int32_t rank, wait_ms;     /* rank: of members */
+    int64_t until_ns;          /* end of the preflight; 0: it is over */
+    bool greeted;              /* in it all ranks have sent a first message */
+    float *rates;              /* [world, world] of rank 0; NULL: unknown */
+    char (*hosts)[HOST_BYTES]; /* [world] */
+    bool spins;                /* there is a core for every rank */
+    int64_t spin_ns;           /* how long it pays, as of late */
     uint32_t n_sleeps;
     int32_t n_sending; /* of all sets */
     int ucx_fd, wake_fd;
@@ -200,9 +207,35 @@ typedef struct awaited {
     bool for_ever; /* a command, which comes when there is work */
 } awaited;
 
+static int32_t preflight_ms(const hd_comm_ucx *u) {
+    return u->o.preflight_ms ? u->o.preflight_ms : HD_PREFLIGHT_MS;
+}
+
+/* One line, which says what to do. what: behind "rank 0 on a: ", before " rank 1 on b". */
+static void name_pair(char why[REASON], const hd_comm_ucx *u, int32_t other, const char *what) {
+    const int32_t own = u->o.rendezvous.rank;
+    snprintf(why, REASON, "rank %d on %s: %s rank %d on %s", own, u->hosts[own], what, other,
+             u->hosts[other]);
+}
+
+static void end_preflight(hd_comm_ucx *u, int32_t from) {
+    const char *missing = u->greeted ? "not all of 1 MB came (look at MTU and cables)"
+                                     : "nothing came (open TCP ports, or set UCX_NET_DEVICES)";
+    char what[120], why[REASON];
+    snprintf(what, sizeof what, "%s within %g s from",
+             from < 0 ? "messages did not leave (look at MTU and cables)" : missing,
+             preflight_ms(u) / 1000.0);
+    name_pair(why, u, from < 0 ? u->o.rendezvous.rank : u->peers[from].number, what);
+    end_all(u, why);
+}
+
 /* Its watch may live while the rank itself hangs. */
 static void end_by_time(hd_comm_ucx *u, int32_t from) {
     char why[160];
+    if (u->until_ns) {
+        end_preflight(u, from);
+        return;
+    }
     if (from < 0) {
         snprintf(why, sizeof why, "rank %d could not send within %d s", u->o.rendezvous.rank,
                  u->wait_ms / 1000);
@@ -237,9 +270,18 @@ static void learn_to_spin(hd_comm_ucx *u, bool slept) {
 }
 
 static void check_time(hd_comm_ucx *u, const awaited *a, int64_t since_ns) {
+    const int64_t now = hd_now_ns();
     look_for_broken(u);
-    if (a->for_ever || hd_now_ns() - since_ns < u->wait_ms * 1000000LL) return;
+    if (u->until_ns ? now < u->until_ns
+                    : a->for_ever || now - since_ns < u->wait_ms * 1000000LL) {
+        return;
+    }
     end_by_time(u, a->from);
+}
+
+static int32_t left_ms(const hd_comm_ucx *u, int64_t now) {
+    if (!u->until_ns) return u->wait_ms;
+    return (int32_t)hd_max_i64(1, (u->until_ns - now) / 1000000 + 1);
 }
 
 /* False: communication has ended. */
@@ -267,7 +309,7 @@ static bool wait_until(hd_comm_ucx *u, const awaited *a) {
             check_time(u, a, since_ns);
         } else {
             slept = true;
-            sleep_until_event(u, u->broken ? CLOSE_MS : a->for_ever ? -1 : u->wait_ms);
+            sleep_until_event(u, u->broken ? CLOSE_MS : a->for_ever ? -1 : left_ms(u, now));
             check_time(u, a, since_ns);
         }
     }
@@ -424,7 +466,7 @@ static hd_status check_network(hd_comm_ucx *u, hd_err *err) {
         char why[80];
         uint32_t n;
         hd_rendezvous_address(u->rendezvous, u->peers[i].number, &n);
-        if (n != NO_WORKER + u->o.card_bytes) continue;
+        if (n != NO_WORKER + HOST_BYTES + u->o.card_bytes) continue;
         snprintf(why, sizeof why, "rank %d has no network for messages", u->peers[i].number);
         retry_soon(u, why);
         return HD_FAIL(err, HD_EPEER, "%s", why);
@@ -445,8 +487,13 @@ static hd_status connect_all(hd_comm_ucx *u, hd_err *err) {
             .err_mode = UCP_ERR_HANDLING_MODE_NONE,
             .err_handler = {.cb = on_lost_ep, .arg = p}
         };
-        HD_TRY(check_ucx(u, u->ucp->ep_create(u->worker, &params, &p->ep), "connect two ranks",
-                         err));
+        const ucs_status_t status = u->ucp->ep_create(u->worker, &params, &p->ep);
+        if (status == UCS_OK) continue;
+        char what[120], why[REASON];
+        snprintf(what, sizeof what, "UCX says '%s' (set UCX_NET_DEVICES or UCX_TLS alike) of",
+                 u->ucp->status_string(status));
+        name_pair(why, u, p->number, what);
+        return HD_FAIL(err, HD_EIO, "%s", why);
     }
     return HD_OK;
 }
@@ -454,7 +501,7 @@ static hd_status connect_all(hd_comm_ucx *u, hd_err *err) {
 /* Every pair of ranks exchanges two messages. UCX connects at the first one, for which both ends
  * must work: afterwards a rank may compute or sleep without keeping another from sending. */
 static hd_status greet_all(hd_comm_ucx *u, hd_err *err) {
-    for (uint64_t round = 0; round < 2; round++) {
+    for (uint64_t round = 0; round < GREETINGS; round++) {
         bool ok = true;
         for (int32_t i = 0; i < u->limits.world; i++) {
             hd_message head = {.lane = HD_MESSAGE_HELLO, .from = u->rank, .ticket = round};
@@ -469,6 +516,25 @@ static hd_status greet_all(hd_comm_ucx *u, hd_err *err) {
         if (!ok || !flush(u, 0)) return HD_FAIL(err, HD_EPEER, "%s", u->why);
     }
     return HD_OK;
+}
+
+/* The first epoch's: also how fast bytes travel between all pairs. Its time is limited. */
+static hd_status run_preflight(hd_comm_ucx *u, const hd_link *link, hd_err *err) {
+    char why[REASON];
+    int32_t other;
+    u->until_ns = hd_now_ns() + preflight_ms(u) * 1000000LL;
+    hd_status st = greet_all(u, err);
+    u->greeted = true;
+    if (st == HD_OK && !hd_preflight_run(link, u->rank, u->limits.world, GREETINGS,
+                                         u->limits.max_bytes, u->rates, &other)) {
+        if (other >= 0) {
+            name_pair(why, u, u->peers[other].number, "other bytes came than were sent by");
+            end_all(u, why);
+        }
+        st = HD_FAIL(err, HD_EPEER, "%s", u->why);
+    }
+    u->until_ns = 0;
+    return st;
 }
 
 /* Who is in the epoch that has begun: the first of them, as many as the layout has ranks. False: too
@@ -497,7 +563,7 @@ static bool take_members(hd_comm_ucx *u, hd_parallel_config *parallel) {
     return own >= 0 && own < m->n;
 }
 
-static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *parallel,
+static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *parallel, bool first,
                                  hd_err *err) {
     const hd_link link = {send_message, flush, wait_for, release, end_all, ended, u};
     u->limits.world = u->members.n;
@@ -509,7 +575,7 @@ static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *paral
     HD_TRY(connect_all(u, err));
     const int32_t wait_ms = u->wait_ms;
     u->wait_ms = WAIT_MS; /* other ranks come when they can */
-    hd_status st = greet_all(u, err);
+    hd_status st = first ? run_preflight(u, &link, err) : greet_all(u, err);
     if (st == HD_OK && u->gpu)
         st = comm_ipc_connect(u->gpu, hd_messages_comm(u->messages), err);
     u->wait_ms = wait_ms;
@@ -517,16 +583,19 @@ static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *paral
 }
 
 /* What ranks tell each other: the address of a worker, which says itself where it ends, or a byte if there
- * is none; then a card. Returns the bytes. */
+ * is none; the name of the host; then a card. Returns the bytes. */
 static uint32_t write_offer(const hd_comm_ucx *u, const void *address, size_t n,
                             uint8_t out[HD_CHANNEL_MAX_ADDRESS], hd_err *err) {
-    if (n + u->o.card_bytes > HD_CHANNEL_MAX_ADDRESS) {
+    const size_t named = n + HOST_BYTES;
+    if (named + u->o.card_bytes > HD_CHANNEL_MAX_ADDRESS) {
         HD_FAIL(err, HD_EUNSUPPORTED, "UCX's address of %zu bytes is too long", n);
         return 0;
     }
     memcpy(out, address, n);
-    if (u->o.card_bytes) memcpy(out + n, u->o.card, u->o.card_bytes);
-    return (uint32_t)n + u->o.card_bytes;
+    memset(out + n, 0, HOST_BYTES);
+    gethostname((char *)out + n, HOST_BYTES - 1);
+    if (u->o.card_bytes) memcpy(out + named, u->o.card, u->o.card_bytes);
+    return (uint32_t)named + u->o.card_bytes;
 }
 
 const void *hd_comm_ucx_card(const hd_comm_ucx *u, int32_t place) {
@@ -534,6 +603,27 @@ const void *hd_comm_ucx_card(const hd_comm_ucx *u, int32_t place) {
     if (place >= u->members.n || !u->o.card_bytes) return NULL;
     const uint8_t *at = hd_rendezvous_address(u->rendezvous, u->members.number[place], &n);
     return at && n > u->o.card_bytes ? at + n - u->o.card_bytes : NULL;
+}
+
+/* Of the members of an epoch. */
+static void read_hosts(hd_comm_ucx *u) {
+    for (int32_t i = 0; i < u->o.rendezvous.world; i++) {
+        uint32_t n = 0;
+        const uint8_t *at = hd_rendezvous_address(u->rendezvous, i, &n);
+        if (!at || n < HOST_BYTES + u->o.card_bytes) continue;
+        memcpy(u->hosts[i], at + n - u->o.card_bytes - HOST_BYTES, HOST_BYTES - 1);
+    }
+}
+
+const char *hd_comm_ucx_host(const hd_comm_ucx *u, int32_t number) {
+    return u->hosts[number];
+}
+
+double hd_comm_ucx_rate(const hd_comm_ucx *u, int32_t a, int32_t b) {
+    const int32_t n = u->o.rendezvous.world;
+    if (!u->rates) return 0;
+    const double one = (double)u->rates[a * n + b], two = (double)u->rates[b * n + a];
+    return one < two ? one : two;
 }
 
 /* Joins the world with the worker's address, if there is a worker. */
@@ -579,7 +669,8 @@ static hd_status open_all(hd_comm_ucx *u, hd_err *err) {
     HD_TRY(join(u, false, err));
     if (u->limits.epoch == 0) return come_late(u, err);
     take_members(u, &parallel);
-    return connect_members(u, &parallel, err);
+    read_hosts(u);
+    return connect_members(u, &parallel, true, err);
 }
 
 static hd_status check(const hd_comm_ucx_options *o, const hd_device *device, const hd_ops *ops,
@@ -626,17 +717,22 @@ hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_d
     u->wait_ms = o->wait_ms ? o->wait_ms : WAIT_MS;
     u->spins = o->rendezvous.world <= hd_cores_count();
     u->spin_ns = u->spins ? PROBE_SPIN_NS : 0;
-    u->peers = calloc((size_t)o->rendezvous.world, sizeof *u->peers);
+    const size_t world = (size_t)o->rendezvous.world;
+    u->peers = calloc(world, sizeof *u->peers);
+    u->hosts = calloc(world, sizeof *u->hosts);
+    if (o->rendezvous.rank == 0) u->rates = calloc(world * world, sizeof *u->rates);
     u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     hd_status st = copy_options(u, o, err);
-    if (st == HD_OK && (!u->peers || u->wake_fd < 0)) {
+    if (st == HD_OK &&
+        (!u->peers || !u->hosts || u->wake_fd < 0 || (o->rendezvous.rank == 0 && !u->rates))) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory or descriptor for rank %d", o->rendezvous.rank);
     }
     if (st == HD_OK && !hd_device_is_host(device))
         st = comm_ipc_open(&u->gpu, device, stream, ops, err);
     if (st == HD_OK) st = open_all(u, err);
     if (st != HD_OK) {
-        if (u->rendezvous) end_all(u, "a rank could not connect");
+        if (u->rendezvous)
+            end_all(u, err->status == HD_EIO ? err->msg : "a rank could not connect");
         hd_comm_ucx_close(u);
         return st;
     }
@@ -726,6 +822,8 @@ void hd_comm_ucx_close(hd_comm_ucx *u) {
     pthread_mutex_destroy(&u->mutex);
     free_options(u);
     free(u->peers);
+    free(u->hosts);
+    free(u->rates);
     free(u);
 }
 
@@ -789,7 +887,7 @@ hd_status hd_comm_ucx_begin_anew(hd_comm_ucx *u, hd_parallel_config *out,
         }
         hd_messages_close(u->messages);
         u->messages = NULL;
-        const hd_status st = connect_members(u, out, err);
+        const hd_status st = connect_members(u, out, false, err);
         if (st == HD_OK) return HD_OK;
         if (st == HD_EIO) retry_soon(u, err->msg); /* a worker is closed again */
         if (st != HD_EIO && st != HD_EPEER) return st;

@@ -22,6 +22,8 @@ typedef struct hd_comm_ucx_options {
     uint64_t max_message;        /* bytes; 0: 1 GiB */
     /* longest wait for another rank, but for a broadcast, once it has opened; 0: 60 s */
     int32_t wait_ms;
+    int32_t
+        preflight_ms; /* longest time of the first messages (preflight.h); 0: HD_PREFLIGHT_MS */
     /* As UCX_TLS and UCX_NET_DEVICES, which hold where these are NULL. Without a device, ranks
      * that meet on the loopback interface use only that. */
     const char *transports, *devices;
@@ -57,6 +59,11 @@ typedef struct hd_comm_members {
     uint64_t losses;    /* of rank 0: how many times it had lost another rank before */
 } hd_comm_members;
 const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u);
+
+/* Before the first epoch every pair of ranks has exchanged bytes (preflight.h). On rank 0: the bytes per
+ * second each way of ranks a and b of the world; 0: unknown. The name of a rank's host, "" if unknown. */
+double hd_comm_ucx_rate(const hd_comm_ucx *u, int32_t a, int32_t b);
+const char *hd_comm_ucx_host(const hd_comm_ucx *u, int32_t number);
 
 /* What the rank of a place in the layout tells of itself; NULL: nothing, or there is no epoch yet. */
 const void *hd_comm_ucx_card(const hd_comm_ucx *u, int32_t place);

@@ -117,7 +117,9 @@ static hd_status submit(hd_engine *e, uint64_t *id, const hd_request *g,
     engine_prefix prefix = {0};
     st = engine_prepare(e, r, g, conversation, err);
     if (st == HD_OK) st = keep_tokens(e, r, err);
-    if (st == HD_OK) st = engine_prefix_of(&prefix, e, r, err);
+    if (st == HD_OK) {
+        st = engine_prefix_of(&prefix, e, r->request.salt, r->prompt.ids, r->n_prompt, err);
+    }
     if (st != HD_OK) {
         give_up(e, r, n);
         return st;

@@ -40,6 +40,17 @@ const char *hd_engine_activations(const hd_engine *e, hd_precision *precision);
 const hd_parallel_config *hd_engine_parallel(const hd_engine *e);
 /* Why layout "auto" chose these; NULL: the options said it. */
 const char *hd_engine_layout_reason(const hd_engine *e);
+/* Two ranks in processes of their own, which exchanged bytes before weights were read. */
+typedef struct hd_engine_pair {
+    int32_t rank[2];
+    const char *host[2];
+    double rate; /* bytes per second each way */
+} hd_engine_pair;
+/* Returns how many pairs there are, and pair i in *out. */
+int32_t hd_engine_read_pair(const hd_engine *e, int32_t i, hd_engine_pair *out);
+
+/* Returns the micro-batches of a step, 1: one; *from: of an attention group's rows, from so many on. */
+int32_t hd_engine_micro_batches(const hd_engine *e, int32_t *from);
 bool hd_engine_thinks(const hd_engine *e); /* whether the model reasons by default */
 
 /* ---- update.c: new weights ---- */
@@ -74,6 +85,11 @@ const char *hd_engine_weight_version(hd_engine *e);
 
 /* ---- pages.c: pages of prompts that move between servers ---- */
 
+/* Returns the attention group to which a request with this prompt would go now, and says that it has the
+ * prompt's pages from now on. */
+hd_status hd_engine_choose_group(hd_engine *e, int32_t *group, uint64_t salt,
+                                 const int32_t *tokens, int32_t n, hd_err *err);
+
 /* Refuses engines whose pages cannot move: without a model or host memory for pages, or with
  * entries that depend on chunks. page_bytes: of hd_handover; NULL is fine. */
 hd_status hd_engine_check_pages(hd_engine *e, size_t page_bytes[HD_N_KV_GROUPS], hd_err *err);
@@ -81,9 +97,8 @@ hd_status hd_engine_check_pages(hd_engine *e, size_t page_bytes[HD_N_KV_GROUPS],
 typedef enum hd_page_work {
     HD_PAGES_LOOK,  /* finds what the cache lacks of a prompt */
     HD_PAGES_PLACE, /* puts a page into the cache */
-    /* only in this process: */
-    HD_PAGES_FIND, /* finds the longest prefix of a prompt that the cache has */
-    HD_PAGES_COPY  /* copies a page out of the cache */
+    HD_PAGES_FIND,  /* finds the longest prefix of a prompt that the cache has */
+    HD_PAGES_COPY   /* copies a page out of the cache */
 } hd_page_work;
 
 /* What the step thread of an attention group does between two steps, in this process or another.

@@ -134,13 +134,14 @@ struct hd_engine {
     /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
     hd_err no_gpu;
     hd_mla_form mla;
+    hd_expert_split split;
     int32_t max_context, max_logprobs, max_living, n_requests;
     bool has_model; /* false: the null runner */
     bool drafts, forced_acceptance;
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
-    int32_t n_notices;
-    int32_t n_experts, n_loads; /* experts per layer; layers times experts */
+    int32_t n_notices, n_micro, micro_from; /* micro: of hd_model_limits, while rows travel */
+    int32_t n_experts, n_loads;             /* experts per layer; layers times experts */
     hd_grammar_vocab *vocab;
     engine_grammar_cache *grammars;      /* have their own locks */
     engine_token_history *token_history; /* NULL: disabled */
@@ -158,8 +159,8 @@ struct hd_engine {
     hd_weights_changes *changes;       /* of rank 0 of several processes; else NULL */
     bool replay[HD_N_REPLAYS];         /* choices of every position are kept */
     size_t page_bytes[HD_N_KV_GROUPS]; /* of a page that leaves or arrives */
-    bool whole_prompts;                /* the last layers compute every position of a prompt */
-    engine_rank *ranks;                /* [n_ranks] those of this process */
+    bool whole_prompts, replays_prompts; /* of every position in the last layers; of a window */
+    engine_rank *ranks;                  /* [n_ranks] those of this process */
     int32_t n_ranks;
     bool independent;      /* groups are threads without exchanges: rounds of their own */
     engine_router *router; /* NULL: one attention group */
@@ -197,7 +198,7 @@ struct hd_engine {
     engine_version *versions; /* all names so far */
     const char *version;      /* of the weights, as of the last step */
     pthread_cond_t updated;   /* signalled for hd_engine_update_weights() */
-    uint64_t weights_mark;    /* see hd_engine_pages.weights */
+    uint64_t weights_mark;    /* see hd_page_job.weights */
     hd_page_source source;    /* fetch NULL: none */
     int32_t n_fetching;       /* choices that wait for pages */
     bool paused, draining, woken, closing;

@@ -47,6 +47,7 @@ typedef struct engine_group {
 /* What the first leader tells all leaders before a round. */
 typedef struct engine_order {
     uint64_t number, pauses;
+    uint64_t weights; /* which ones: see hd_page_job */
     bool paused, closing;
     bool moves; /* of experts come before the step */
     /* The record that is made from this round on; 0: none. Before the step leaders join the rows of the
@@ -98,13 +99,13 @@ hd_status engine_router_open(engine_router **out, const hd_engine *e, int64_t pa
                              hd_err *err);
 void engine_router_close(engine_router *t); /* NULL is fine */
 
-/* Hashes the pages of a request's prompt: without the lock. */
+/* Hashes the pages of a prompt: without the lock. */
 typedef struct engine_prefix {
     uint64_t *hashes; /* [n] of all tokens up to the end of each page; free() it */
     int32_t n;
 } engine_prefix;
-hd_status engine_prefix_of(engine_prefix *out, const hd_engine *e, const engine_request *r,
-                           hd_err *err);
+hd_status engine_prefix_of(engine_prefix *out, const hd_engine *e, uint64_t salt,
+                           const int32_t *tokens, int32_t n_tokens, hd_err *err);
 
 /* Chooses r->group and counts its load there. The caller holds the lock, as for the following. */
 void engine_route(hd_engine *e, engine_request *r, const engine_prefix *prefix);

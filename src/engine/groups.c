@@ -76,6 +76,24 @@ static void add_pages(hd_engine_stats *to, const hd_engine_stats *x) {
     }
 }
 
+static void add_kv_disk(hd_kv_disk_figures *to, const hd_kv_disk_figures *x) {
+    for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+        to->extents[g] += x->extents[g];
+        to->pages[g] += x->pages[g];
+        to->replaced[g] += x->replaced[g];
+        to->written[g] += x->written[g];
+        to->read[g] += x->read[g];
+    }
+    to->bytes += x->bytes;
+    to->tokens += x->tokens;
+    to->read_bytes += x->read_bytes;
+    to->read_ns += x->read_ns;
+    to->write_failed += x->write_failed;
+    to->read_failed += x->read_failed;
+    to->late += x->late;
+    to->declined += x->declined;
+}
+
 static void add_experts(hd_expert_figures *to, const hd_expert_figures *x) {
     to->slots += x->slots;
     to->elsewhere += x->elsewhere;
@@ -112,9 +130,11 @@ static void add_stats(hd_engine_stats *to, const hd_engine_stats *x) {
     to->rebuilt_rows += x->rebuilt_rows;
     to->output_tokens += x->output_tokens;
     add_pages(to, x);
+    add_kv_disk(&to->kv_disk, &x->kv_disk);
     add_experts(&to->experts, &x->experts);
     to->step_ns += x->step_ns;
     to->host_ns += x->host_ns;
+    to->micro_steps += x->micro_steps;
     if (to->last_step_ns < x->last_step_ns) to->last_step_ns = x->last_step_ns;
     to->kv_bytes += x->kv_bytes;
     to->hisparse.host_bytes += x->hisparse.host_bytes;

@@ -34,8 +34,7 @@ hd_status hd_kv_disk_split(char **dir, double *bytes, const char *name, const ch
     return *dir ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a path");
 }
 
-hd_status engine_kv_disk_check(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    const char *why = NULL;
+hd_status engine_kv_disk_check(const hd_engine_options *o, hd_err *err) {
     char *dir;
     if (!o->kv_disk) return HD_OK;
     HD_TRY(hd_kv_disk_split(&dir, NULL, "kv_disk", o->kv_disk, err));
@@ -44,10 +43,9 @@ hd_status engine_kv_disk_check(const hd_engine *e, const hd_engine_options *o, h
         return HD_FAIL(err, HD_EINVAL,
                        "kv_disk without kv_host: pages go to the disk from host memory");
     }
-    if (o->backend && strcmp(o->backend, "null") == 0) why = "the null backend has none";
-    if (e->parallel.dp > 1) why = "several attention groups (dp, dwdp) would share the folder";
-    if (!why) return HD_OK;
-    return HD_FAIL(err, HD_EUNSUPPORTED, "KV pages cannot be kept on a disk here: %s", why);
+    if (!o->backend || strcmp(o->backend, "null") != 0) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "KV pages cannot be kept on a disk here: the null backend has none");
 }
 
 /* Every layout has the bits of one rank, unless ranks sum parts. */
@@ -118,8 +116,19 @@ static void tell(void *ctx, hd_disk_job_kind kind, int why) {
     }
 }
 
+/* Stores of attention groups that this layout has not would take bytes beyond the quota. */
+static void drop_others(const char *dir, int32_t n_stores) {
+    for (int32_t i = n_stores; i < HD_DISK_STORES; i++) {
+        hd_err err = {0};
+        int n = 0;
+        if (hd_disk_files_delete(dir, i, &n, &err) != HD_OK) continue;
+        HD_LOG(HD_LOG_INFO, "kv_disk_dropped", hd_log_int("store", i),
+               hd_log_text("reason", "there are fewer attention groups in processes"));
+    }
+}
+
 static hd_status open_store(hd_disk **out, const engine_rank *rank, const char *dir,
-                            double bytes, const hd_disk_tier_options *tier,
+                            int32_t store, double bytes, const hd_disk_tier_options *tier,
                             const hd_engine_options *o, hd_err *err) {
     char identity[HD_DISK_IDENTITY];
     hd_disk_options x = {
@@ -130,8 +139,30 @@ static hd_status open_store(hd_disk **out, const engine_rank *rank, const char *
         .identity = identity
     };
     HD_TRY(hd_engine_page_identity(identity, rank->engine, o, err));
-    HD_TRY(hd_disk_files_open(&x.files, dir, true, err));
+    HD_TRY(hd_disk_files_open(&x.files, dir, store, true, err));
     return hd_disk_open(out, &x, err);
+}
+
+/* Attention groups in one process share a store; each of those in others has one with its part of the
+ * bytes. */
+static hd_status open_or_share(hd_disk **out, const engine_rank *rank,
+                               const hd_disk_tier_options *tier, const hd_engine_options *o,
+                               hd_err *err) {
+    const hd_engine *e = rank->engine;
+    const int32_t n_stores = o->world.size ? e->parallel.dp : 1;
+    const hd_disk_tier *first = e->ranks[0].kv_disk;
+    double bytes;
+    char *dir;
+    if (first) {
+        *out = hd_disk_share(hd_disk_tier_store(first));
+        return HD_OK;
+    }
+    HD_TRY(hd_kv_disk_split(&dir, &bytes, "kv_disk", o->kv_disk, err));
+    drop_others(dir, n_stores);
+    const hd_status st = open_store(out, rank, dir, rank->index / e->parallel.tp,
+                                    bytes / n_stores, tier, o, err);
+    free(dir);
+    return st;
 }
 
 hd_status engine_kv_disk_open(engine_rank *rank, const hd_engine_sizes *z,
@@ -146,32 +177,29 @@ hd_status engine_kv_disk_open(engine_rank *rank, const hd_engine_sizes *z,
                                  .tell = tell,
                                  .ctx = rank,
                                  .n_threads = N_THREADS};
-    double bytes;
-    char *dir;
     if (!o->kv_disk || !engine_rank_leads(rank)) return HD_OK;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
         if (!z->n_host[g]) continue;
         hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, 0, &tier.page_bytes[g]);
     }
-    HD_TRY(hd_kv_disk_split(&dir, &bytes, "kv_disk", o->kv_disk, err));
-    hd_status st = open_store(&tier.disk, rank, dir, bytes, &tier, o, err);
-    if (st == HD_OK) st = hd_disk_tier_open(&rank->kv_disk, &tier, err);
-    free(dir);
-    return st;
+    HD_TRY(open_or_share(&tier.disk, rank, &tier, o, err));
+    return hd_disk_tier_open(&rank->kv_disk, &tier, err);
 }
 
 void engine_kv_disk_read(engine_rank *rank) {
     hd_kv_disk_figures *f = &rank->totals.kv_disk;
     if (!rank->kv_disk) return;
     const hd_disk_tier_stats s = hd_disk_tier_read_stats(rank->kv_disk);
+    const bool opened =
+        rank == rank->engine->ranks; /* others of this process share its store */
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-        f->extents[g] = s.disk.extents[g];
-        f->pages[g] = s.disk.used[g];
-        f->replaced[g] = s.disk.replaced[g];
+        f->extents[g] = opened ? s.disk.extents[g] : 0;
+        f->pages[g] = opened ? s.disk.used[g] : 0;
+        f->replaced[g] = opened ? s.disk.replaced[g] : 0;
         f->written[g] = s.written[g];
         f->read[g] = s.read[g];
     }
-    f->bytes = s.disk.bytes;
+    f->bytes = opened ? s.disk.bytes : 0;
     f->tokens = hd_cache_read_stats(hd_sched_cache(rank->sched)).disk_tokens;
     f->read_bytes = s.read_bytes;
     f->read_ns = s.read_ns;

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "engine/experts.h"
+#include "engine/engine.h"
 #include "model/expert_fetch.h"
 #include "weights/placement.h"
 
@@ -27,6 +28,8 @@ static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
         why = "experts do not move between processes";
     } else if (o->world.size > 1 && o->updatable) {
         why = "weights of processes cannot be replaced";
+    } else if (o->expert_split && strcmp(o->expert_split, hd_expert_split_names[0]) != 0) {
+        why = "rows are split over copies in turns only";
     }
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: %s", why);
@@ -278,6 +281,53 @@ static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err 
     return plan_shards(e, &e->parallel, &most, err);
 }
 
+/* ---- micro-batches ---- */
+
+/* Rows of an attention group from which steps in two micro-batches were measured to be faster; 0: never.
+ * Ranks that compute on the cores which also carry their rows hide nothing (docs/ranks.md). */
+enum { OVERLAP_PAYS_FROM = 0 };
+
+static hd_status choose_overlap(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const char *asked = o->overlap ? o->overlap : "auto";
+    const bool any = strcmp(asked, "auto") == 0;
+    const bool naive = o->mla && strcmp(o->mla, "naive") == 0;
+    const bool exchanges = hd_parallel_exchanges(&e->parallel);
+    const bool on_gpus = o->backend && strcmp(o->backend, "cuda") == 0;
+    e->n_micro = 1;
+    e->micro_from = 0;
+    if (strcmp(asked, "off") == 0) return HD_OK;
+    if (!any && strcmp(asked, "2") != 0 && strcmp(asked, "3") != 0) {
+        return HD_FAIL(err, HD_EINVAL, "overlap '%s' is not auto, off, 2 or 3", asked);
+    }
+    if (any) {
+        if (!exchanges || naive || on_gpus || OVERLAP_PAYS_FROM == 0) return HD_OK;
+        e->n_micro = 2;
+        e->micro_from = OVERLAP_PAYS_FROM;
+        return HD_OK;
+    }
+    if (on_gpus) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: overlap %s is not there yet",
+                       asked);
+    }
+    if (!exchanges) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "overlap %s: there are no ranks that exchange rows in a step", asked);
+    }
+    if (naive) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "mla naive with overlap %s: it computes whole sequences, which "
+                       "micro-batches cut",
+                       asked);
+    }
+    e->n_micro = asked[0] - '0';
+    return HD_OK;
+}
+
+int32_t hd_engine_micro_batches(const hd_engine *e, int32_t *from) {
+    *from = e->micro_from;
+    return e->n_micro;
+}
+
 /* What is asked for beside the layout. */
 static hd_status check_moves(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     int64_t most;
@@ -289,9 +339,19 @@ static hd_status check_moves(hd_engine *e, const hd_engine_options *o, hd_err *e
     return plan_shards(e, &e->parallel, &most, err);
 }
 
+static hd_status check_split(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    HD_TRY(hd_expert_split_of(&e->split, o->expert_split, err));
+    if (e->split == HD_SPLIT_TURNS || e->parallel.redundant) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "expert_split '%s': experts have no copies without redundant slots",
+                   o->expert_split);
+}
+
 hd_status engine_ranks_choose(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     HD_TRY(choose_layout(e, o, err));
     HD_TRY(check_moves(e, o, err));
+    HD_TRY(check_split(e, o, err));
+    HD_TRY(choose_overlap(e, o, err));
     HD_TRY(engine_rebalance_check(e, o, err));
     return engine_process_check(e, o, err);
 }

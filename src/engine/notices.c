@@ -64,14 +64,22 @@ void engine_note_layers(hd_engine *e, int32_t n, int32_t all) {
         n, all);
 }
 
-void engine_note_hisparse(hd_engine *e, int32_t rows, size_t all, size_t free) {
-    char pools[32], room[32];
-    note(
-        e,
-        "KV pools of %s do not fit into %s: entries that attention chooses lie in host memory, "
-        "and %d of each layer on the device (hisparse)",
-        hd_bytes_text(pools, sizeof pools, (double)all),
-        hd_bytes_text(room, sizeof room, (double)free), rows);
+void engine_note_hisparse(hd_engine *e, const hd_hisparse_choice *c, int64_t tokens) {
+    char gain[40] = "";
+    if (c->fitting >= 1) snprintf(gain, sizeof gain, ", %.1f ms gained", c->gain_s * 1e3);
+    if (c->on) {
+        note(e,
+             "hisparse on: %.0f requests at a time instead of %.0f; selected entries lie in "
+             "host "
+             "memory, %d of each layer on the device; predicted for a step: %.1f ms of "
+             "fetching%s",
+             c->requests, c->fitting, c->rows, c->miss_s * 1e3, gain);
+    } else {
+        note(e,
+             "hisparse off, KV pools of %lld tokens; predicted for a step with it: %.1f ms of "
+             "fetching%s",
+             (long long)tokens, c->miss_s * 1e3, gain);
+    }
 }
 
 size_t hd_engine_notices(const hd_engine *e, const char *const **out) {

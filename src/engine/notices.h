@@ -3,6 +3,7 @@
 #define HD_ENGINE_NOTICES_H
 
 #include "engine/engine_internal.h"
+#include "kv/hisparse_choice.h"
 
 /* weights: NULL without a model */
 void engine_note_oddities(hd_engine *e, const hd_weights *weights);
@@ -11,9 +12,9 @@ void engine_note_oddities(hd_engine *e, const hd_weights *weights);
  * UINT64_MAX: none. */
 void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64_t limit);
 
-/* Why HiSparse is on: `all` bytes of KV pools, of which `free` have room. */
 /* The last n of `all` layers have all their experts on the device. */
 void engine_note_layers(hd_engine *e, int32_t n, int32_t all);
-void engine_note_hisparse(hd_engine *e, int32_t rows, size_t all, size_t free);
+/* What HiSparse "auto" chose, and why. tokens: of KV pools without it. */
+void engine_note_hisparse(hd_engine *e, const hd_hisparse_choice *c, int64_t tokens);
 
 #endif

@@ -252,13 +252,21 @@ static hd_status check_options(hd_engine *e, const hd_engine_options *o,
 static hd_status check_prompt_decoder(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *asked = o->prompt_decoder ? o->prompt_decoder : "tail";
     const hd_kv_shape shape = hd_kv_shape_of(e->spec);
+    const bool tail = strcmp(asked, "tail") == 0;
     e->whole_prompts = strcmp(asked, "whole") == 0;
-    if (!e->whole_prompts && strcmp(asked, "tail") != 0) {
-        return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s' is not tail or whole", asked);
+    e->replays_prompts = strcmp(asked, "replay") == 0;
+    if (!tail && !e->whole_prompts && !e->replays_prompts) {
+        return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s' is not tail, whole or replay",
+                       asked);
     }
-    if (!e->whole_prompts || hd_kv_longest_tail(&shape)) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "prompt_decoder '%s': only V4.1 computes less of a prompt",
-                   asked);
+    if (!tail && hd_kv_longest_tail(&shape) == 0) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "prompt_decoder '%s': only V4.1 computes less of a prompt", asked);
+    }
+    if (!e->replays_prompts || (e->parallel.dp == 1 || e->independent)) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "prompt_decoder replay with dp: attention groups would have to agree on the "
+                   "rows that are left");
 }
 
 /* What has weights that can be replaced. */
@@ -300,6 +308,7 @@ static hd_status check_replay(hd_engine *e, const hd_engine_options *o, hd_err *
         if (is_null(o)) why = "the null backend chooses nothing";
         if (hd_replay_shape_of(e->spec, (hd_replay)k).row_bytes == 0) why = kinds[k].missing;
         if (hd_parallel_world(&e->parallel) > 1) why = "several ranks have a part of them each";
+        if (e->replays_prompts) why = "prompt_decoder replay leaves positions out";
         e->whole_prompts = true; /* a position that is not computed chooses nothing */
         if (!why) continue;
         return HD_FAIL(err, HD_EUNSUPPORTED, "%s cannot be kept here: %s", kinds[k].what, why);
@@ -323,7 +332,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     HD_TRY(check_updatable(e, o, err));
     HD_TRY(check_replay(e, o, err));
     HD_TRY(engine_experts_check(e, o, err));
-    HD_TRY(engine_kv_disk_check(e, o, err));
+    HD_TRY(engine_kv_disk_check(o, err));
     HD_TRY(engine_hisparse_check(e, o, err));
     HD_TRY(open_model(e, o, precision, err));
     hd_engine_sizes z = hd_engine_sizes_of(e->spec, e->drafts, o);

@@ -128,16 +128,16 @@ static hd_status run(engine_rank *rank, hd_page_job *job) {
     if (!has_pages(rank)) return HD_EAGAIN;
     const hd_handover side = side_of(rank, job->salt, job->tokens, job->n_tokens);
     if (job->work == HD_PAGES_LOOK) {
-        job->weights = rank->weights_mark;
+        job->weights = rank->order.weights;
         hd_handover_lacking(&side, hd_kv_shape_of(rank->engine->spec).lookback, &job->lacking);
         return HD_OK;
     }
     if (job->work == HD_PAGES_FIND) {
-        job->weights = rank->weights_mark;
+        job->weights = rank->order.weights;
         hd_handover_usable(&side, hd_kv_shape_of(rank->engine->spec).lookback, &job->lacking);
         return HD_OK;
     }
-    if (job->weights != rank->weights_mark) return HD_EINVAL;
+    if (job->weights != rank->order.weights) return HD_EINVAL;
     if (job->work == HD_PAGES_COPY) {
         return hd_handover_copy(&side, job->kind, job->page, job->copy, NULL);
     }
@@ -188,7 +188,7 @@ static bool export_page(engine_rank *rank, engine_request *r, hd_kv_group group,
     const bool remote = engine_rank_is_remote(rank);
     void *to = remote ? engine_remote_room(rank, r->id, n) : w->room(w->ctx, n);
     if (!to) return false;
-    const hd_status st = w->weights == rank->weights_mark
+    const hd_status st = w->weights == rank->order.weights
                              ? hd_handover_export(&side, group, page, to, NULL)
                              : HD_EINVAL;
     if (remote) {

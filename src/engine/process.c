@@ -44,15 +44,19 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                o->no_drafts,
                                (int64_t)e->spec->drafter,
                                is_text(o->prompt_decoder, "tail"),
+                               is_text(o->prompt_decoder, "replay"),
                                o->dummy_weights,
                                o->snapshot_tokens,
                                (int64_t)e->mla,
+                               (int64_t)e->split,
                                is_text(o->backend, "ref"),
                                is_text(o->backend, "cuda"),
                                o->queue_limit,
                                o->max_logprobs,
                                o->updatable,
                                engine_rebalance_is_on(o),
+                               e->n_micro,
+                               e->micro_from,
                                (int64_t)(o->kv_host_gb * 1e9)};
     hd_siphash_init(&s, (const uint64_t[2]){0});
     hd_siphash_add(&s, numbers, sizeof numbers);
@@ -130,4 +134,18 @@ hd_status engine_process_join(hd_engine *e, const hd_engine_options *o, hd_err *
     HD_TRY(hd_comm_ucx_open(&e->ucx, &ucx, rank->device, rank->stream, &rank->ops, err));
     rank->comm = hd_comm_ucx_interface(e->ucx);
     return HD_OK;
+}
+
+int32_t hd_engine_read_pair(const hd_engine *e, int32_t i, hd_engine_pair *out) {
+    const int32_t n = e->ucx ? hd_parallel_world(&e->parallel) : 1;
+    int32_t a = 0, left = i;
+    for (; a < n - 1 && left >= n - 1 - a; a++) left -= n - 1 - a;
+    const int32_t b = a + 1 + left;
+    if (a >= n - 1) return n * (n - 1) / 2;
+    *out = (hd_engine_pair){
+        {a,                        b },
+        { hd_comm_ucx_host(e->ucx, a), hd_comm_ucx_host(e->ucx, b)},
+        hd_comm_ucx_rate(e->ucx, a, b)
+    };
+    return n * (n - 1) / 2;
 }

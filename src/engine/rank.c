@@ -42,6 +42,7 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         .no_gpu = &e->no_gpu
     };
     HD_TRY(hd_kv_type_of(&ops.kv_type, o->kv_cache_dtype, err));
+    HD_TRY(hd_kv_check_type(e->spec, ops.kv_type, err));
     HD_TRY(hd_ops_open(&rank->ops, &rank->device, backend, &ops, err));
     if (o->device_memory_gb > 0) {
         HD_TRY(hd_device_limit(rank->device, (size_t)(o->device_memory_gb * 1e9), err));
@@ -144,12 +145,15 @@ static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
                               .beside_stream = rank->beside_stream,
                               .stage = rank->stage,
                               .comm = engine_fetches(e) ? NULL : rank->comm,
-                              .mla = e->mla};
+                              .mla = e->mla,
+                              .split = e->split};
     hd_model_runner_options x = hd_engine_runner_options(z);
     x.n_ids = e->n_ids;
     x.vocab = e->vocab;
     x.forced = hd_acceptance_of(o->forced_acceptance);
     x.fixed_steps = rank->graphs;
+    x.n_micro = env.comm && hd_parallel_exchanges(&rank->parallel) ? e->n_micro : 1;
+    x.micro_from = e->micro_from;
     memcpy(x.replay, e->replay, sizeof x.replay);
     x.role = role_of(rank);
     x.renew = engine_update_follow;
@@ -187,11 +191,17 @@ static bool may_rebuild(const hd_engine *e) {
     return e->parallel.dp == 1 || e->independent;
 }
 
+/* No tails as long as what windows read. */
+static bool computes_all(const hd_engine *e) {
+    return e->whole_prompts || e->replays_prompts;
+}
+
 static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err *err) {
     const hd_sched_options s = {
         .cache = {.page_tokens = z->shape.page_tokens,
                   .lookback = z->shape.lookback,
-                  .tail = rank->engine->whole_prompts ? 0 : hd_kv_longest_tail(&z->shape),
+                  .tail = computes_all(rank->engine) ? 0 : hd_kv_longest_tail(&z->shape),
+                  .replayed = rank->engine->replays_prompts ? rank->engine->spec->window : 0,
                   .rebuild = may_rebuild(rank->engine) ? hd_kv_rebuild_length(&z->shape) : 0,
                   .n_pages = {z->n_pages[0], z->n_pages[1]},
                   .n_host = {z->n_host[0], z->n_host[1]},
@@ -200,6 +210,7 @@ static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err 
         .step_rows = z->step_rows,
         .chunk_rows = z->chunk,
         .sample_rows = z->sample_rows,
+        .prompt_ns = z->prompt_ms * INT64_C(1000000),
         .queue_limit = z->queue + z->running * rank->engine->parallel.dp,
         .ahead = rank->graphs ? 2 * HD_MAX_STEP_TOKENS : 0,
         .max_positions = z->context,

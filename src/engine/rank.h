@@ -58,7 +58,6 @@ struct engine_rank {
     engine_mail inbox;
     engine_watched *watched; /* [n_watched] requests of the step whose pages somebody awaits */
     int32_t n_watched;       /* at most max_running */
-    uint64_t weights_mark;   /* as of this round */
     const char *weight_version;
     engine_order order;       /* of this round */
     bool began_anew;          /* rank 0: in this round, of which others know nothing */
@@ -235,7 +234,7 @@ void engine_rebalance_obey(engine_rank *rank, const engine_mail *in);
 /* ---- kv_disk.c: KV pages on a disk ---- */
 
 /* Refuses, by name, what it cannot be used with. */
-hd_status engine_kv_disk_check(const hd_engine *e, const hd_engine_options *o, hd_err *err);
+hd_status engine_kv_disk_check(const hd_engine_options *o, hd_err *err);
 
 /* Opens the disk tier of a rank whose runner is open, if the option says so. */
 hd_status engine_kv_disk_open(engine_rank *rank, const hd_engine_sizes *z,

@@ -120,8 +120,8 @@ hd_status engine_rebalance_open(engine_rank *rank, const hd_engine_options *o, h
         .expert_bytes = b->n ? (double)hd_weights_expert_bytes(rank->weights, b->layers[0]) : 0,
         .max_bytes_per_s = on_host ? MOST_BYTES_PER_S : MOST_BYTES_PER_S_OF_GPUS,
         .share = STEP_SHARE,
-        .initial_stays = on_host /* in the mapped file */
-    };
+        .initial_stays = on_host, /* in the mapped file */
+        .split = e->split};
     return hd_rebalance_open(&b->machine, &m, err);
 }
 

@@ -199,6 +199,7 @@ static hd_status send_order(engine_rank *rank, hd_err *err) {
 static void drop_job(remote_job *j) {
     free((void *)(uintptr_t)j->job.tokens);
     free((void *)(uintptr_t)j->job.message);
+    free(j->job.copy);
     free(j);
 }
 
@@ -207,7 +208,7 @@ static void on_job_done(hd_page_job *job) {
     remote_job *j = (remote_job *)job;
     engine_remote *m = j->rank->engine->remote;
     hd_err err = {0};
-    keep(m, engine_put_job_done(&m->out, job, &err), &err);
+    keep(m, engine_put_job_done(j->rank->engine, &m->out, job, &err), &err);
     drop_job(j);
 }
 

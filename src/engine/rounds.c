@@ -115,6 +115,7 @@ static void give_order(engine_rank *rank) {
     const bool paused = rests(e) || rest;
     e->order = (engine_order){.number = e->order.number + 1,
                               .pauses = e->pauses,
+                              .weights = e->weights_mark,
                               .paused = paused,
                               .moves = !paused && !e->closing && engine_rebalance_wants(rank),
                               .closing = e->closing,
@@ -154,7 +155,6 @@ bool engine_round_begin(engine_rank *rank) {
     }
     rank->order = e->order;
     if (e->version) rank->weight_version = e->version;
-    rank->weights_mark = e->weights_mark;
     pthread_mutex_unlock(&e->lock);
     if (rank->index == 0) {
         engine_world_look(rank);

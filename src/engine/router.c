@@ -48,19 +48,18 @@ void engine_router_flush(engine_router *t) {
     if (t) memset(t->seen, 0, t->n * sizeof *t->seen);
 }
 
-hd_status engine_prefix_of(engine_prefix *out, const hd_engine *e, const engine_request *r,
-                           hd_err *err) {
+hd_status engine_prefix_of(engine_prefix *out, const hd_engine *e, uint64_t salt,
+                           const int32_t *tokens, int32_t n_tokens, hd_err *err) {
     *out = (engine_prefix){0};
     if (!e->router) return HD_OK;
-    const int32_t page = e->router->page_tokens, n = r->n_prompt / page;
+    const int32_t page = e->router->page_tokens, n = n_tokens / page;
     out->hashes = calloc((size_t)n + 1, sizeof *out->hashes);
     if (!out->hashes) return HD_FAIL(err, HD_ENOMEM, "no memory for %d pages", n);
     hd_siphash s;
     hd_siphash_init_secret(&s);
-    hd_siphash_add(&s, &r->request.salt, sizeof r->request.salt);
+    hd_siphash_add(&s, &salt, sizeof salt);
     for (out->n = 0; out->n < n; out->n++) {
-        hd_siphash_add(&s, r->prompt.ids + (int64_t)out->n * page,
-                       (size_t)page * sizeof *r->prompt.ids);
+        hd_siphash_add(&s, tokens + (int64_t)out->n * page, (size_t)page * sizeof *tokens);
         out->hashes[out->n] = hd_siphash_value(&s);
     }
     return HD_OK;
@@ -89,28 +88,45 @@ static void remember(engine_router *t, const engine_prefix *p, int32_t group) {
     }
 }
 
-/* Of groups that have equally much to do, the one with fewer choices, then the next in turn. */
-static void route(hd_engine *e, engine_request *r, const engine_prefix *prefix,
-                  int32_t n_choices) {
-    int32_t pages[MAX_GROUPS] = {0};
-    int64_t best = INT64_MAX, best_prompt = 0;
+/* Of groups that have equally much to do, the one with fewer choices, then the next in turn.
+ * *left: tokens of the prompt that it has to compute. */
+static int32_t choose(hd_engine *e, const engine_prefix *prefix, int32_t n_prompt,
+                      uint64_t turn, int64_t *left) {
+    int32_t pages[MAX_GROUPS] = {0}, best = 0;
+    int64_t least = INT64_MAX;
     if (e->router) match(e->router, prefix, e->n_present, pages);
-    r->group = 0;
+    *left = 0;
     for (int32_t k = 0; k < e->n_present; k++) {
-        const int32_t g = (int32_t)((r->arrival + (uint64_t)k) % (uint64_t)e->n_present);
+        const int32_t g = (int32_t)((turn + (uint64_t)k) % (uint64_t)e->n_present);
         const engine_group *group = &e->groups[g];
         const int64_t cached = e->router ? (int64_t)pages[g] * e->router->page_tokens : 0;
-        const int64_t prompt = r->n_prompt - cached, tokens = group->load + prompt;
-        const bool same = tokens == best;
-        if (tokens > best || (same && group->n_living >= e->groups[r->group].n_living))
-            continue;
-        r->group = g;
-        best = tokens;
-        best_prompt = prompt;
+        const int64_t prompt = n_prompt - cached, tokens = group->load + prompt;
+        const bool same = tokens == least;
+        if (tokens > least || (same && group->n_living >= e->groups[best].n_living)) continue;
+        best = g;
+        least = tokens;
+        *left = prompt;
     }
-    if (e->router) remember(e->router, prefix, r->group);
-    r->prompt_load = best_prompt;
-    r->load = best_prompt + (int64_t)CHOICE_TOKENS * n_choices;
+    if (e->router) remember(e->router, prefix, best);
+    return best;
+}
+
+hd_status hd_engine_choose_group(hd_engine *e, int32_t *group, uint64_t salt,
+                                 const int32_t *tokens, int32_t n, hd_err *err) {
+    engine_prefix prefix;
+    int64_t left;
+    HD_TRY(engine_prefix_of(&prefix, e, salt, tokens, n, err));
+    pthread_mutex_lock(&e->lock);
+    *group = choose(e, &prefix, n, 0, &left);
+    pthread_mutex_unlock(&e->lock);
+    free(prefix.hashes);
+    return HD_OK;
+}
+
+static void route(hd_engine *e, engine_request *r, const engine_prefix *prefix,
+                  int32_t n_choices) {
+    r->group = choose(e, prefix, r->n_prompt, r->arrival, &r->prompt_load);
+    r->load = r->prompt_load + (int64_t)CHOICE_TOKENS * n_choices;
     e->groups[r->group].load += r->load;
     e->groups[r->group].n_living += n_choices;
 }

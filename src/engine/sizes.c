@@ -18,9 +18,6 @@ enum {
     SNAPSHOTS_PER_RUNNING = 16
 };
 
-/* Of free memory, for KV pools: activations and graphs take the rest. */
-static const double POOLS_PART = 0.875;
-
 static int32_t or_default(int64_t value, int64_t standard) {
     const int64_t v = value > 0 ? value : standard;
     return v < INT32_MAX ? (int32_t)v : INT32_MAX;
@@ -37,6 +34,7 @@ hd_engine_sizes hd_engine_sizes_of(const hd_model_spec *spec, bool drafts,
                                    const hd_engine_options *o) {
     hd_engine_sizes z = {.running = or_default(o->max_running, DEFAULT_RUNNING),
                          .chunk = or_default(o->chunk_tokens, DEFAULT_CHUNK),
+                         .prompt_ms = or_default(o->prompt_ms, 0),
                          .queue = or_default(o->queue_limit, DEFAULT_QUEUE),
                          .drafts = drafts ? HD_MAX_DRAFTS : 0,
                          .logprobs = or_default(o->max_logprobs, HD_DEFAULT_LOGPROBS),
@@ -116,9 +114,25 @@ size_t hd_engine_mirror_bytes(const hd_engine_sizes *z, const hd_model_spec *spe
     return (size_t)z->n_pages[HD_KV_FULL] * hd_kv_selected_bytes(spec, n_layers, type);
 }
 
+bool hd_engine_sizes_shrink(hd_engine_sizes *z, const hd_model_spec *spec, int32_t n_layers,
+                            hd_dtype type, size_t free) {
+    const double room = (double)free * HD_POOLS_PART;
+    const double page = (double)hd_kv_page_bytes(spec, n_layers, HD_KV_FULL, type, z->drafts);
+    const double all = (double)hd_engine_kv_bytes(z, spec, n_layers, type);
+    if (all > room) {
+        z->n_pages[HD_KV_FULL] -=
+            (int32_t)fmin(ceil((all - room) / page), z->n_pages[HD_KV_FULL]);
+    }
+    return z->n_pages[HD_KV_FULL] >= z->seq_pages;
+}
+
+double hd_engine_sizes_requests(const hd_engine_sizes *z) {
+    return fmin(z->running, floor((double)z->n_pages[HD_KV_FULL] / z->seq_pages));
+}
+
 void hd_engine_sizes_fit(hd_engine_sizes *z, const hd_model_spec *spec, int32_t n_layers,
                          hd_dtype type, size_t free) {
-    const double room = (double)free * POOLS_PART;
+    const double room = (double)free * HD_POOLS_PART;
     const int32_t least = spec->index_topk;
     const int64_t all = (int64_t)z->n_pages[HD_KV_FULL] * z->shape.page_tokens;
     hd_engine_sizes one = *z, two = *z;

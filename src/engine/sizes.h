@@ -9,7 +9,7 @@
 #include "weights/spec.h"
 
 typedef struct hd_engine_sizes {
-    int32_t running, context, chunk, step_rows, sample_rows, queue, drafts, logprobs;
+    int32_t running, context, chunk, prompt_ms, step_rows, sample_rows, queue, drafts, logprobs;
     hd_kv_shape shape;
     int32_t seq_pages, n_pages[HD_N_KV_GROUPS], n_host[HD_N_KV_GROUPS];
     int32_t resident; /* rows of each of HiSparse's buffers; 0: "off", or "auto" so far */
@@ -27,10 +27,18 @@ hd_status hd_engine_sizes_divide_host(hd_engine_sizes *z, const hd_engine_option
 /* Returns the options of a model runner that follow from the sizes. */
 hd_model_runner_options hd_engine_runner_options(const hd_engine_sizes *z);
 
-/* HiSparse "auto": if the pools do not fit into most of the free bytes, entries that attention reads by
- * choice go to host memory, and the buffers get what the other pools leave. */
+/* Of free memory, for KV pools: activations and graphs take the rest. */
+#define HD_POOLS_PART 0.875
+
+/* If the pools do not fit into that part of the free bytes: entries that attention reads by choice go to host
+ * memory (HiSparse), and the buffers get what the other pools leave. */
 void hd_engine_sizes_fit(hd_engine_sizes *z, const hd_model_spec *spec, int32_t n_layers,
                          hd_dtype type, size_t free);
+/* Or: the FULL pages become fewer. Returns false if not even one sequence would have room. */
+bool hd_engine_sizes_shrink(hd_engine_sizes *z, const hd_model_spec *spec, int32_t n_layers,
+                            hd_dtype type, size_t free);
+/* Returns how many requests of the whole context run at a time. */
+double hd_engine_sizes_requests(const hd_engine_sizes *z);
 
 /* Returns the bytes of a rank's KV pools on its device. n_layers includes those of the drafter that are
  * present; type: of the entries that attention reads, HD_NONE for float32. */

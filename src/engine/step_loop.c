@@ -332,6 +332,7 @@ static void read_times(engine_rank *rank) {
     if (!rank->model_runner) return;
     const hd_model_runner_times *x = hd_model_runner_read_times(rank->model_runner);
     t->graph_steps = x->graph_steps;
+    t->micro_steps = x->micro_steps;
     t->graph_ns = x->busy_ns;
     t->graphs = x->graphs;
     /* includes the memory of CUDA graphs */

@@ -175,15 +175,10 @@ static int32_t count_running(const hd_engine *e) {
     return n;
 }
 
-/* Does it with the scheduler of every attention group. */
-static void for_groups(hd_engine *e, void (*act)(hd_sched *s)) {
-    for (int32_t i = 0; i < e->n_ranks; i++) {
-        if (e->ranks[i].sched) act(e->ranks[i].sched);
-    }
-}
-
 static hd_status release_kv(hd_engine *e, size_t *bytes, hd_err *err) {
-    for_groups(e, hd_sched_flush_cache);
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        if (e->ranks[i].sched) hd_sched_flush_cache(e->ranks[i].sched);
+    }
     for (int32_t i = 0; i < e->n_ranks; i++) {
         HD_TRY(hd_model_runner_discard_kv(e->ranks[i].model_runner, bytes, err));
     }
@@ -200,7 +195,9 @@ static hd_status release_weights(hd_engine *e, size_t *bytes, hd_err *err) {
         if (on_device) HD_TRY(hd_weights_discard(shard, bytes, err));
         if (!on_device && shard != e->whole) *bytes += hd_weights_discard_shard(shard);
     }
-    for_groups(e, hd_sched_renew_cache);
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        if (e->ranks[i].sched) hd_sched_renew_cache(e->ranks[i].sched, e->weights_mark);
+    }
     return HD_OK;
 }
 
@@ -324,7 +321,7 @@ void engine_update_obey(engine_rank *rank) {
     hd_err err = {0};
     if (rank->order.renewed) {
         hd_model_runner_forget_steps(rank->model_runner);
-        hd_sched_renew_cache(rank->sched);
+        hd_sched_renew_cache(rank->sched, rank->order.weights);
         if (rank->engine->ucx) exchange(rank);
     }
     if (rank->order.rest && rank->model_runner &&

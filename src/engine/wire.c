@@ -317,8 +317,10 @@ void engine_forget_request(hd_engine *e, engine_request *r) {
 typedef struct wire_job {
     int32_t work, n_tokens;
     uint64_t salt, weights, n;
+    int32_t kind, page, from_disk, zero;
 } wire_job;
 
+/* Followed by the bytes of a page that was copied. */
 typedef struct wire_job_done {
     int32_t status;
     hd_page_range lacking;
@@ -327,7 +329,14 @@ typedef struct wire_job_done {
 
 hd_status engine_put_job(hd_bytes *to, const hd_page_job *job, hd_err *err) {
     const size_t at = to->n;
-    const wire_job w = {(int32_t)job->work, job->n_tokens, job->salt, job->weights, job->n};
+    const wire_job w = {.work = (int32_t)job->work,
+                        .n_tokens = job->n_tokens,
+                        .salt = job->salt,
+                        .weights = job->weights,
+                        .n = job->n,
+                        .kind = (int32_t)job->kind,
+                        .page = job->page,
+                        .from_disk = job->from_disk};
     HD_TRY(engine_put_record(to, ENGINE_RECORD_JOB, job->group, job->number, err));
     HD_TRY(hd_bytes_append(to, &w, sizeof w, err));
     HD_TRY(hd_bytes_append(to, job->tokens, (size_t)w.n_tokens * sizeof *job->tokens, err));
@@ -351,8 +360,10 @@ hd_status engine_take_job(const hd_engine *e, engine_reader *from, hd_page_job *
     wire_job w;
     void *tokens, *message;
     HD_TRY(engine_take_bytes(from, &w, sizeof w, err));
-    if (!hd_is_within(w.work, HD_PAGES_LOOK, HD_PAGES_PLACE) || w.n > from->n ||
-        !hd_is_within(w.n_tokens, 1, e->max_context)) {
+    if (!hd_is_within(w.work, HD_PAGES_LOOK, HD_PAGES_COPY) || w.n > from->n ||
+        !hd_is_within(w.n_tokens, 1, e->max_context + 1) ||
+        !hd_is_within(w.kind, 0, HD_N_KV_GROUPS - 1) ||
+        !hd_is_within(w.page, 0, w.n_tokens / hd_kv_shape_of(e->spec).page_tokens)) {
         return refuse("a job", err);
     }
     hd_status st = take_array(from, &tokens, w.n_tokens, sizeof *job->tokens, err);
@@ -366,14 +377,28 @@ hd_status engine_take_job(const hd_engine *e, engine_reader *from, hd_page_job *
     job->salt = w.salt;
     job->weights = w.weights;
     job->n = (size_t)w.n;
+    job->kind = (hd_kv_group)w.kind;
+    job->page = w.page;
+    job->from_disk = w.from_disk != 0;
+    if (job->work == HD_PAGES_COPY) {
+        job->copy = malloc(e->page_bytes[job->kind] + 1);
+        if (!job->copy) return HD_FAIL(err, HD_ENOMEM, "no memory for a page");
+    }
     const bool places = job->work == HD_PAGES_PLACE;
     return !places || is_page(e, message, w.n, w.n_tokens) ? HD_OK : refuse("a page", err);
 }
 
-hd_status engine_put_job_done(hd_bytes *to, const hd_page_job *job, hd_err *err) {
+/* Of a page that was copied. */
+static size_t copied_bytes(const hd_engine *e, const hd_page_job *job, hd_status status) {
+    return job->work == HD_PAGES_COPY && status == HD_OK ? e->page_bytes[job->kind] : 0;
+}
+
+hd_status engine_put_job_done(const hd_engine *e, hd_bytes *to, const hd_page_job *job,
+                              hd_err *err) {
     const wire_job_done w = {(int32_t)job->status, job->lacking, job->weights};
     HD_TRY(engine_put_record(to, ENGINE_RECORD_JOB_DONE, job->group, job->number, err));
-    return hd_bytes_append(to, &w, sizeof w, err);
+    HD_TRY(hd_bytes_append(to, &w, sizeof w, err));
+    return hd_bytes_append(to, job->copy, copied_bytes(e, job, job->status), err);
 }
 
 hd_status engine_take_job_done(const hd_engine *e, engine_reader *from, hd_page_job *job,
@@ -384,7 +409,8 @@ hd_status engine_take_job_done(const hd_engine *e, engine_reader *from, hd_page_
     job->status = (hd_status)w.status;
     job->lacking = w.lacking;
     job->weights = w.weights;
-    return HD_OK;
+    const size_t n = copied_bytes(e, job, job->status);
+    return n ? engine_take_bytes(from, job->copy, n, err) : HD_OK;
 }
 
 hd_status engine_put_page(hd_bytes *to, int32_t group, uint64_t id, hd_status st,

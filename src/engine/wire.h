@@ -57,7 +57,8 @@ hd_status engine_put_job(hd_bytes *to, const hd_page_job *job, hd_err *err);
 hd_status engine_take_job(const hd_engine *e, engine_reader *from, hd_page_job *job,
                           hd_err *err);
 
-hd_status engine_put_job_done(hd_bytes *to, const hd_page_job *job, hd_err *err);
+hd_status engine_put_job_done(const hd_engine *e, hd_bytes *to, const hd_page_job *job,
+                              hd_err *err);
 hd_status engine_take_job_done(const hd_engine *e, engine_reader *from, hd_page_job *job,
                                hd_err *err);
 

@@ -499,7 +499,8 @@ static void clear_table(hd_cache *c, int32_t id) {
     }
 }
 
-static hd_kv_ends ends_of(const hd_cache *c, const cache_match *m, int32_t n) {
+static hd_kv_ends ends_of(const hd_cache *c, const cache_match *m, int32_t n, int32_t from) {
+    if (c->o.replayed) return (hd_kv_ends){.outputs = n - 1, .windows_from = from};
     if (m->rebuilds) return (hd_kv_ends){.rebuilt = m->best * c->o.page_tokens};
     if (!c->o.tail) return (hd_kv_ends){0};
     return (hd_kv_ends){.outputs = n - 1,
@@ -517,16 +518,23 @@ int32_t hd_cache_first(const hd_cache *c, int32_t id) {
 /* Whether a sequence computes all layers of a page. */
 static bool makes_whole(const hd_cache *c, const cache_seq *l, int32_t at) {
     const int32_t branch = l->ends.branch / c->o.page_tokens, back = c->lookback_pages;
+    if (c->o.replayed) return true; /* of the layers that others read there */
     return at >= l->ends.outputs / c->o.page_tokens - back ||
            (at < branch && at >= branch - back);
 }
 
 hd_status hd_cache_acquire(hd_cache *c, int32_t id, uint64_t salt, const int32_t *tokens,
                            int32_t n, int32_t *hit) {
+    return hd_cache_resume(c, id, salt, tokens, n, n, hit);
+}
+
+hd_status hd_cache_resume(hd_cache *c, int32_t id, uint64_t salt, const int32_t *tokens,
+                          int32_t n, int32_t prompt, int32_t *hit) {
     cache_seq *l = &c->seqs[id];
     assert(!l->open);
     c->tick++;
-    const cache_match m = cache_walk(c, salt, tokens, n);
+    const int32_t from = cache_replay_from(c, hd_min_i32(n, prompt));
+    const cache_match m = cache_walk(c, salt, tokens, n, from);
     const int32_t d = m.best, first = d * c->o.page_tokens - (m.rebuilds ? c->o.rebuild : 0);
     const int32_t window = m.rebuilds ? first / c->o.page_tokens : d - c->lookback_pages;
     *hit = 0;
@@ -541,7 +549,7 @@ hd_status hd_cache_acquire(hd_cache *c, int32_t id, uint64_t salt, const int32_t
                      .window_to = hd_max_i32(0, window),
                      .rebuilt = m.rebuilds ? d : 0,
                      .first = first,
-                     .ends = ends_of(c, &m, n)};
+                     .ends = ends_of(c, &m, n, from)};
     for (int32_t p = 0; p < d; p++) {
         cache_pin(c, c->path[p]);
         if (p < l->window_from || p < l->rebuilt || !c->lookback_pages) continue;
@@ -639,6 +647,9 @@ static void share_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
     int32_t *own = &cache_table(c, id, HD_KV_WINDOW)[at];
     const cache_node *k = &c->nodes[n];
     const bool whole = makes_whole(c, &c->seqs[id], at);
+    const int32_t from = c->seqs[id].ends.windows_from;
+    /* what a replay leaves depends on where it begins */
+    if (c->o.replayed && (at + 1) * c->o.page_tokens > from) return;
     if (whole && !k->whole) {
         replace_window(c, n, *own);
     } else if (!cache_is_cached(k, HD_KV_WINDOW) || (whole && cache_is_away(k, HD_KV_WINDOW))) {

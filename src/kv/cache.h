@@ -52,6 +52,9 @@ typedef struct hd_cache_options {
     /* hd_kv_longest_tail(): sequences leave whole WINDOW pages only before their ends, and later
      * ones continue there, or where their own tails begin. 0: every page is whole. */
     int32_t tail;
+    int32_t
+        replayed; /* tails are the last so many positions of a prompt (hd_kv_ends.windows_from),
+                       * and so many are always computed; 0: they are as long as windows read */
     int32_t rebuild; /* hd_kv_rebuild_length(); 0: windows are not rebuilt */
     int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_host[HD_N_KV_GROUPS]; /* pages that host memory may hold */
@@ -83,6 +86,11 @@ int32_t hd_cache_match(const hd_cache *c, uint64_t salt, const int32_t *tokens, 
  * sequence stays closed. */
 hd_status hd_cache_acquire(hd_cache *c, int32_t seq, uint64_t salt, const int32_t *tokens,
                            int32_t n, int32_t *hit);
+
+/* The same for a sequence of which the first `prompt` tokens were the prompt: a replay is that of the
+ * prompt, whatever came after it. */
+hd_status hd_cache_resume(hd_cache *c, int32_t seq, uint64_t salt, const int32_t *tokens,
+                          int32_t n, int32_t prompt, int32_t *hit);
 
 /* Returns the position from which on an open sequence is computed: *hit of hd_cache_acquire(), or where
  * the rebuild of its window begins. */

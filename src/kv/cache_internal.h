@@ -170,7 +170,13 @@ typedef struct cache_match {
     int32_t known;         /* nodes along the tokens, matched or not */
 } cache_match;
 
-cache_match cache_walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n);
+cache_match cache_walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n,
+                       int32_t replay_from);
+
+/* Where the replay of a prompt of n tokens begins; 0 without replays. */
+static inline int32_t cache_replay_from(const hd_cache *c, int32_t n) {
+    return c->o.replayed && n > c->o.replayed ? n - c->o.replayed : 0;
+}
 
 /* cache_exchange.c */
 /* Returns the node of the last of n pages, if all are cached; else NONE. */

@@ -37,9 +37,11 @@ static bool ends_whole(const hd_cache *c, int32_t d) {
 /* One whose pages are not whole ends before the tails of the sequence's end begin, and before those of
  * the branch: then the sequence makes that whole. One without WINDOW pages is taken only if it is sooner
  * than those with them. */
-cache_match cache_walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
+cache_match cache_walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n,
+                       int32_t replay_from) {
     cache_match m = {.known = follow(c, salt, tokens, n)};
     const int32_t page = c->o.page_tokens;
+    if (c->o.replayed) m.known = hd_min_i32(m.known, replay_from / page);
     const int32_t partial = hd_min_i32((n - 1) / page, m.known) * page - c->o.tail;
     int32_t live = 0, n_host = 0;
     double most = 0;
@@ -65,5 +67,5 @@ void hd_cache_set_costs(hd_cache *c, const hd_cache_costs *costs) {
 }
 
 int32_t hd_cache_match(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
-    return cache_walk(c, salt, tokens, n).best * c->o.page_tokens;
+    return cache_walk(c, salt, tokens, n, cache_replay_from(c, n)).best * c->o.page_tokens;
 }

@@ -1,174 +1,116 @@
-/* disk.c - the index of a store: extents by the names of their pages, and which is replaced next. */
+/* disk.c - a store: its files, its index of them, and who may use both when. */
 #include "kv/disk.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include "base/checked.h"
-#include "base/heap.h"
+#include "kv/disk_index.h"
 
-enum { NONE = -1, SCAN_HEADS = 4096, DEPTH_BITS = 20 };
-
-typedef enum extent_state { EXTENT_FREE, EXTENT_WRITING, EXTENT_HAS_PAGE } extent_state;
-
-typedef struct disk_extent {
-    extent_state state;
-    int32_t n_readers;
-    bool lost; /* a read failed: free it when nobody reads it */
-    hd_page_name name;
-    int32_t page;
-    uint64_t used;
-    int32_t next; /* in its bucket */
-} disk_extent;
-
-typedef struct disk_group {
-    disk_extent *extents; /* [n] */
-    int32_t n, n_buckets;
-    int32_t *buckets;  /* [n_buckets] heads of chains of extents that have pages */
-    hd_heap free;      /* the lowest number first, so that files stay short */
-    hd_heap evictable; /* extents that have pages and no readers */
-    size_t stride;
-    int64_t replaced;
-    int32_t n_pages;
-} disk_group;
+enum { NONE = -1, SCAN_HEADS = 4096, MOST_PAGES = 1 << 30 };
 
 struct hd_disk {
     hd_disk_files files;
-    hd_disk_header header;
     char *where;
+    uint64_t session[2]; /* drawn when it was opened */
+
+    pthread_mutex_t lock; /* guards what follows, but the header's key, which never changes */
+    pthread_cond_t rest;  /* n_transfers is 0; it is cleared */
+    int32_t n_owners, n_transfers;
+    bool clearing; /* transfers wait */
+    hd_disk_header header;
     uint64_t tick;
-    disk_group groups[HD_N_KV_GROUPS];
+    hd_disk_index groups[HD_N_KV_GROUPS];
+    size_t stride[HD_N_KV_GROUPS]; /* read-only after open */
 };
 
 /* ---- the index ---- */
 
-static int32_t *bucket_of(const disk_group *g, hd_page_name name) {
-    return &g->buckets[name.lo & (uint64_t)(g->n_buckets - 1)];
+bool hd_disk_has(hd_disk *d, hd_kv_group group, hd_page_name name) {
+    pthread_mutex_lock(&d->lock);
+    const bool has = hd_disk_index_find(&d->groups[group], name) != NONE;
+    pthread_mutex_unlock(&d->lock);
+    return has;
 }
 
-static int32_t find(const disk_group *g, hd_page_name name) {
-    if (!g->n) return NONE;
-    int32_t x = *bucket_of(g, name);
-    while (x != NONE && !hd_page_name_equal(g->extents[x].name, name)) x = g->extents[x].next;
-    return x;
+uint64_t hd_disk_begin_use(hd_disk *d) {
+    pthread_mutex_lock(&d->lock);
+    const uint64_t time = ++d->tick;
+    pthread_mutex_unlock(&d->lock);
+    return time;
 }
 
-/* The least recently used first, of one prefix its end first. */
-static void finish(disk_group *g, int32_t x) {
-    const disk_extent *e = &g->extents[x];
-    const int64_t key = (int64_t)(e->used << DEPTH_BITS) - e->page;
-    if (e->state == EXTENT_HAS_PAGE && e->n_readers == 0) {
-        hd_heap_put(&g->evictable, x, key);
-    } else {
-        hd_heap_remove(&g->evictable, x);
+bool hd_disk_use(hd_disk *d, hd_kv_group group, hd_page_name name, uint64_t time) {
+    pthread_mutex_lock(&d->lock);
+    hd_disk_index *g = &d->groups[group];
+    const int32_t x = hd_disk_index_find(g, name);
+    const bool has = x != NONE && !g->extents[x].lost;
+    if (has) {
+        g->extents[x].used = time;
+        hd_disk_index_update(g, x);
     }
-    if (e->state == EXTENT_FREE) {
-        hd_heap_put(&g->free, x, x);
-    } else {
-        hd_heap_remove(&g->free, x);
-    }
-}
-
-static void add_page(disk_group *g, int32_t x) {
-    disk_extent *e = &g->extents[x];
-    int32_t *bucket = bucket_of(g, e->name);
-    e->state = EXTENT_HAS_PAGE;
-    e->next = *bucket;
-    *bucket = x;
-    g->n_pages++;
-    finish(g, x);
-}
-
-static void drop_page(disk_group *g, int32_t x) {
-    disk_extent *e = &g->extents[x];
-    int32_t *at = bucket_of(g, e->name);
-    while (*at != x) at = &g->extents[*at].next;
-    *at = e->next;
-    *e = (disk_extent){.state = EXTENT_FREE};
-    g->n_pages--;
-    finish(g, x);
-}
-
-static void clear_index(hd_disk *d) {
-    for (int i = 0; i < HD_N_KV_GROUPS; i++) {
-        disk_group *g = &d->groups[i];
-        hd_heap_clear(&g->free);
-        hd_heap_clear(&g->evictable);
-        g->n_pages = 0;
-        for (int32_t b = 0; b < g->n_buckets; b++) g->buckets[b] = NONE;
-        for (int32_t x = 0; x < g->n; x++) {
-            g->extents[x] = (disk_extent){.state = EXTENT_FREE};
-            finish(g, x);
-        }
-    }
-}
-
-bool hd_disk_has(const hd_disk *d, hd_kv_group group, hd_page_name name) {
-    return find(&d->groups[group], name) != NONE;
-}
-
-void hd_disk_begin_use(hd_disk *d) {
-    d->tick++;
-}
-
-bool hd_disk_use(hd_disk *d, hd_kv_group group, hd_page_name name) {
-    disk_group *g = &d->groups[group];
-    const int32_t x = find(g, name);
-    if (x == NONE) return false;
-    g->extents[x].used = d->tick;
-    finish(g, x);
-    return true;
+    pthread_mutex_unlock(&d->lock);
+    return has;
 }
 
 int32_t hd_disk_begin_read(hd_disk *d, hd_kv_group group, hd_page_name name) {
-    disk_group *g = &d->groups[group];
-    const int32_t x = find(g, name);
-    if (x == NONE || g->extents[x].lost) return NONE;
-    g->extents[x].n_readers++;
-    finish(g, x);
+    pthread_mutex_lock(&d->lock);
+    hd_disk_index *g = &d->groups[group];
+    int32_t x = hd_disk_index_find(g, name);
+    if (x != NONE && g->extents[x].lost) x = NONE;
+    if (x != NONE) {
+        g->extents[x].n_readers++;
+        hd_disk_index_update(g, x);
+    }
+    pthread_mutex_unlock(&d->lock);
     return x;
 }
 
 void hd_disk_end_read(hd_disk *d, hd_kv_group group, int32_t extent, bool good) {
-    disk_group *g = &d->groups[group];
-    disk_extent *e = &g->extents[extent];
+    pthread_mutex_lock(&d->lock);
+    hd_disk_index *g = &d->groups[group];
+    hd_disk_extent *e = &g->extents[extent];
     e->n_readers--;
     e->lost = e->lost || !good;
     if (e->lost && e->n_readers == 0) {
-        drop_page(g, extent);
+        hd_disk_index_drop(g, extent);
     } else {
-        finish(g, extent);
+        hd_disk_index_update(g, extent);
     }
+    pthread_mutex_unlock(&d->lock);
 }
 
 int32_t hd_disk_begin_write(hd_disk *d, hd_kv_group group, hd_page_name name, int32_t page) {
-    disk_group *g = &d->groups[group];
-    int32_t x = g->n ? hd_heap_min(&g->free) : NONE;
-    if (x == NONE && g->n) {
-        x = hd_heap_min(&g->evictable);
-        if (x == NONE) return NONE;
-        drop_page(g, x);
-        g->replaced++;
+    pthread_mutex_lock(&d->lock);
+    hd_disk_index *g = &d->groups[group];
+    const int32_t x = hd_disk_index_take(g);
+    if (x != NONE) {
+        g->extents[x] = (hd_disk_extent){.state = HD_EXTENT_WRITING,
+                                         .name = name,
+                                         .page = page,
+                                         .used = d->tick,
+                                         .next = NONE};
+        hd_disk_index_update(g, x);
     }
-    if (x == NONE) return NONE;
-    g->extents[x] = (disk_extent){
-        .state = EXTENT_WRITING, .name = name, .page = page, .used = d->tick, .next = NONE};
-    finish(g, x);
+    pthread_mutex_unlock(&d->lock);
     return x;
 }
 
 void hd_disk_end_write(hd_disk *d, hd_kv_group group, int32_t extent, bool good) {
-    disk_group *g = &d->groups[group];
-    disk_extent *e = &g->extents[extent];
-    if (good && find(g, e->name) == NONE) {
-        add_page(g, extent);
+    pthread_mutex_lock(&d->lock);
+    hd_disk_index *g = &d->groups[group];
+    hd_disk_extent *e = &g->extents[extent];
+    if (good && !e->lost && hd_disk_index_find(g, e->name) == NONE) {
+        hd_disk_index_add(g, extent);
     } else {
-        *e = (disk_extent){.state = EXTENT_FREE};
-        finish(g, extent);
+        *e = (hd_disk_extent){.state = HD_EXTENT_FREE};
+        hd_disk_index_update(g, extent);
     }
+    pthread_mutex_unlock(&d->lock);
 }
 
 /* ---- bytes ---- */
@@ -178,18 +120,37 @@ static uint64_t head_at(int32_t extent) {
 }
 
 static uint64_t page_at(const hd_disk *d, hd_kv_group group, int32_t extent) {
-    return (uint64_t)extent * d->groups[group].stride;
+    return (uint64_t)extent * d->stride[group];
 }
 
-int hd_disk_read(const hd_disk *d, hd_kv_group group, int32_t extent, void *page) {
+/* Returns whether a transfer may run, and what its head and extent belong to. */
+static int begin_transfer(hd_disk *d, const hd_disk_index *g, int32_t extent, hd_disk_extent *e,
+                          hd_disk_header *h) {
+    pthread_mutex_lock(&d->lock);
+    while (d->clearing) pthread_cond_wait(&d->rest, &d->lock);
+    if (e) *e = g->extents[extent];
+    if (h) *h = d->header;
+    const bool lost = e && e->lost;
+    d->n_transfers += !lost;
+    pthread_mutex_unlock(&d->lock);
+    return lost ? ECANCELED : 0;
+}
+
+static void end_transfer(hd_disk *d) {
+    pthread_mutex_lock(&d->lock);
+    if (--d->n_transfers == 0) pthread_cond_broadcast(&d->rest);
+    pthread_mutex_unlock(&d->lock);
+}
+
+static int read_page(const hd_disk *d, hd_kv_group group, int32_t extent,
+                     const hd_disk_extent *e, const hd_disk_header *h, void *page) {
     const hd_disk_files *f = &d->files;
     uint8_t bytes[sizeof(hd_disk_head)];
     hd_disk_head head;
     int why = f->read(f->ctx, (hd_disk_file)(HD_DISK_HEADS + group), bytes, sizeof bytes,
                       head_at(extent));
     if (why) return why;
-    if (!hd_disk_head_read(&head, bytes, &d->header, group) ||
-        !hd_page_name_equal(head.name, d->groups[group].extents[extent].name)) {
+    if (!hd_disk_head_read(&head, bytes, h, group) || !hd_page_name_equal(head.name, e->name)) {
         return EBADMSG;
     }
     why = f->read(f->ctx, (hd_disk_file)(HD_DISK_PAGES + group), page, (size_t)head.bytes,
@@ -198,12 +159,22 @@ int hd_disk_read(const hd_disk *d, hd_kv_group group, int32_t extent, void *page
     return hd_disk_head_fits(&head, page) ? 0 : EBADMSG;
 }
 
-int hd_disk_write(const hd_disk *d, hd_kv_group group, int32_t extent, const void *page) {
+int hd_disk_read(hd_disk *d, hd_kv_group group, int32_t extent, void *page) {
+    hd_disk_extent e;
+    hd_disk_header h;
+    int why = begin_transfer(d, &d->groups[group], extent, &e, &h);
+    if (why) return why;
+    why = read_page(d, group, extent, &e, &h, page);
+    end_transfer(d);
+    return why;
+}
+
+static int write_page(const hd_disk *d, hd_kv_group group, int32_t extent,
+                      const hd_disk_extent *e, const hd_disk_header *h, const void *page) {
     const hd_disk_files *f = &d->files;
-    const disk_extent *e = &d->groups[group].extents[extent];
     hd_disk_head head = {
         .group = (uint32_t)group, .name = e->name, .used = e->used, .page = (uint32_t)e->page};
-    hd_disk_head_seal(&head, &d->header, page);
+    hd_disk_head_seal(&head, h, page);
     const int why = f->write(f->ctx, (hd_disk_file)(HD_DISK_PAGES + group), page,
                              (size_t)head.bytes, page_at(d, group, extent));
     if (why) return why;
@@ -211,12 +182,23 @@ int hd_disk_write(const hd_disk *d, hd_kv_group group, int32_t extent, const voi
                     head_at(extent));
 }
 
-int hd_disk_sync(const hd_disk *d) {
-    int first = 0;
+int hd_disk_write(hd_disk *d, hd_kv_group group, int32_t extent, const void *page) {
+    hd_disk_extent e;
+    hd_disk_header h;
+    int why = begin_transfer(d, &d->groups[group], extent, &e, &h);
+    if (why) return why;
+    why = write_page(d, group, extent, &e, &h, page);
+    end_transfer(d);
+    return why;
+}
+
+int hd_disk_sync(hd_disk *d) {
+    int first = begin_transfer(d, NULL, 0, NULL, NULL);
     for (int f = HD_DISK_HEADS; f < HD_N_DISK_FILES; f++) {
         const int why = d->files.sync(d->files.ctx, (hd_disk_file)f);
         if (!first) first = why;
     }
+    end_transfer(d);
     return first;
 }
 
@@ -227,37 +209,20 @@ static hd_status failed(const hd_disk *d, hd_disk_file f, int why, hd_err *err) 
 }
 
 /* Half of the bytes for each group that the model has. */
-static hd_status choose_extents(hd_disk *d, const hd_disk_options *o, hd_err *err) {
+static hd_status open_index(hd_disk *d, const hd_disk_options *o, hd_err *err) {
     const uint64_t parts = o->page_bytes[HD_KV_WINDOW] ? 2 : 1;
     const uint64_t room = o->bytes > sizeof d->header ? o->bytes - sizeof d->header : 0;
     for (int i = 0; i < HD_N_KV_GROUPS; i++) {
-        disk_group *g = &d->groups[i];
         if (!o->page_bytes[i]) continue;
-        g->stride = hd_disk_stride(o->page_bytes[i]);
-        const uint64_t n = room / parts / (g->stride + sizeof(hd_disk_head));
-        g->n = (int32_t)(n < (1u << 30) ? n : 1u << 30);
-        if (g->n) continue;
-        return HD_FAIL(err, HD_EINVAL, "%s: %llu bytes hold no page of %zu bytes", d->where,
-                       (unsigned long long)o->bytes, o->page_bytes[i]);
-    }
-    return HD_OK;
-}
-
-static hd_status take_index(hd_disk *d, hd_err *err) {
-    for (int i = 0; i < HD_N_KV_GROUPS; i++) {
-        disk_group *g = &d->groups[i];
-        if (!g->n) continue;
-        g->n_buckets = 64;
-        while (g->n_buckets < g->n) g->n_buckets *= 2;
-        g->extents = calloc((size_t)g->n, sizeof *g->extents);
-        g->buckets = calloc((size_t)g->n_buckets, sizeof *g->buckets);
-        if (!g->extents || !g->buckets) {
-            return HD_FAIL(err, HD_ENOMEM, "%s: no memory for %d pages", d->where, g->n);
+        d->stride[i] = hd_disk_stride(o->page_bytes[i]);
+        const uint64_t n = room / parts / (d->stride[i] + sizeof(hd_disk_head));
+        if (n == 0) {
+            return HD_FAIL(err, HD_EINVAL, "%s: %llu bytes hold no page of %zu bytes", d->where,
+                           (unsigned long long)o->bytes, o->page_bytes[i]);
         }
-        HD_TRY(hd_heap_init(&g->free, g->n, err));
-        HD_TRY(hd_heap_init(&g->evictable, g->n, err));
+        HD_TRY(
+            hd_disk_index_open(&d->groups[i], (int32_t)(n < MOST_PAGES ? n : MOST_PAGES), err));
     }
-    clear_index(d);
     return HD_OK;
 }
 
@@ -328,26 +293,27 @@ static hd_status cut_files(const hd_disk *d, hd_err *err) {
     const hd_disk_files *f = &d->files;
     int why = f->cut(f->ctx, HD_DISK_STORE, sizeof d->header);
     for (int i = 0; !why && i < HD_N_KV_GROUPS; i++) {
-        const disk_group *g = &d->groups[i];
+        const hd_disk_index *g = &d->groups[i];
         why = f->cut(f->ctx, (hd_disk_file)(HD_DISK_HEADS + i), head_at(g->n));
         if (!why) {
-            why = f->cut(f->ctx, (hd_disk_file)(HD_DISK_PAGES + i), (uint64_t)g->n * g->stride);
+            why = f->cut(f->ctx, (hd_disk_file)(HD_DISK_PAGES + i),
+                         (uint64_t)g->n * d->stride[i]);
         }
     }
     return why ? failed(d, HD_DISK_PAGES, why, err) : HD_OK;
 }
 
 static void take_head(hd_disk *d, hd_kv_group group, int32_t x, const hd_disk_head *bytes) {
-    disk_group *g = &d->groups[group];
+    hd_disk_index *g = &d->groups[group];
     hd_disk_head head;
     if (!hd_disk_head_read(&head, bytes, &d->header, group)) return;
-    if (head.used >> (63 - DEPTH_BITS) || head.page >> DEPTH_BITS) return;
-    if (find(g, head.name) != NONE) return;
+    if (head.used >> (63 - HD_DISK_DEPTH_BITS) || head.page >> HD_DISK_DEPTH_BITS) return;
+    if (hd_disk_index_find(g, head.name) != NONE) return;
     g->extents[x].name = head.name;
     g->extents[x].page = (int32_t)head.page;
     g->extents[x].used = head.used;
     if (d->tick < head.used) d->tick = head.used;
-    add_page(g, x);
+    hd_disk_index_add(g, x);
 }
 
 /* Reads the heads of a group. */
@@ -370,8 +336,8 @@ static hd_status scan(hd_disk *d, hd_kv_group group, hd_disk_head *some, hd_err 
 }
 
 static hd_status open_all(hd_disk *d, const hd_disk_options *o, hd_err *err) {
-    HD_TRY(choose_extents(d, o, err));
-    HD_TRY(take_index(d, err));
+    HD_TRY(draw(d->session, sizeof d->session, err));
+    HD_TRY(open_index(d, o, err));
     HD_TRY(open_header(d, o, err));
     HD_TRY(cut_files(d, err));
     hd_disk_head *some = malloc(SCAN_HEADS * sizeof *some);
@@ -392,6 +358,9 @@ hd_status hd_disk_open(hd_disk **out, const hd_disk_options *o, hd_err *err) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for a store of KV pages");
     }
     d->files = o->files;
+    d->n_owners = 1;
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_cond_init(&d->rest, NULL);
     d->where = strdup(o->where);
     const hd_status st =
         d->where ? open_all(d, o, err) : HD_FAIL(err, HD_ENOMEM, "no memory for a path");
@@ -403,16 +372,25 @@ hd_status hd_disk_open(hd_disk **out, const hd_disk_options *o, hd_err *err) {
     return HD_OK;
 }
 
+hd_disk *hd_disk_share(hd_disk *d) {
+    pthread_mutex_lock(&d->lock);
+    d->n_owners++;
+    pthread_mutex_unlock(&d->lock);
+    return d;
+}
+
 void hd_disk_close(hd_disk *d) {
     if (!d) return;
+    pthread_mutex_lock(&d->lock);
+    const bool last = --d->n_owners == 0;
+    pthread_mutex_unlock(&d->lock);
+    if (!last) return;
     for (int i = 0; i < HD_N_KV_GROUPS; i++) {
-        disk_group *g = &d->groups[i];
-        free(g->extents);
-        free(g->buckets);
-        hd_heap_deinit(&g->free);
-        hd_heap_deinit(&g->evictable);
+        hd_disk_index_close(&d->groups[i]);
     }
     d->files.close(d->files.ctx);
+    pthread_mutex_destroy(&d->lock);
+    pthread_cond_destroy(&d->rest);
     free(d->where);
     free(d);
 }
@@ -421,16 +399,20 @@ const uint64_t *hd_disk_key(const hd_disk *d) {
     return d->header.key;
 }
 
-int hd_disk_clear(hd_disk *d) {
+hd_page_name hd_disk_root(const hd_disk *d, uint64_t weights) {
+    const hd_page_name none = {0, 0};
+    return weights ? hd_page_name_of(d->session, none, weights, NULL, 0) : none;
+}
+
+/* New heads get another generation than those that may still be on the disk. */
+static int clear_files(hd_disk *d) {
+    const hd_disk_files *f = &d->files;
     hd_err err = {0};
-    clear_index(d);
     if (draw(&d->header.generation, sizeof d->header.generation, &err) != HD_OK) {
         d->header.generation++;
     }
     hd_disk_header_seal(&d->header);
-    const int why = write_header(d, &d->header);
-    const hd_disk_files *f = &d->files;
-    int first = why;
+    int first = write_header(d, &d->header);
     for (int i = HD_DISK_HEADS; i < HD_N_DISK_FILES; i++) {
         const int cut = f->cut(f->ctx, (hd_disk_file)i, 0);
         if (!first) first = cut;
@@ -438,43 +420,41 @@ int hd_disk_clear(hd_disk *d) {
     return first;
 }
 
+int hd_disk_clear(hd_disk *d) {
+    pthread_mutex_lock(&d->lock);
+    while (d->clearing) pthread_cond_wait(&d->rest, &d->lock);
+    d->clearing = true;
+    while (d->n_transfers) pthread_cond_wait(&d->rest, &d->lock);
+    for (int i = 0; i < HD_N_KV_GROUPS; i++) hd_disk_index_drop_all(&d->groups[i]);
+    const int why = clear_files(d);
+    d->clearing = false;
+    pthread_cond_broadcast(&d->rest);
+    pthread_mutex_unlock(&d->lock);
+    return why;
+}
+
 /* ---- figures and checks ---- */
 
-hd_disk_stats hd_disk_read_stats(const hd_disk *d) {
+hd_disk_stats hd_disk_read_stats(hd_disk *d) {
     hd_disk_stats s = {.bytes = sizeof d->header};
+    pthread_mutex_lock(&d->lock);
     for (int i = 0; i < HD_N_KV_GROUPS; i++) {
-        const disk_group *g = &d->groups[i];
+        const hd_disk_index *g = &d->groups[i];
         s.extents[i] = g->n;
         s.used[i] = g->n_pages;
-        s.bytes += (uint64_t)g->n * (g->stride + sizeof(hd_disk_head));
+        s.bytes += (uint64_t)g->n * (d->stride[i] + sizeof(hd_disk_head));
         s.replaced[i] = g->replaced;
     }
+    pthread_mutex_unlock(&d->lock);
     return s;
 }
 
-static hd_status broken(const hd_disk *d, const char *what, int32_t x, hd_err *err) {
-    return HD_FAIL(err, HD_EINVAL, "%s: %s (%d)", d->where, what, x);
-}
-
-static hd_status check_group(const hd_disk *d, const disk_group *g, hd_err *err) {
-    int32_t n_pages = 0;
-    for (int32_t x = 0; x < g->n; x++) {
-        const disk_extent *e = &g->extents[x];
-        const bool has = e->state == EXTENT_HAS_PAGE, idle = has && e->n_readers == 0;
-        if (hd_heap_has(&g->free, x) != (e->state == EXTENT_FREE)) {
-            return broken(d, "a free extent is miscounted", x, err);
-        }
-        if (hd_heap_has(&g->evictable, x) != idle) {
-            return broken(d, "a page that may leave is miscounted", x, err);
-        }
-        if (has && find(g, e->name) != x) return broken(d, "a page is not found", x, err);
-        if (!has && e->n_readers) return broken(d, "readers without a page", x, err);
-        n_pages += has;
+hd_status hd_disk_check(hd_disk *d, hd_err *err) {
+    hd_status st = HD_OK;
+    pthread_mutex_lock(&d->lock);
+    for (int i = 0; st == HD_OK && i < HD_N_KV_GROUPS; i++) {
+        st = hd_disk_index_check(&d->groups[i], d->where, err);
     }
-    return n_pages == g->n_pages ? HD_OK : broken(d, "pages are miscounted", n_pages, err);
-}
-
-hd_status hd_disk_check(const hd_disk *d, hd_err *err) {
-    for (int i = 0; i < HD_N_KV_GROUPS; i++) HD_TRY(check_group(d, &d->groups[i], err));
-    return HD_OK;
+    pthread_mutex_unlock(&d->lock);
+    return st;
 }

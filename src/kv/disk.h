@@ -6,8 +6,9 @@
  * why a store knows nothing of the tree, and outlives it. The least recently used page makes room
  * for a new one, the end of a prefix before its beginning.
  *
- * The calls that transfer bytes are for any thread, between begin and end of the same extent. All
- * others belong to the step thread. A failure is never more than a page that is not there. */
+ * Several caches of a process may share a store: all calls but open are for any thread, and those that
+ * transfer bytes between begin and end of the same extent. A failure is never more than a page that
+ * is not there. */
 #ifndef HD_KV_DISK_H
 #define HD_KV_DISK_H
 
@@ -27,16 +28,20 @@ typedef struct hd_disk_options {
 
 /* HD_EINVAL: the store belongs to another identity, or the bytes hold no page of a group. */
 hd_status hd_disk_open(hd_disk **out, const hd_disk_options *o, hd_err *err);
-void hd_disk_close(hd_disk *d); /* NULL is fine; no transfer may run */
+hd_disk *hd_disk_share(hd_disk *d); /* returns d, which wants one more close */
+void hd_disk_close(hd_disk *d);     /* NULL is fine; none of its owner's transfers may run */
 
 const uint64_t *hd_disk_key(const hd_disk *d); /* [2] of page names */
+/* The root of names for weights: 0 are those of the files, and other numbers have a meaning in this
+ * process alone. */
+hd_page_name hd_disk_root(const hd_disk *d, uint64_t weights);
 
-bool hd_disk_has(const hd_disk *d, hd_kv_group group, hd_page_name name);
+bool hd_disk_has(hd_disk *d, hd_kv_group group, hd_page_name name);
 
-/* Says that a page is used by a request, and whether the store has it. Begin: of each request, so
- * that the pages of its prefix were used at the same time. */
-void hd_disk_begin_use(hd_disk *d);
-bool hd_disk_use(hd_disk *d, hd_kv_group group, hd_page_name name);
+/* Says that a page is used by a request, and whether the store has it. Begin returns the time of a
+ * request, so that the pages of its prefix were used at the same time. */
+uint64_t hd_disk_begin_use(hd_disk *d);
+bool hd_disk_use(hd_disk *d, hd_kv_group group, hd_page_name name, uint64_t time);
 
 /* Returns the extent of a page and keeps it there; -1: the store does not have it. */
 int32_t hd_disk_begin_read(hd_disk *d, hd_kv_group group, hd_page_name name);
@@ -48,13 +53,14 @@ void hd_disk_end_read(hd_disk *d, hd_kv_group group, int32_t extent, bool good);
 int32_t hd_disk_begin_write(hd_disk *d, hd_kv_group group, hd_page_name name, int32_t page);
 void hd_disk_end_write(hd_disk *d, hd_kv_group group, int32_t extent, bool good);
 
-/* Transfers bytes of a page. Return 0 or an errno; EBADMSG: the extent does not have this page. */
-int hd_disk_read(const hd_disk *d, hd_kv_group group, int32_t extent, void *page);
-int hd_disk_write(const hd_disk *d, hd_kv_group group, int32_t extent, const void *page);
-int hd_disk_sync(const hd_disk *d); /* what was written so far survives a power cut */
+/* Transfers bytes of a page. Return 0 or an errno; EBADMSG: the extent does not have this page;
+ * ECANCELED: all pages were dropped meanwhile. */
+int hd_disk_read(hd_disk *d, hd_kv_group group, int32_t extent, void *page);
+int hd_disk_write(hd_disk *d, hd_kv_group group, int32_t extent, const void *page);
+int hd_disk_sync(hd_disk *d); /* what was written so far survives a power cut */
 
-/* Drops all pages, for good. No transfer may run. Returns 0 or an errno: then they come back when
- * the store is opened again. */
+/* Drops all pages, for good, and waits for transfers that run. Returns 0 or an errno: then they come
+ * back when the store is opened again. */
 int hd_disk_clear(hd_disk *d);
 
 typedef struct hd_disk_stats {
@@ -63,9 +69,9 @@ typedef struct hd_disk_stats {
     int64_t replaced[HD_N_KV_GROUPS]; /* pages that made room for others */
 } hd_disk_stats;
 
-hd_disk_stats hd_disk_read_stats(const hd_disk *d);
+hd_disk_stats hd_disk_read_stats(hd_disk *d);
 
 /* Verifies every count and link of the index. */
-hd_status hd_disk_check(const hd_disk *d, hd_err *err);
+hd_status hd_disk_check(hd_disk *d, hd_err *err);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -23,6 +24,14 @@ static const char *const names[HD_N_DISK_FILES] = {
 
 const char *hd_disk_file_name(hd_disk_file f) {
     return names[f];
+}
+
+typedef char file_name[32];
+
+static const char *name_in(file_name out, int32_t store, int f) {
+    if (store == 0) return names[f];
+    snprintf(out, sizeof(file_name), "%d.%s", store, names[f]);
+    return out;
 }
 
 static int read_file(void *ctx, hd_disk_file f, void *bytes, size_t n, uint64_t at) {
@@ -114,9 +123,11 @@ static hd_status lock(int fd, const char *dir, hd_err *err) {
     return HD_FAIL(err, HD_EIO, "%s: cannot lock the store: %s", dir, strerror(errno));
 }
 
-static hd_status open_files(folder *f, int at, const char *dir, bool writes, hd_err *err) {
+static hd_status open_files(folder *f, int at, const char *dir, int32_t store, bool writes,
+                            hd_err *err) {
     for (int i = 0; i < HD_N_DISK_FILES; i++) {
-        HD_TRY(open_file(&f->fds[i], at, dir, names[i], writes, err));
+        file_name name;
+        HD_TRY(open_file(&f->fds[i], at, dir, name_in(name, store, i), writes, err));
         if (i == HD_DISK_STORE && writes) HD_TRY(lock(f->fds[i], dir, err));
     }
     return HD_OK;
@@ -128,7 +139,8 @@ static hd_status open_dir(int *out, const char *dir, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "%s: %s", dir, strerror(errno));
 }
 
-hd_status hd_disk_files_open(hd_disk_files *out, const char *dir, bool writes, hd_err *err) {
+hd_status hd_disk_files_open(hd_disk_files *out, const char *dir, int32_t store, bool writes,
+                             hd_err *err) {
     int at;
     *out = (hd_disk_files){0};
     HD_TRY(open_dir(&at, dir, err));
@@ -138,7 +150,7 @@ hd_status hd_disk_files_open(hd_disk_files *out, const char *dir, bool writes, h
         return HD_FAIL(err, HD_ENOMEM, "no memory for a store of KV pages");
     }
     for (int i = 0; i < HD_N_DISK_FILES; i++) f->fds[i] = -1;
-    const hd_status st = open_files(f, at, dir, writes, err);
+    const hd_status st = open_files(f, at, dir, store, writes, err);
     close(at);
     if (st != HD_OK) {
         close_files(f);
@@ -155,24 +167,27 @@ hd_status hd_disk_files_open(hd_disk_files *out, const char *dir, bool writes, h
 }
 
 /* The store goes last: until then the lock keeps others away. */
-static hd_status delete_files(int at, const char *dir, int *n, hd_err *err) {
+static hd_status delete_files(int at, const char *dir, int32_t store, int *n, hd_err *err) {
     for (int i = HD_N_DISK_FILES - 1; i >= 0; i--) {
-        if (unlinkat(at, names[i], 0) == 0) {
+        file_name own;
+        const char *name = name_in(own, store, i);
+        if (unlinkat(at, name, 0) == 0) {
             ++*n;
         } else if (errno != ENOENT) {
-            return HD_FAIL(err, HD_EIO, "%s/%s: %s", dir, names[i], strerror(errno));
+            return HD_FAIL(err, HD_EIO, "%s/%s: %s", dir, name, strerror(errno));
         }
     }
     return HD_OK;
 }
 
-hd_status hd_disk_files_delete(const char *dir, int *n, hd_err *err) {
+hd_status hd_disk_files_delete(const char *dir, int32_t store, int *n, hd_err *err) {
+    file_name name;
     int at, fd;
     *n = 0;
     HD_TRY(open_dir(&at, dir, err));
-    hd_status st = open_file(&fd, at, dir, names[HD_DISK_STORE], false, err);
+    hd_status st = open_file(&fd, at, dir, name_in(name, store, HD_DISK_STORE), false, err);
     if (st == HD_OK) st = lock(fd, dir, err);
-    if (st == HD_OK) st = delete_files(at, dir, n, err);
+    if (st == HD_OK) st = delete_files(at, dir, store, n, err);
     if (fd >= 0) close(fd);
     close(at);
     return st;

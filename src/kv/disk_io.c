@@ -11,7 +11,7 @@ typedef struct job_ring {
 } job_ring;
 
 struct hd_disk_io {
-    const hd_disk *disk;
+    hd_disk *disk;
     void (*wake)(void *ctx);
     void *ctx;
     int32_t cap, n_threads;
@@ -37,7 +37,7 @@ static hd_disk_job pop(hd_disk_io *io, job_ring *r) {
     return job;
 }
 
-static int run_job(const hd_disk *d, const hd_disk_job *job) {
+static int run_job(hd_disk *d, const hd_disk_job *job) {
     switch (job->kind) {
     case HD_DISK_READ:
         return hd_disk_read(d, job->group, job->extent, job->page);
@@ -90,7 +90,7 @@ static hd_status start(hd_disk_io *io, int32_t n_threads, hd_err *err) {
     return HD_OK;
 }
 
-hd_status hd_disk_io_open(hd_disk_io **out, const hd_disk *d, int32_t n_threads, int32_t cap,
+hd_status hd_disk_io_open(hd_disk_io **out, hd_disk *d, int32_t n_threads, int32_t cap,
                           void (*wake)(void *ctx), void *ctx, hd_err *err) {
     *out = NULL;
     hd_disk_io *io = calloc(1, sizeof *io);

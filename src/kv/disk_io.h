@@ -27,7 +27,7 @@ typedef struct hd_disk_job {
 
 /* n_threads 0: jobs run in hd_disk_io_take(), for simulations. cap: jobs at a time, submitted and not taken back. wake(ctx): is called on one of the threads
  * when a job is done; may be NULL. */
-hd_status hd_disk_io_open(hd_disk_io **out, const hd_disk *d, int32_t n_threads, int32_t cap,
+hd_status hd_disk_io_open(hd_disk_io **out, hd_disk *d, int32_t n_threads, int32_t cap,
                           void (*wake)(void *ctx), void *ctx, hd_err *err);
 void hd_disk_io_close(hd_disk_io *io); /* runs what was submitted; NULL is fine */
 

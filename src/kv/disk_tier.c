@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
-#include <sys/random.h>
 
 #include "base/checked.h"
 
@@ -55,6 +54,8 @@ struct hd_disk_tier {
     hd_disk *disk;
     hd_disk_io *io;
     hd_cache *cache;
+    hd_page_name root; /* of names */
+    uint64_t use;      /* the time of the prefix that is asked for */
     fetch fetches[N_FETCHES];
     transfer transfers[N_JOBS]; /* by the tag of their job */
     int32_t n_flying, n_writes;
@@ -121,6 +122,7 @@ const uint64_t *hd_disk_tier_key(const hd_disk_tier *t) {
 
 void hd_disk_tier_attach(hd_disk_tier *t, hd_cache *cache) {
     t->cache = cache;
+    hd_cache_set_root(cache, t->root);
 }
 
 /* ---- failures ---- */
@@ -147,7 +149,9 @@ static void note_success(hd_disk_tier *t, hd_disk_job_kind kind) {
     tell(t, kind, 0);
 }
 
+/* ECANCELED: another cache has dropped the pages of the store. */
 static void note(hd_disk_tier *t, hd_disk_job_kind kind, int why) {
+    if (why == ECANCELED) return;
     if (why) {
         note_failure(t, kind, why);
     } else {
@@ -199,7 +203,7 @@ static void end_write(hd_disk_tier *t, transfer *x) {
     t->n_writes--;
     t->unsynced += good;
     t->stats.written[x->job.group] += good;
-    t->stats.write_failed += !good;
+    t->stats.write_failed += !good && x->job.why != ECANCELED;
     note(t, HD_DISK_WRITE, x->job.why);
     free_transfer(t, x);
 }
@@ -374,7 +378,7 @@ static void adopt_reads(hd_disk_tier *t, fetch *f) {
 
 static void end_read(hd_disk_tier *t, transfer *x) {
     hd_disk_end_read(t->disk, x->job.group, x->job.extent, x->job.why == 0);
-    t->stats.read_failed += x->job.why != 0;
+    t->stats.read_failed += x->job.why && x->job.why != ECANCELED;
     note(t, HD_DISK_READ, x->job.why);
     x->done = true;
 }
@@ -458,7 +462,7 @@ int64_t hd_disk_tier_look_ns(const hd_disk_tier *t) {
 
 static bool has(void *ctx, hd_kv_group group, hd_page_name name) {
     hd_disk_tier *t = ctx;
-    return hd_disk_use(t->disk, group, name);
+    return hd_disk_use(t->disk, group, name, t->use);
 }
 
 static fetch *free_fetch(hd_disk_tier *t) {
@@ -489,7 +493,7 @@ bool hd_disk_tier_ask(hd_disk_tier *t, uint64_t id, uint64_t salt, const int32_t
     if (!f || is_paused(t, HD_DISK_READ)) return false;
     hd_page_name *names = f->names;
     hd_cache_reads reads = {.windows = f->reads.windows};
-    hd_disk_begin_use(t->disk);
+    t->use = hd_disk_begin_use(t->disk);
     const bool any = hd_cache_plan_reads(t->cache, &disk, salt, tokens, n, names, &reads);
     if (reads.declined) {
         t->stats.declined++;
@@ -543,10 +547,13 @@ void hd_disk_tier_clear(hd_disk_tier *t) {
     t->unsynced = 0;
 }
 
-void hd_disk_tier_renew(hd_disk_tier *t) {
-    hd_page_name root = {(uint64_t)t->now_ns, 1};
-    if (getrandom(&root, sizeof root, 0) != (ssize_t)sizeof root) root.lo++;
-    hd_cache_set_root(t->cache, root);
+void hd_disk_tier_renew(hd_disk_tier *t, uint64_t weights) {
+    t->root = hd_disk_root(t->disk, weights);
+    hd_cache_set_root(t->cache, t->root);
+}
+
+hd_disk *hd_disk_tier_store(const hd_disk_tier *t) {
+    return t->disk;
 }
 
 hd_disk_tier_stats hd_disk_tier_read_stats(const hd_disk_tier *t) {

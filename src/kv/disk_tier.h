@@ -17,7 +17,7 @@
 typedef struct hd_disk_tier hd_disk_tier;
 
 typedef struct hd_disk_tier_options {
-    hd_disk *disk; /* the tier's from now on, also if it cannot be opened */
+    hd_disk *disk; /* it closes it, also if it cannot be opened */
     int32_t page_tokens, seq_pages, lookback;
     /* Returns a page of host memory, of page_bytes. */
     void *(*host_page)(void *ctx, hd_kv_group group, int32_t host);
@@ -39,9 +39,10 @@ typedef struct hd_disk_tier_options {
 hd_status hd_disk_tier_open(hd_disk_tier **out, const hd_disk_tier_options *o, hd_err *err);
 void hd_disk_tier_close(hd_disk_tier *t); /* NULL is fine; writes what was begun */
 
-/* Once, before any other call: the cache whose pages these are, opened with the key. */
+/* Before any other call, and again after stop: the cache whose pages these are, opened with the key. */
 const uint64_t *hd_disk_tier_key(const hd_disk_tier *t);
 void hd_disk_tier_attach(hd_disk_tier *t, hd_cache *cache);
+hd_disk *hd_disk_tier_store(const hd_disk_tier *t); /* as long as the tier */
 
 /* Between two steps, while no copy is pending: takes what is done, and goes on. copied: copies were
  * queued since the last call. */
@@ -68,8 +69,9 @@ void hd_disk_tier_cancel(hd_disk_tier *t, uint64_t id); /* an unknown id is fine
 void hd_disk_tier_stop(hd_disk_tier *t);
 /* Drops the pages of the disk. After stop. */
 void hd_disk_tier_clear(hd_disk_tier *t);
-/* Names of pages that are computed from now on are like none before. With hd_cache_renew(). */
-void hd_disk_tier_renew(hd_disk_tier *t);
+/* Pages that are computed from now on have names of other weights (hd_disk_root()). With
+ * hd_cache_renew(). */
+void hd_disk_tier_renew(hd_disk_tier *t, uint64_t weights);
 
 typedef struct hd_disk_tier_stats {
     hd_disk_stats disk;

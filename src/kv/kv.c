@@ -16,26 +16,32 @@ enum { MLA_PAGE_TOKENS = 64 };
 enum { STATE_MAIN = HD_N_POOL_KINDS, STATE_INDEX, N_CONTENTS };
 
 /* Each kind of page content: its KV group, its type, HD_NONE: that of the attention's entries; of how
- * many columns one has a scale, if it is stored as E4M3. */
+ * many columns one has a scale, if it is stored as E4M3; the format of V4.1's own program. */
 static const struct {
     hd_kv_group group;
     hd_dtype type;
     int32_t scaled;
+    hd_group_format own;
 } contents[N_CONTENTS] = {
-    [HD_POOL_LATENT] = {.group = HD_KV_FULL, .scaled = 128 },
-    [HD_POOL_INDEX] = {.group = HD_KV_FULL, .type = HD_F32, .scaled = 128},
-    [HD_POOL_COMPRESSED] = {.group = HD_KV_FULL,                   .scaled = 64              },
-    [HD_POOL_SLIDING] = {.group = HD_KV_WINDOW,                   .scaled = 64},
-    [HD_POOL_TOKENS] = {.group = HD_KV_WINDOW,                   .type = HD_I32              },
-    [STATE_MAIN] = {.group = HD_KV_WINDOW,                   .type = HD_F32},
-    [STATE_INDEX] = {.group = HD_KV_WINDOW,                   .type = HD_F32              },
+    [HD_POOL_LATENT] = {.group = HD_KV_FULL,              .scaled = 128        },
+    [HD_POOL_INDEX] = {.group = HD_KV_FULL,
+                        .type = HD_F32,
+                        .scaled = 128,
+                        .own = {HD_E2M1, HD_E8M0, 32, 0}},
+    [HD_POOL_COMPRESSED] = {.group = HD_KV_FULL,
+                        .scaled = 64,
+                        .own = {HD_E2M1, HD_E4M3, 16, 0}},
+    [HD_POOL_SLIDING] = {.group = HD_KV_WINDOW,                     .scaled = 64,                        .own = {HD_E4M3, HD_E8M0, 32, 0}},
+    [HD_POOL_TOKENS] = {.group = HD_KV_WINDOW,            .type = HD_I32},
+    [STATE_MAIN] = {.group = HD_KV_WINDOW,                                .type = HD_F32                                },
+    [STATE_INDEX] = {.group = HD_KV_WINDOW,                                .type = HD_F32                                },
 };
 
 /* One kind of page content of one layer: entries of a pool, or rows of a compressor's ring. */
 typedef struct layer_pool {
     uint8_t *data;
     hd_dtype type;
-    hd_entry_scales scales;
+    hd_group_format format;
     int32_t width;    /* elements */
     int32_t per_page; /* entries or ring rows of a page */
     size_t page_bytes;
@@ -43,6 +49,7 @@ typedef struct layer_pool {
 
 typedef struct layer_kv {
     hd_dtype entry_type; /* of what is attended to */
+    bool rounds;         /* to the model's own formats */
     int32_t rotated;     /* columns at the end of an entry */
     layer_pool pools[N_CONTENTS];
     hd_pool_kind selected; /* of hd_kv_selected_pool(): in the mirror, if there is one */
@@ -112,6 +119,7 @@ int32_t hd_kv_rebuild_length(const hd_kv_shape *shape) {
 bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends, int32_t pos) {
     const int32_t length = hd_kv_tail_length(shape, i);
     if (shape->tail.rebuilds) return pos >= ends->rebuilt - length;
+    if (ends->windows_from > 0) return pos >= ends->windows_from;
     const int32_t border = ends->outputs - ends->outputs % shape->page_tokens;
     return pos >= border - length || (pos < ends->branch && pos >= ends->branch - length);
 }
@@ -147,17 +155,46 @@ static int32_t ring_rows(int32_t page_tokens, int32_t rows) {
     return ring;
 }
 
-/* Where entries are FP8, keys of the indexer are, too. */
+hd_status hd_kv_check_type(const hd_model_spec *spec, hd_dtype type, hd_err *err) {
+    if (type != HD_E2M1) return HD_OK;
+    if (spec->family != HD_FAMILY_V41) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "kv_cache_dtype fp4 is V4.1's own; %s has none",
+                       hd_family_name(spec->family));
+    }
+    if (spec->head_dim % 2 == 0 && spec->index_dim % 2 == 0) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "kv_cache_dtype fp4: %d and %d columns do not fill whole bytes",
+                   spec->head_dim, spec->index_dim);
+}
+
+hd_status hd_kv_check_heads(const hd_model_spec *spec, int32_t heads, hd_dtype type,
+                            hd_err *err) {
+    enum { FEW = 16 };
+    const bool dense = spec->layers[0].attention == HD_ATTN_MLA;
+    if (!hd_is_packed(type) || !dense || heads > FEW) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "kv_cache_dtype %s: a GPU reads MLA's entries in it with more than %d heads "
+                   "of a rank; here it has %d",
+                   hd_kv_type_name(type), FEW, heads);
+}
+
+/* Where entries are packed, keys of the indexer are, too. */
 static void describe(layer_kv *l, int content, int32_t width, int32_t per_page) {
     const bool key = content == HD_POOL_INDEX;
     const hd_dtype fixed = contents[content].type, entry = l->entry_type;
-    layer_pool p = {.type = fixed && !(key && entry == HD_E4M3) ? fixed : entry,
-                    .width = width,
-                    .per_page = per_page};
-    if (p.type == HD_E4M3) {
-        p.scales = (hd_entry_scales){contents[content].scaled, key ? 0 : l->rotated};
+    const bool packed = hd_is_packed(entry) && (!fixed || key);
+    layer_pool p = {
+        .type = fixed && !packed ? fixed : entry, .width = width, .per_page = per_page};
+    if (packed && entry == HD_E2M1) {
+        p.format = contents[content].own;
+        p.type = p.format.code;
+    } else if (packed) {
+        p.format =
+            (hd_group_format){HD_E4M3, HD_E8M0, contents[content].scaled, key ? 0 : l->rotated};
+    } else if (l->rounds) {
+        p.format = contents[content].own;
     }
-    p.page_bytes = (size_t)per_page * hd_entry_bytes(p.type, width, p.scales);
+    p.page_bytes = (size_t)per_page * hd_entry_bytes(p.type, width, p.format);
     l->pools[content] = p;
 }
 
@@ -310,7 +347,7 @@ static hd_status check_widths(const hd_kv *kv, hd_err *err) {
     for (int32_t l = 0; l < kv->n_layers && hd_device_is_host(kv->device); l++) {
         for (int i = 0; i < N_CONTENTS; i++) {
             const layer_pool *p = &kv->layers[l].pools[i];
-            if (contents[i].scaled == 0 || p->type == HD_F32) continue;
+            if (contents[i].scaled == 0 || (p->type == HD_F32 && !p->format.code)) continue;
             if (p->width <= HD_MAX_ENTRY_COLS) continue;
             return HD_FAIL(
                 err, HD_EUNSUPPORTED,
@@ -343,6 +380,7 @@ static hd_status open_pools(hd_kv *kv, hd_err *err) {
 hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, hd_device *d,
                      const hd_kv_options *options, hd_err *err) {
     *out = NULL;
+    HD_TRY(hd_kv_check_type(spec, options->entry_type, err));
     hd_kv *kv = calloc(1, sizeof *kv + (size_t)n_layers * sizeof kv->layers[0]);
     if (!kv) return HD_FAIL(err, HD_ENOMEM, "no memory for %d layers of kv", n_layers);
     kv->spec = spec;
@@ -351,6 +389,7 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
     kv->n_layers = n_layers;
     kv->page_tokens = hd_kv_shape_of(spec).page_tokens;
     for (int32_t l = 0; l < n_layers; l++) {
+        kv->layers[l].rounds = options->rounds && spec->family == HD_FAMILY_V41;
         describe_layer(&kv->layers[l], spec, l, options->entry_type, options->max_drafts);
     }
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
@@ -401,11 +440,11 @@ hd_status hd_kv_restore(hd_kv *kv, hd_err *err) {
     return hd_device_restore(kv->device, kv->block, err);
 }
 
-/* Values between 1/2 and 1, with either sign. Of E4M3 bytes of 1/2 to 1, which are small powers of two as
- * scales; with a sign they would be large ones, which are rare. */
+/* Values between 1/2 and 1, with either sign. Packed ones of bytes of 1/2 to 1 as E4M3, which are small
+ * powers of two as scales; with a sign they would be large ones, which are rare. */
 static hd_random_fill fill_of(hd_dtype type) {
-    static const hd_random_fill e4m3 = {.keep = 0x07070707, .set = 0x30303030};
-    return type == HD_E4M3 ? e4m3 : hd_dtype_random(type, 0.5f);
+    static const hd_random_fill packed = {.keep = 0x07070707, .set = 0x30303030};
+    return hd_is_packed(type) ? packed : hd_dtype_random(type, 0.5f);
 }
 
 void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
@@ -485,7 +524,7 @@ hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
         .table_stride = table_stride,
         .page_entries = p->per_page,
         .width = p->width,
-        .scales = p->scales
+        .format = p->format
     };
 }
 
@@ -500,7 +539,7 @@ hd_kv_buffer hd_kv_resident(const hd_kv *kv, int32_t layer) {
                     .table = kv->scratch.zero,
                     .page_entries = r->n,
                     .width = p->width,
-                    .scales = p->scales},
+                    .format = p->format},
         .selected = kv->scratch.selected
     };
 }

@@ -34,8 +34,9 @@ typedef struct hd_kv hd_kv;
 typedef struct hd_kv_options {
     int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_host[HD_N_KV_GROUPS]; /* pages that host memory can hold */
-    int32_t max_drafts;        /* draft rows of a sequence in one step that may be rejected */
-    hd_dtype entry_type;       /* of the entries that attention reads; HD_NONE: float32 */
+    int32_t max_drafts;  /* draft rows of a sequence in one step that may be rejected */
+    hd_dtype entry_type; /* of the entries that attention reads; HD_NONE: float32 */
+    bool rounds; /* V4.1: what is written is rounded to the formats of its own program */
     bool replay[HD_N_REPLAYS]; /* choices of every position are kept beside its FULL page */
     /* HiSparse: entries that attention reads by choice lie in host memory, and of each pool of them
      * so many on the device; 0: all are there */
@@ -72,6 +73,9 @@ typedef struct hd_kv_ends {
     /* V4: a page border. Of the positions before it windows are rebuilt, and no entry is written. 0:
      * every position writes entries */
     int32_t rebuilt;
+    /* V4.1, a bounded replay: layers with tails compute the positions from here on, and their windows
+     * and those of the layer before them begin here; 0: every window is whole */
+    int32_t windows_from;
 } hd_kv_ends;
 
 /* Returns how many positions before the page of the first output, before the branch or before the
@@ -84,6 +88,15 @@ int32_t hd_kv_rebuild_length(const hd_kv_shape *shape);
 
 /* Returns whether layer tail.first + i computes a position. */
 bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends, int32_t pos);
+
+/* Returns whether a model's entries may have a type: E2M1 stands for the formats of V4.1's own program,
+ * window vectors in E4M3, entries in E2M1 with E4M3 scales, keys of the indexer in MXFP4. */
+hd_status hd_kv_check_type(const hd_model_spec *spec, hd_dtype type, hd_err *err);
+
+/* Returns whether a GPU that has so many heads of a model may have entries of a type: where attention
+ * reads all latents (V2, V3), packed ones are read by more than 16 heads. */
+hd_status hd_kv_check_heads(const hd_model_spec *spec, int32_t heads, hd_dtype type,
+                            hd_err *err);
 
 /* Returns the bytes of one page of all layers in one KV group. */
 size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group group,

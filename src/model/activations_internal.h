@@ -4,9 +4,10 @@
 
 #include "ops/ops.h"
 
-/* Every activation of one micro-batch; activations.c decides which of them share memory. n =
- * rows; heads, inter and groups are those of this rank's shard. */
+/* Every activation of a step or of one of its micro-batches; activations.c decides which of them share
+ * memory. n = rows; heads, inter and groups are those of this rank's shard. */
 typedef struct model_activations {
+    int32_t micro;    /* number of the micro-batch */
     int32_t *choices; /* [n_choices] experts of a step's rows, a layer after the other */
     int32_t *drafted; /* where those of its drafts begin */
     hd_rows x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
@@ -48,6 +49,8 @@ typedef struct model_activations {
     int32_t *next_expert;                 /* [n, top_k] of it */
     float *next_weight;                   /* [n, top_k] */
     int32_t *offset, *assignment, *place; /* [slots + 1], [n * top_k], [n * top_k] */
+    int32_t *first;  /* [slots] of moe_split */
+    int32_t *counts; /* [ranks, experts] of moe_count */
     hd_rows gate, up;                     /* [n, inter] dense or shared */
     hd_rows inter;                        /* gate, or of all ranks that share the MLP */
     hd_rows expert_gate, expert_up;       /* [n * top_k, moe_inter] */

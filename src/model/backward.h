@@ -23,10 +23,12 @@ void hd_backward_close(hd_backward *b); /* NULL is fine */
 
 size_t hd_backward_bytes(const hd_backward *b); /* device memory */
 
-/* The loss of the MTP layer, whose row t predicts the token after next_tokens[t]; device memory. */
+/* The loss of the MTP layer, whose row t predicts the token after next_tokens[t]; device memory
+ * unless it says otherwise. */
 typedef struct hd_draft_loss {
     /* [n] of the batch, ascending; NULL: the layer is left out. With n 0 its experts' loads count */
     const int32_t *rows;
+    const int32_t *host_rows; /* in host memory */
     const int32_t *target;
     const float *factor; /* derivative of the loss by -log p(target) */
     float *logprob;      /* receive log p(target) */

@@ -20,8 +20,10 @@ static void place(hd_batch_view *v, hd_arena *a, const hd_batch_limits *limits) 
     v->phase = take(a, limits->rows);
     v->logit_rows = take(a, limits->rows);
     v->first_row = take(a, limits->seqs + 1);
+    v->micro_first_row = take(a, HD_MAX_MICRO * ((int64_t)limits->seqs + 1));
     v->ends = hd_arena_take(a, (size_t)limits->seqs * sizeof *v->ends, 64);
     v->rebuilt = take(a, limits->seqs);
+    v->windows_from = take(a, limits->seqs);
     for (int i = 0; i < HD_N_KV_GROUPS; i++) {
         v->tables[i] = take(a, (int64_t)limits->seqs * limits->table_stride);
     }
@@ -53,7 +55,7 @@ void hd_batch_close(hd_batch *b) {
 }
 
 void hd_batch_reset(hd_batch *b) {
-    b->n_rows = b->n_seqs = b->n_logits = b->most_rows = b->block = 0;
+    b->n_rows = b->n_seqs = b->n_logits = b->most_rows = b->block = b->n_micro = 0;
     b->host.first_row[0] = 0;
 }
 
@@ -73,6 +75,7 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
     }
     v->ends[seq] = q->ends;
     v->rebuilt[seq] = q->ends.rebuilt;
+    v->windows_from[seq] = q->ends.windows_from;
     b->n_rows += q->n;
     if (q->n > b->most_rows) b->most_rows = q->n;
     v->first_row[seq + 1] = b->n_rows;
@@ -93,6 +96,15 @@ void hd_batch_make_block(hd_batch *b, int32_t block) {
     }
 }
 
+bool hd_batch_cuts_windows(const hd_batch *b, int32_t window) {
+    const hd_batch_view *v = &b->host;
+    for (int32_t i = 0; v->ends && i < b->n_seqs; i++) {
+        const int32_t from = v->ends[i].windows_from;
+        if (from > 0 && v->pos[v->first_row[i]] - window + 1 < from) return true;
+    }
+    return false;
+}
+
 bool hd_batch_rebuilds(const hd_batch *b) {
     const hd_batch_view *v = &b->host;
     for (int32_t i = 0; v->ends && i < b->n_seqs; i++) {
@@ -101,6 +113,75 @@ bool hd_batch_rebuilds(const hd_batch *b) {
     return false;
 }
 
+/* ---- micro-batches ---- */
+
+/* Rows of a draft block attend to each other, and stay together. Where only the device knows the
+ * rows, each sequence stays whole: its micro-batch has the first rows' arrays and later tables. */
+static int32_t rows_together(const hd_batch *b) {
+    return b->block ? b->block : b->host.first_row ? 1 : b->most_rows;
+}
+
+int32_t hd_batch_micro_row(const hd_batch *b, int32_t rows, int32_t i) {
+    const int32_t together = rows_together(b);
+    if (b->n_micro <= 1) return i ? rows : 0;
+    return (int32_t)((int64_t)(rows / together) * i / b->n_micro) * together;
+}
+
+/* Sequences keep their numbers. */
+static void write_first_rows(const hd_batch *b, int32_t i) {
+    const int32_t row = hd_batch_micro_row(b, b->n_rows, i);
+    const int32_t end = hd_batch_micro_row(b, b->n_rows, i + 1);
+    const int32_t *all = b->host.first_row;
+    int32_t *out = b->host.micro_first_row + (int64_t)i * (b->limits.seqs + 1);
+    for (int32_t q = 0; q <= b->n_seqs; q++) {
+        out[q] = all[q] < row ? 0 : (all[q] < end ? all[q] : end) - row;
+    }
+}
+
+static int32_t most_rows(const int32_t *first_row, int32_t n_seqs) {
+    int32_t most = 0;
+    for (int32_t q = 0; q < n_seqs; q++) {
+        const int32_t rows = first_row[q + 1] - first_row[q];
+        if (rows > most) most = rows;
+    }
+    return most;
+}
+
+static void move(int32_t **array, int64_t elements) {
+    if (*array) *array += elements;
+}
+
+static void move_rows(hd_batch_view *v, int32_t row) {
+    int32_t **const of_rows[] = {&v->tokens, &v->next_tokens, &v->pos, &v->last, &v->phase};
+    for (size_t i = 0; i < sizeof of_rows / sizeof *of_rows; i++) move(of_rows[i], row);
+    v->logit_rows = NULL;
+}
+
+hd_batch hd_batch_micro(const hd_batch *b, int32_t i) {
+    const int32_t row = hd_batch_micro_row(b, b->n_rows, i), together = rows_together(b);
+    const int64_t first_rows = (int64_t)i * (b->limits.seqs + 1);
+    hd_batch m = *b;
+    m.n_rows = hd_batch_micro_row(b, b->n_rows, i + 1) - row;
+    m.n_logits = m.n_micro = 0;
+    m.group_rows = m.group_logits = NULL;
+    move_rows(&m.device, row);
+    if (!b->host.first_row) {
+        m.n_seqs = m.n_rows / together;
+        for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+            move(&m.device.tables[group], (int64_t)(row / together) * b->limits.table_stride);
+        }
+        return m;
+    }
+    move_rows(&m.host, row);
+    m.host.seq += row;
+    m.device.seq += row;
+    m.host.first_row = m.host.micro_first_row + first_rows;
+    m.device.first_row = m.device.micro_first_row + first_rows;
+    m.most_rows = most_rows(m.host.first_row, m.n_seqs);
+    return m;
+}
+
 void hd_batch_upload(hd_batch *b, hd_stream *s) {
+    for (int32_t i = 0; b->n_micro > 1 && i < b->n_micro; i++) write_first_rows(b, i);
     hd_stream_upload(s, b->device_block, b->host_block, b->bytes);
 }

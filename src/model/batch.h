@@ -23,14 +23,18 @@ typedef struct hd_batch_view {
     int32_t *logit_rows;  /* [n_logits] rows that need logits */
     int32_t *first_row;   /* [n_seqs + 1] */
     int32_t *tables[HD_N_KV_GROUPS]; /* [n_seqs, table_stride] block tables */
-    int32_t *phase;   /* [rows] hd_row_phase, by which rows are counted as expert load */
+    int32_t *phase; /* [rows] hd_row_phase, by which rows are counted as expert load */
+    /* [HD_MAX_MICRO, limits.seqs + 1] first_row of each micro-batch */
+    int32_t *micro_first_row;
     hd_kv_ends *ends; /* [n_seqs] read on the host; NULL: every layer computes every row */
-    int32_t *rebuilt; /* [n_seqs] of ends, read on the device */
+    int32_t *rebuilt, *windows_from; /* [n_seqs] of ends, read on the device */
 } hd_batch_view;
 
 typedef struct hd_batch_limits {
     int32_t rows, seqs, table_stride;
 } hd_batch_limits;
+
+enum { HD_MAX_MICRO = 4 }; /* micro-batches of a step */
 
 typedef struct hd_batch {
     hd_batch_limits limits;
@@ -43,7 +47,11 @@ typedef struct hd_batch {
     /* Rows of a draft block, which all attend to each other; 0: rows attend to earlier
      * ones. */
     int32_t block;
-    hd_batch_view host, device;
+    /* Micro-batches as which a step runs it: runs of neighboring rows that are as equal as they can
+     * be, whatever sequences they cut; all attention groups have as many. 0 or 1: one. */
+    int32_t n_micro;
+    hd_batch_view host,
+        device; /* no host view where the device alone knows the rows, as many of each sequence */
     hd_device *on; /* device that owns the blocks */
     void *host_block, *device_block;
     size_t bytes;
@@ -75,6 +83,16 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *seq);
 
 /* Returns whether rows of the batch rebuild windows (hd_kv_ends.rebuilt). */
 bool hd_batch_rebuilds(const hd_batch *b);
+
+/* Returns the first row of micro-batch i, of `rows` rows of any attention group; the rows of
+ * i == n_micro are those behind the last one. */
+int32_t hd_batch_micro_row(const hd_batch *b, int32_t rows, int32_t i);
+
+/* Returns micro-batch i of an uploaded batch, which needs no logits. It may have no rows, and
+ * sequences without rows. */
+hd_batch hd_batch_micro(const hd_batch *b, int32_t i);
+/* Returns whether windows of its rows begin later than others do (hd_kv_ends.windows_from). */
+bool hd_batch_cuts_windows(const hd_batch *b, int32_t window);
 
 void hd_batch_upload(hd_batch *b, hd_stream *s);
 

@@ -65,6 +65,13 @@ static void choose_entries(const model_step *s, int32_t layer) {
     const model_activations *t = s->t;
     model_rope(s, t->cos_sin_compress, t->index_q, c->index_dim - c->rope_dim, c->index_heads,
                c->index_dim);
+    if (s->m->env.ops->precision == HD_OFFICIAL) {
+        s->m->env.ops->round_rows(s->stream,
+                                  &(hd_round_rows_args){.x = t->index_q,
+                                                        .format = keys.format,
+                                                        .rows = s->b->n_rows * c->index_heads,
+                                                        .cols = c->index_dim});
+    }
     if (c->pool_layer < 0 || layer < c->pool_layer) {
         model_indexer_topk(s, layer, keys, kind->compress_ratio);
         return;

@@ -33,19 +33,21 @@ static int32_t last_stage(const hd_model *m) {
     return m->env.spec->n_layers + m->env.spec->n_mtp - 1;
 }
 
-void hd_model_absorb(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
-    const int32_t first = m->env.spec->n_layers;
-    model_step steps[HD_MAX_MICRO];
-    model_make_steps(m, kv, batches, n_micro, steps);
+static void absorb(const model_step *s) {
+    const hd_model *m = s->m;
+    const int32_t first = m->env.spec->n_layers, n = s->b->n_rows;
+    if (n == 0) return;
+    model_linear(s, first, HD_DSPARK_PROJ, s->t->y, s->t->taps, n);
+    model_norm(s, first, HD_DSPARK_NORM, s->t->h, s->t->y, n, m->env.spec->hidden);
+    for (int32_t l = first; l <= last_stage(m); l++) model_store_window(s, l);
+}
+
+void hd_model_absorb(hd_model *m, const hd_kv *kv, const hd_batch *batch) {
+    model_step steps[HD_MAX_MICRO], s = model_step_of(m, kv, batch);
+    if (s.rest->on) s.b = &s.rest->batch; /* the rows that the last layer had */
+    const int32_t n = model_cut(m, &s, steps);
     model_probe(m, "draft", "keys");
-    for (int32_t i = 0; i < n_micro; i++) {
-        model_step *s = &steps[i];
-        if (s->rest->on) s->b = &s->rest->batch; /* the rows that the last layer had */
-        const int32_t n = s->b->n_rows, hidden = m->env.spec->hidden;
-        model_linear(s, first, HD_DSPARK_PROJ, s->t->y, s->t->taps, n);
-        model_norm(s, first, HD_DSPARK_NORM, s->t->h, s->t->y, n, hidden);
-        for (int32_t l = first; l <= last_stage(m); l++) model_store_window(s, l);
-    }
+    for (int32_t i = 0; i < n; i++) absorb(n > 1 ? &steps[i] : &s);
 }
 
 void model_open_confidence(hd_model *m) {
@@ -64,26 +66,17 @@ static void confide(const model_step *s, float *out, hd_rows x, const hd_weight 
                           &(hd_linear_args){.out = hd_f32(out), .x = x, .w = w, .rows = rows});
 }
 
-void hd_model_draft_block(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
-                          int32_t n_micro) {
+void hd_model_draft_block(hd_model *m, const hd_kv *kv, const hd_batch *batch) {
     const int32_t last = last_stage(m);
-    model_step steps[HD_MAX_MICRO];
+    model_step s = model_step_of(m, kv, batch);
     assert(m->dspark);
-    model_make_steps(m, kv, batches, n_micro, steps);
     model_probe(m, "draft", "start");
-    for (int32_t i = 0; i < n_micro; i++) {
-        steps[i].t->expert = steps[i].t->drafted;
-        model_start(&steps[i]);
-    }
-    for (int32_t l = m->env.spec->n_layers; l <= last; l++) {
-        model_run_layer(m, steps, n_micro, l);
-    }
-    model_run_head(steps, n_micro, "draft", last);
+    s.t->expert = s.t->drafted;
+    model_start(&s);
+    model_run_layers(m, &s, m->env.spec->n_layers, last);
+    model_run_head(&s, "draft", last);
     model_probe(m, "draft", "confidence");
-    for (int32_t i = 0; i < n_micro; i++) {
-        const model_step *s = &steps[i];
-        confide(s, s->t->confidence, s->t->mixed, &m->confidence_of_row, s->b->n_logits);
-    }
+    confide(&s, s.t->confidence, s.t->mixed, &m->confidence_of_row, s.b->n_logits);
 }
 
 static void add(const model_step *s, float *x, const float *y, int32_t rows, int32_t cols) {
@@ -93,10 +86,10 @@ static void add(const model_step *s, float *x, const float *y, int32_t rows, int
             .x = hd_f32(x), .y = hd_f32(y), .rows = rows, .cols = cols, .repeat = 1});
 }
 
-hd_draft_logits hd_model_draft_place(hd_model *m, int32_t micro, int32_t place,
-                                     const int32_t *before, int32_t n, int32_t n_seqs) {
+hd_draft_logits hd_model_draft_place(hd_model *m, int32_t place, const int32_t *before,
+                                     int32_t n, int32_t n_seqs) {
     const hd_model_spec *c = m->env.spec;
-    model_activations *t = &m->acts[micro];
+    model_activations *t = &m->acts;
     const model_step s = {.m = m, .t = t, .stream = m->env.stream};
     const int32_t last = last_stage(m), at = place * n_seqs;
     float *logits = t->logits + (int64_t)at * c->vocab, *confidence = t->confidence + at;

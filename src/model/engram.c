@@ -87,8 +87,7 @@ hd_status model_open_prefetch(hd_model *m, hd_err *err) {
             hd_prefetch_at_random(t->scale, (size_t)t->rows * scale_bytes(t));
         }
     }
-    const int64_t rows = (int64_t)m->n_micro * m->limits.rows;
-    const int64_t most = rows * e->n_layers * e->columns * 2;
+    const int64_t rows = m->limits.rows, most = rows * e->n_layers * e->columns * 2;
     return hd_prefetch_open(&m->prefetch, (int32_t)hd_min_i64(most, INT32_MAX), err);
 }
 
@@ -109,18 +108,16 @@ static int32_t add_pieces(const model_step *s, int32_t layer, hd_prefetch_piece 
     return n;
 }
 
-void model_prefetch_engram(const hd_model *m, const model_step *steps, int32_t n_micro) {
+void model_prefetch_engram(const model_step *s) {
+    const hd_model *m = s->m;
     const hd_engram_spec *e = &m->env.spec->engram;
-    int32_t rows = 0, n = 0;
+    const int32_t rows = s->b->n_rows;
+    int32_t n = 0;
     if (!m->prefetch) return;
-    for (int32_t i = 0; i < n_micro; i++) rows += steps[i].b->n_rows;
     hd_prefetch_piece *list =
         hd_prefetch_list(m->prefetch, rows * e->n_layers * e->columns * 2);
     if (!list || rows == 0) return;
-    for (int32_t l = 0; l < e->n_layers; l++) {
-        for (int32_t i = 0; i < n_micro; i++)
-            n += add_pieces(&steps[i], e->layers[l], list + n);
-    }
+    for (int32_t l = 0; l < e->n_layers; l++) n += add_pieces(s, e->layers[l], list + n);
     hd_prefetch_start(m->prefetch, n);
 }
 

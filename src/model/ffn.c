@@ -288,6 +288,7 @@ static void route(const model_step *s, int32_t layer) {
 
 /* Permutes the rows by the slots of their experts. */
 static void permute(const model_step *s, int32_t layer) {
+    const bool splits = model_splits(s->m);
     const hd_model_spec *c = s->m->env.spec;
     const hd_router_rule rule = hd_layer_route(c, layer);
     const int32_t counters = c->route.n_experts; /* of every layer */
@@ -298,6 +299,7 @@ static void permute(const model_step *s, int32_t layer) {
     const int64_t phases = drafts ? HD_N_ROW_PHASES - 1 : 0; /* before this layer's counters */
     const int64_t at = (phases * c->n_layers + layer) * counters;
     const int32_t *phase = s->b->device.phase;
+    if (splits) model_split_rows(s, layer);
     s->m->env.ops->moe_permute(
         s->stream,
         &(hd_moe_permute_args){.offset = t->offset,
@@ -306,6 +308,9 @@ static void permute(const model_step *s, int32_t layer) {
                                .expert = t->expert,
                                .slot = map->slot,
                                .n_choices = map->n_choices,
+                               .first = splits ? t->first : NULL,
+                               .graph = map->graph,
+                               .n_ranks = map->n_ranks,
                                .load = s->m->expert_rows + at,
                                .phase = of.foreign ? t->moe_phases
                                         : phase    ? phase + of.first
@@ -313,7 +318,7 @@ static void permute(const model_step *s, int32_t layer) {
                                .load_stride = drafts ? 0 : (int64_t)c->n_layers * counters,
                                .rows = of.n,
                                .top_k = rule.top_k,
-                               .n_experts = rule.n_experts,
+                               .n_experts = splits ? counters : rule.n_experts,
                                .n_slots = map->n_slots});
 }
 
@@ -518,18 +523,28 @@ static void experts_staged(const model_step *s, int32_t layer) {
     if (err.status != HD_OK) hd_stream_fail(s->stream, err.status, err.msg);
 }
 
-/* The rows that had no room in the first round; no other micro-batch's rows travel meanwhile. */
+/* The rows that had no room in the first round; no other micro-batch's rows travel meanwhile. Products
+ * are in the compute lane, as others use their scratch. */
 static void more_rounds(const model_step *s, int32_t layer) {
     const int32_t n = model_n_rounds(s);
+    model_step by_turns = *s, *k = &by_turns;
     for (int32_t round = 1; round < n; round++) {
-        send_round(s, layer, round);
-        take_round(s, layer, round);
-        experts_up(s, layer);
-        if (model_gathers_columns(s->m, HD_GROUP_ETP)) experts_gather(s, layer);
-        experts_down(s, layer);
-        combine_send(s, layer);
-        combine_arrive(s, layer);
+        model_enter_lane(k, HD_LANE_COMM);
+        send_round(k, layer, round);
+        take_round(k, layer, round);
+        model_enter_lane(k, HD_LANE_COMPUTE);
+        experts_up(k, layer);
+        if (model_gathers_columns(s->m, HD_GROUP_ETP)) {
+            model_enter_lane(k, HD_LANE_COMM);
+            experts_gather(k, layer);
+            model_enter_lane(k, HD_LANE_COMPUTE);
+        }
+        experts_down(k, layer);
+        model_enter_lane(k, HD_LANE_COMM);
+        combine_send(k, layer);
+        combine_arrive(k, layer);
     }
+    model_enter_lane(k, HD_LANE_COMPUTE);
 }
 
 static void combine_experts(const model_step *s, int32_t layer) {
@@ -555,6 +570,12 @@ static void combine_experts(const model_step *s, int32_t layer) {
 
 static bool has_shared(const hd_model *m) {
     return m->env.spec->n_shared > 0;
+}
+
+/* Whether an exchange of rows takes both of its stages: a stage that does nothing would still wait for
+ * its lane. */
+static bool has_two_sides(const hd_model *m) {
+    return dispatches(m) && !m->env.comm->one_sided;
 }
 
 static bool are_resident(const hd_model *m) {
@@ -637,33 +658,35 @@ static const model_stage dense_stages[] = {
 };
 
 static const model_stage moe_stages[] = {
-    {"ffn_in",          model_ffn_in,    HD_LANE_COMPUTE, NULL,               false},
-    {"fetch",           fetch_moe,       HD_LANE_COMM,    has_foreign_moe,    true },
-    {"route",           route,           HD_LANE_COMPUTE, NULL,               false},
-    {"permute",         permute,         HD_LANE_COMPUTE, NULL,               false},
-    {"dispatch send",   dispatch_send,   HD_LANE_COMM,    dispatches,         true },
-    {"dispatch arrive", dispatch_arrive, HD_LANE_COMM,    dispatches,         false},
-    {"staged experts",  experts_staged,  HD_LANE_COMPUTE, are_staged,         false},
-    {"experts",         experts_up,      HD_LANE_COMPUTE, are_resident,       false},
-    {"gather experts",  experts_gather,  HD_LANE_COMM,    gathers_experts,    true },
-    {"down",            experts_down,    HD_LANE_COMPUTE, are_resident,       false},
-    {"combine send",    combine_send,    HD_LANE_COMM,    dispatches,         false},
-    {"fetch dense",     fetch_dense,     HD_LANE_COMM,    fetches_for_shared, true },
-    {"shared",          shared_up,       HD_LANE_COMPUTE, has_shared,         false},
-    {"gather shared",   shared_gather,   HD_LANE_COMM,    gathers_shared,     true },
-    {"down",            shared_down,     HD_LANE_COMPUTE, has_shared,         true },
-    {"join shared",     join_dense,      HD_LANE_COMM,    joins_shared,       true },
-    {"return shared",   return_dense,    HD_LANE_COMM,    fetches_for_shared, false},
-    {"spread shared",   spread,          HD_LANE_COMM,    spreads_shared,     true },
-    {"fetch shared",    fetch_shared,    HD_LANE_COMM,    fetches_shared,     true },
-    {"combine arrive",  combine_arrive,  HD_LANE_COMM,    dispatches,         true },
-    {"more rounds",     more_rounds,     HD_LANE_COMPUTE, dispatches,         false},
-    {"sum",             combine_experts, HD_LANE_COMPUTE, NULL,               false},
-    {"join",            join_moe,        HD_LANE_COMM,    shares_experts,     true },
-    {"return",          return_moe,      HD_LANE_COMM,    has_foreign_moe,    false},
-    {"spread",          spread,          HD_LANE_COMM,    spreads_moe,        true },
-    {"residual",        model_block_out, HD_LANE_COMPUTE, NULL,               false},
-    {NULL,              NULL,            HD_LANE_COMPUTE, NULL,               false},
+    {"ffn_in",          model_ffn_in,        HD_LANE_COMPUTE, NULL,                  false},
+    {"fetch",           fetch_moe,           HD_LANE_COMM,    has_foreign_moe,       true },
+    {"route",           route,               HD_LANE_COMPUTE, NULL,                  false},
+    {"count",           model_count_rows,    HD_LANE_COMPUTE, model_splits_together, false},
+    {"gather counts",   model_gather_counts, HD_LANE_COMM,    model_splits_together, true },
+    {"permute",         permute,             HD_LANE_COMPUTE, NULL,                  false},
+    {"dispatch send",   dispatch_send,       HD_LANE_COMM,    dispatches,            true },
+    {"dispatch arrive", dispatch_arrive,     HD_LANE_COMM,    has_two_sides,         false},
+    {"staged experts",  experts_staged,      HD_LANE_COMPUTE, are_staged,            false},
+    {"experts",         experts_up,          HD_LANE_COMPUTE, are_resident,          false},
+    {"gather experts",  experts_gather,      HD_LANE_COMM,    gathers_experts,       true },
+    {"down",            experts_down,        HD_LANE_COMPUTE, are_resident,          false},
+    {"combine send",    combine_send,        HD_LANE_COMM,    has_two_sides,         false},
+    {"fetch dense",     fetch_dense,         HD_LANE_COMM,    fetches_for_shared,    true },
+    {"shared",          shared_up,           HD_LANE_COMPUTE, has_shared,            false},
+    {"gather shared",   shared_gather,       HD_LANE_COMM,    gathers_shared,        true },
+    {"down",            shared_down,         HD_LANE_COMPUTE, has_shared,            true },
+    {"join shared",     join_dense,          HD_LANE_COMM,    joins_shared,          true },
+    {"return shared",   return_dense,        HD_LANE_COMM,    fetches_for_shared,    false},
+    {"spread shared",   spread,              HD_LANE_COMM,    spreads_shared,        true },
+    {"fetch shared",    fetch_shared,        HD_LANE_COMM,    fetches_shared,        true },
+    {"combine arrive",  combine_arrive,      HD_LANE_COMM,    dispatches,            true },
+    {"more rounds",     more_rounds,         HD_LANE_COMPUTE, dispatches,            false},
+    {"sum",             combine_experts,     HD_LANE_COMPUTE, NULL,                  false},
+    {"join",            join_moe,            HD_LANE_COMM,    shares_experts,        true },
+    {"return",          return_moe,          HD_LANE_COMM,    has_foreign_moe,       false},
+    {"spread",          spread,              HD_LANE_COMM,    spreads_moe,           true },
+    {"residual",        model_block_out,     HD_LANE_COMPUTE, NULL,                  false},
+    {NULL,              NULL,                HD_LANE_COMPUTE, NULL,                  false},
 };
 
 const model_stage *model_ffn_stages(const hd_layer_spec *layer) {

@@ -210,6 +210,15 @@ static void rebuild_choices(const model_step *s, int32_t layer) {
     if (parts_of(&s->m->env.spec->layers[layer]).selects) choose_entries(s, layer);
 }
 
+/* Of layers with tails and the one before them, where a replay cuts windows; else NULL. */
+static const int32_t *window_from(const model_step *s, int32_t layer) {
+    const hd_kv_tail *tail = &s->m->pages.tail;
+    const bool own = layer + 1 >= tail->first && layer < tail->first + tail->n;
+    if (!own || tail->rebuilds || tail->n == 0) return NULL;
+    const bool cuts = hd_batch_cuts_windows(s->whole, s->m->env.spec->window);
+    return cuts ? s->b->device.windows_from : NULL;
+}
+
 static void run_attention(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_layer_spec *kind = &c->layers[layer];
@@ -226,6 +235,7 @@ static void run_attention(const model_step *s, int32_t layer) {
                              .sink = hd_weights_vector(s->m->env.weights, layer, HD_SINK),
                              .seq = s->b->device.seq,
                              .pos = block ? s->b->device.last : s->b->device.pos,
+                             .window_from = window_from(s, layer),
                              .rows = s->b->n_rows,
                              .heads = s->m->shard->n_heads,
                              .k_dim = c->head_dim,

@@ -20,7 +20,12 @@ static void place_all(hd_model *m, hd_arena *a) {
     m->token_classes = hd_arena_take(a, vocab * sizeof *m->token_classes, 64);
     const size_t rows = (size_t)hd_model_n_expert_rows(m->env.spec);
     m->expert_rows = rows ? hd_arena_take(a, rows * sizeof *m->expert_rows, 64) : NULL;
-    for (int32_t i = 0; i < m->n_micro; i++) model_place_activations(&m->acts[i], a, m);
+    model_place_activations(&m->acts, a, m);
+    for (int32_t i = 0; i < m->n_micro; i++) {
+        m->micro[i] = m->acts;
+        m->micro[i].micro = i;
+        if (i > 0) model_place_micro(&m->micro[i], a, m, m->micro_rows);
+    }
 }
 
 static hd_status open_rest(hd_model *m, hd_err *err) {
@@ -65,10 +70,10 @@ static size_t scratch_bytes(const hd_model *m, bool beside) {
     const int32_t keys = m->limits.positions + c->window + c->dspark.block;
     int32_t widest = c->hidden * model_streams(c);
     const int32_t others[] = {
-        c->n_heads * c->head_dim, c->n_heads * (c->nope_dim + c->rope_dim),
-        c->n_heads * c->v_dim,    c->dense_inter,
-        c->route.n_experts,       c->n_shared * c->moe_inter,
-        beside ? 0 : c->vocab};
+        c->n_heads * c->head_dim,  c->n_heads * (c->nope_dim + c->rope_dim),
+        c->n_heads * c->v_dim,     c->dense_inter,
+        c->route.n_experts,        c->n_shared * c->moe_inter,
+        3 * m->shard->parallel.ep, beside ? 0 : c->vocab};
     for (size_t i = 0; i < HD_LEN(others); i++) {
         if (others[i] > widest) widest = others[i];
     }
@@ -124,6 +129,13 @@ static hd_status check_mla(const hd_model_env *env, hd_err *err) {
                    c->kv_rank, c->rope_dim, c->nope_dim, c->rope_dim, c->v_dim);
 }
 
+/* How MLA computes a prompt depends on the rows of a sequence in a micro-batch. */
+static hd_status check_micro(const hd_model_env *env, const hd_model_limits *limits,
+                             hd_err *err) {
+    if (limits->n_micro <= 1 || env->mla == HD_MLA_ABSORBED) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "mla naive is for steps in one micro-batch");
+}
+
 /* Waves are of rows that this rank alone computes. Some are made by the host, which then reads what
  * operators have written before it queues the next ones. */
 static hd_status check_stage(const hd_model_env *env, hd_err *err) {
@@ -168,35 +180,46 @@ static hd_status open_beside(hd_model *m, hd_err *err) {
     return hd_stream_reserve(s, scratch_bytes(m, true), err);
 }
 
+static hd_status check_entries(const hd_model_env *env, hd_err *err) {
+    if (hd_device_is_host(env->device)) return HD_OK;
+    return hd_kv_check_heads(env->spec, hd_weights_shard(env->weights)->n_heads,
+                             env->ops->kv_type, err);
+}
+
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
-                        int32_t n_micro, hd_err *err) {
-    assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
+                        hd_err *err) {
+    assert(limits->n_micro <= HD_MAX_MICRO);
     *out = NULL;
     HD_TRY(check_mla(env, err));
+    HD_TRY(check_entries(env, err));
+    HD_TRY(check_micro(env, limits, err));
     HD_TRY(check_stage(env, err));
     hd_model *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a model");
     m->env = *env;
     m->limits = *limits;
-    m->n_micro = n_micro;
     m->shard = hd_weights_shard(env->weights);
     m->pages = hd_kv_shape_of(env->spec);
     m->dspark = env->spec->drafter == HD_DRAFTER_DSPARK && hd_weights_n_mtp(env->weights) > 0;
     if (m->dspark) model_open_confidence(m);
     const hd_parallel_config *parallel = &m->shard->parallel;
+    model_plan_micro(m);
     hd_status st = hd_parallel_exchanges(parallel) ? check_rows(m, err) : HD_OK;
+    if (st == HD_OK) st = model_open_micro(m, err);
     if (st != HD_OK) goto fail;
     if (parallel->ep > 1) {
         const int32_t top_k = env->spec->route.top_k;
         m->in_rows = limits->expert_rows
                          ? limits->expert_rows
-                         : hd_model_expert_rows_of(parallel, limits->rows, top_k);
+                         : hd_model_expert_rows_of(parallel, m->whole_rows, top_k);
         st = model_open_rounds(m, err);
         if (st != HD_OK) goto fail;
     }
     for (int32_t l = 0; l < env->spec->n_layers; l++) m->n_moe += is_moe(m, l);
+    /* every micro-batch rounds the rows that a rank owns */
+    const int32_t rounded = limits->rows + (m->n_micro - 1) * parallel->tp;
     m->n_choices = (int64_t)(m->n_moe + hd_max_i32(HD_MAX_DRAFTS, env->spec->n_mtp)) *
-                   model_most_rows(m, HD_GROUP_ETP, limits->rows) * env->spec->route.top_k;
+                   model_most_rows(m, HD_GROUP_ETP, rounded) * env->spec->route.top_k;
     m->softmax_scale = (float)env->spec->softmax_scale;
     m->index_scale = model_index_scale(env->spec);
     m->rope_scale = (float)env->spec->rope.magnitude;
@@ -238,6 +261,7 @@ void hd_model_close(hd_model *m) {
     }
     hd_prefetch_close(m->prefetch);
     free(m->rounds);
+    free(m->micro_group_rows);
     hd_device_release(m->env.device, m->block);
     hd_device_release(m->env.device, m->rest_device);
     hd_device_release(m->env.device, m->rest_host);
@@ -254,8 +278,8 @@ size_t hd_model_bytes(const hd_model *m) {
     return bytes;
 }
 
-const float *hd_model_logits(const hd_model *m, int32_t micro) {
-    return m->acts[micro].logits;
+const float *hd_model_logits(const hd_model *m) {
+    return m->acts.logits;
 }
 
 int64_t hd_model_n_expert_rows(const hd_model_spec *spec) {
@@ -268,7 +292,7 @@ const int64_t *hd_model_expert_rows(const hd_model *m) {
 }
 
 const int32_t *hd_model_choices(const hd_model *m) {
-    return m->acts[0].choices;
+    return m->acts.choices;
 }
 
 int64_t hd_model_n_choices(const hd_model *m, int32_t rows) {
@@ -300,18 +324,31 @@ void model_probe(const hd_model *m, const char *part, const char *stage) {
 
 /* ---- a step ---- */
 
-static void enter_lane(model_step *s, hd_lane lane) {
-    hd_stream *to = s->m->lanes[lane];
-    if (to == s->stream) return;
-    hd_stream_record_event(s->stream, s->lane_change);
-    hd_stream_wait_event(to, s->lane_change);
+void model_enter_lane(model_step *s, hd_lane lane) {
+    hd_stream *to = s->m->lanes[s->cut ? lane : HD_LANE_COMPUTE];
+    if (to != s->stream) {
+        if (!s->left) hd_stream_record_event(s->stream, s->lane_change);
+        hd_stream_wait_event(to, s->lane_change);
+    }
+    s->left = false;
     s->stream = to;
 }
 
+/* Others may run on its lane before it enters the next one. */
+static void leave_lane(model_step *s) {
+    if (!s->lane_change) return;
+    hd_stream_record_event(s->stream, s->lane_change);
+    s->left = true;
+}
+
+static bool is_needed(const hd_model *m, const model_stage *k) {
+    return !k->needed || k->needed(m);
+}
+
 static void run_stage(model_step *s, const model_stage *k, const char *part, int32_t layer) {
-    if (k->needed && !k->needed(s->m)) return;
+    if (!is_needed(s->m, k)) return;
     model_probe(s->m, part, k->name);
-    enter_lane(s, k->lane);
+    model_enter_lane(s, k->lane);
     k->run(s, layer);
 }
 
@@ -320,13 +357,14 @@ void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, c
                       int32_t layer, bool of_group) {
     while (stages->run) {
         const model_stage *end = stages;
-        while (end->run && !end->yields) end++;
+        while (end->run && !(end->yields && is_needed(steps[0].m, end))) end++;
         if (end->run) end++; /* the yielding stage belongs to this part */
         for (int32_t i = 0; i < n; i++) {
             if (of_group && steps[i].b->n_rows == 0) continue;
             for (const model_stage *k = stages; k < end; k++) {
                 run_stage(&steps[i], k, part, layer);
             }
+            if (n > 1) leave_lane(&steps[i]);
         }
         stages = end;
     }
@@ -346,16 +384,6 @@ static void read_engram(const hd_model *m, model_step *steps, int32_t n, int32_t
     for (int32_t i = 0; i < n; i++) model_engram(&steps[i], layer);
 }
 
-/* The next MoE layer chooses experts behind this one's. */
-static void keep_choices(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
-    for (int32_t i = 0; i < n; i++) {
-        model_activations *t = steps[i].t;
-        const model_rows rows = model_step_rows(&steps[i], HD_GROUP_ETP);
-        t->expert += (int64_t)rows.n * hd_layer_route(m->env.spec, layer).top_k;
-        assert(t->expert <= t->choices + m->n_choices);
-    }
-}
-
 /* Runs the attention: in one part, or first what every position leaves. Then rows that are for later
  * layers only go on. */
 static void run_attention(const hd_model *m, model_step *steps, int32_t n, int32_t layer,
@@ -371,7 +399,7 @@ static void run_attention(const hd_model *m, model_step *steps, int32_t n, int32
                      part, layer, true);
 }
 
-void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
+static void run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
     const hd_layer_spec *kind = &m->env.spec->layers[layer];
     const char *ffn = kind->mlp == HD_MLP_DENSE ? "dense" : "moe";
     const char *attention = hd_attention_name(kind->attention);
@@ -379,73 +407,68 @@ void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t la
     tap(m, steps, n, layer, HD_TAP_INPUT, attention);
     run_attention(m, steps, n, layer, attention);
     model_run_stages(steps, n, model_ffn_stages(kind), ffn, layer, false);
-    if (is_moe(m, layer)) keep_choices(m, steps, n, layer);
     tap(m, steps, n, layer, HD_TAP_OUTPUT, ffn);
 }
 
-model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch, int32_t micro) {
+void model_run_layers(hd_model *m, model_step *whole, int32_t first, int32_t last) {
+    model_step several[HD_MAX_MICRO], *steps = several;
+    const int32_t n = model_cut(m, whole, several);
+    if (n == 1) steps = whole;
+    for (int32_t l = first; l <= last; l++) {
+        if (is_moe(m, l)) model_place_choices(whole, steps, n, l);
+        run_layer(m, steps, n, l);
+        if (is_moe(m, l)) model_keep_choices(whole, &steps[n - 1], l);
+    }
+    for (int32_t i = 0; i < n; i++) model_enter_lane(&steps[i], HD_LANE_COMPUTE);
+}
+
+model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch) {
     assert(batch->n_rows <= m->limits.rows && batch->n_logits <= m->limits.logits);
     return (model_step){.m = m,
                         .kv = kv,
                         .b = batch,
                         .whole = batch,
-                        .t = &m->acts[micro],
-                        .rest = &m->rest[micro],
+                        .t = &m->acts,
+                        .rest = &m->rest,
                         .stream = m->env.stream,
-                        .lane_change = m->lane_change[micro],
-                        .fork = m->fork[micro],
-                        .join = m->join[micro]};
-}
-
-void model_make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
-                      model_step *steps) {
-    assert(n >= 1 && n <= m->n_micro);
-    for (int32_t i = 0; i < n; i++) steps[i] = model_step_of(m, kv, batches[i], i);
+                        .lane_change = m->lane_change[0],
+                        .fork = m->fork[0],
+                        .join = m->join[0]};
 }
 
 /* Computes the logits; then the step ends on the compute lane. */
-void model_run_head(model_step *steps, int32_t n, const char *part, int32_t layer) {
-    model_run_stages(steps, n, model_head_stages, part, layer, false);
-    for (int32_t i = 0; i < n; i++) enter_lane(&steps[i], HD_LANE_COMPUTE);
+void model_run_head(model_step *s, const char *part, int32_t layer) {
+    model_run_stages(s, 1, model_head_stages, part, layer, false);
+    model_enter_lane(s, HD_LANE_COMPUTE);
 }
 
-void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
-    model_step steps[HD_MAX_MICRO];
-    model_make_steps(m, kv, batches, n_micro, steps);
-    bool rebuilds = false; /* then all micro-batches run the same stages */
-    for (int32_t i = 0; i < n_micro; i++) rebuilds |= hd_batch_rebuilds(batches[i]);
-    assert(!rebuilds || (m->pages.tail.rebuilds && !batches[0]->group_rows));
+void hd_model_step(hd_model *m, const hd_kv *kv, const hd_batch *batch) {
+    model_step s = model_step_of(m, kv, batch);
+    s.rest->on = false;
+    s.rest->rebuilds = hd_batch_rebuilds(batch);
+    assert(!s.rest->rebuilds || (m->pages.tail.rebuilds && !batch->group_rows));
     model_probe(m, "step", "start");
-    for (int32_t i = 0; i < n_micro; i++) {
-        steps[i].t->expert = steps[i].t->choices;
-        steps[i].rest->on = false;
-        steps[i].rest->rebuilds = rebuilds;
-        model_start(&steps[i]);
-        model_classify_tokens(&steps[i]);
-    }
-    model_prefetch_engram(m, steps, n_micro);
-    for (int32_t l = 0; l < m->env.spec->n_layers; l++) model_run_layer(m, steps, n_micro, l);
-    for (int32_t i = 0; i < n_micro; i++) steps[i].t->drafted = steps[i].t->expert;
-    model_run_head(steps, n_micro, "step", HD_GLOBAL);
+    s.t->expert = s.t->choices;
+    model_start(&s);
+    model_classify_tokens(&s);
+    model_prefetch_engram(&s);
+    model_run_layers(m, &s, 0, m->env.spec->n_layers - 1);
+    s.t->drafted = s.t->expert;
+    model_run_head(&s, "step", HD_GLOBAL);
     model_probe(m, "step", "choose");
 }
 
-void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
-                    bool again) {
+void hd_model_draft(hd_model *m, const hd_kv *kv, const hd_batch *batch, bool again) {
     const int32_t layer = m->env.spec->n_layers;
-    model_step steps[HD_MAX_MICRO];
+    model_step s = model_step_of(m, kv, batch);
     assert(m->env.spec->drafter == HD_DRAFTER_MTP && hd_weights_n_mtp(m->env.weights) > 0);
-    model_make_steps(m, kv, batches, n_micro, steps);
     model_probe(m, "draft", "start");
-    for (int32_t i = 0; i < n_micro; i++) {
-        model_activations *t = steps[i].t;
-        if (!again) {
-            t->expert = t->drafted;
-            model_draft_rest(&steps[i]);
-        }
-        model_mtp_start(&steps[i], layer, again);
+    if (!again) {
+        s.t->expert = s.t->drafted;
+        model_draft_rest(&s);
     }
-    model_run_layer(m, steps, n_micro, layer);
-    model_run_head(steps, n_micro, "draft", layer);
+    model_mtp_start(&s, layer, again);
+    model_run_layers(m, &s, layer, layer);
+    model_run_head(&s, "draft", layer);
     model_probe(m, "draft", "choose");
 }

@@ -1,8 +1,8 @@
 /* model.h - the transformer: a family's layers, and one forward pass over a batch.
  *
  * A layer is a table of stages, functions over the state of one micro-batch. Model code is
- * written for one micro-batch. The driver runs one micro-batch straight through, or
- * interleaves several at stages marked as yield points (design D3). */
+ * written for one micro-batch. The driver runs a step as one micro-batch straight through, or cuts it
+ * into several and interleaves them at stages marked as yield points (design D3). */
 #ifndef HD_MODEL_MODEL_H
 #define HD_MODEL_MODEL_H
 
@@ -22,12 +22,16 @@
 typedef struct hd_model hd_model;
 
 typedef struct hd_model_limits {
-    int32_t rows;      /* rows of one micro-batch */
-    int32_t logits;    /* rows of one micro-batch that need logits */
+    int32_t rows;      /* rows of a step */
+    int32_t logits;    /* rows of a step that need logits */
     int32_t positions; /* the longest sequence, prompt and output together */
     /* rows of one micro-batch that the experts of this rank take at once under expert parallelism;
      * more come in further rounds. 0: as hd_model_expert_rows_of() says */
     int32_t expert_rows;
+    int32_t n_micro; /* micro-batches as which steps run, up to HD_MAX_MICRO; 0 or 1: one */
+    /* rows of an attention group from which a step is cut; 0: from n_micro on, and then no micro-batch has
+     * more than its part of `rows` */
+    int32_t micro_from;
 } hd_model_limits;
 
 /* Rows that may arrive at a rank's experts: if every row of all ranks chose these only; and what
@@ -35,8 +39,6 @@ typedef struct hd_model_limits {
 enum { HD_LEAST_EXPERT_ROWS = 256 };
 int64_t hd_model_most_expert_rows(const hd_parallel_config *l, int32_t rows, int32_t top_k);
 int32_t hd_model_expert_rows_of(const hd_parallel_config *l, int32_t rows, int32_t top_k);
-
-enum { HD_MAX_MICRO = HD_COMM_MAX_INFLIGHT };
 
 /* A profiling callback before each stage. part: "mla", "csa", "moe", ... of a layer, or
  * "step"; stage: a name of the stage lists. Both are static text. */
@@ -56,9 +58,9 @@ typedef struct hd_model_env {
     const hd_ops *ops;
     hd_device *device;
     hd_stream *stream; /* the compute lane; a step begins and ends on it */
-    /* The other lanes; NULL: the same stream. Streams of their own overlap with `stream`, are
-     * ordered by events where a micro-batch changes its lane, and fail through `stream`.
-     * Only `stream` gets scratch for operators from the model. */
+    /* The other lanes of steps in several micro-batches; NULL: the same stream. Streams of their own
+     * overlap with `stream`, are ordered by events where a micro-batch changes its lane, and fail
+     * through `stream`. Only `stream` gets scratch for operators from the model. */
     hd_stream *comm_stream, *copy_stream;
     /* For parts of a block that need not follow each other, in steps of few rows; NULL: none do.
      * The model gives it scratch. With a probe, only captured steps use it. */
@@ -70,40 +72,42 @@ typedef struct hd_model_env {
     /* for long prompts; naive needs operators that support it, and an MLA that reads all
      * latents (V2, V3) */
     hd_mla_form mla;
+    hd_expert_split split; /* of rows over copies of experts; the same on all ranks */
 } hd_model_env;
 
-/* Opens a model and allocates its activations. n_micro: how many micro-batches one step may
- * contain, each with its own activations. */
+/* Opens a model and allocates its activations. */
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
-                        int32_t n_micro, hd_err *err);
+                        hd_err *err);
 void hd_model_close(hd_model *m); /* NULL is fine */
 
 /* activations of all micro-batches, and scratch of operators */
 size_t hd_model_bytes(const hd_model *m);
 
-/* Runs the forward pass of n_micro uploaded batches through all layers and queues their
- * logits. The batches must not share sequences. hd_model_logits(m, i) is then [n_logits,
- * vocab] of batch i, in device memory, until the next step. */
-void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro);
+/* Returns n_micro for a batch that is about to be uploaded, whose rows and group_rows are set: 1 for few
+ * rows, and where layers drop rows or windows are rebuilt. All ranks say the same. */
+int32_t hd_model_n_micro(const hd_model *m, const hd_batch *batch);
+
+/* Runs the forward pass of an uploaded batch through all layers, and queues its logits.
+ * hd_model_logits(m) is then [n_logits, vocab], in device memory, until the next step. No bit depends on
+ * the micro-batches. */
+void hd_model_step(hd_model *m, const hd_kv *kv, const hd_batch *batch);
 
 /* Computes draft logits with the MTP layer: row t predicts the token after next_tokens[t],
  * which must be known and uploaded. The first draft continues the last hd_model_step() and
- * takes the same batches, with new logit_rows. `again` drafts one token further: row i of
+ * takes the same batch, with new logit_rows. `again` drafts one token further: row i of
  * the batch continues logits row i of the draft before. It replaces hd_model_logits().
  * Sources: DeepSeek-V3 report, section 2.2; models.md 2.5 and 2.14. */
-void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
-                    bool again);
+void hd_model_draft(hd_model *m, const hd_kv *kv, const hd_batch *batch, bool again);
 
-/* DSpark, after hd_model_step() of the same batches: writes the KV entries that the stages
+/* DSpark, after hd_model_step() of the same batch: writes the KV entries that the stages
  * have of its rows. */
-void hd_model_absorb(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro);
+void hd_model_absorb(hd_model *m, const hd_kv *kv, const hd_batch *batch);
 
 /* Runs the stages over draft blocks (hd_batch_make_block): the first row of a block is the
  * last token, which no step has computed, and the others hold the filler token. The entries of their
  * positions are written again by the steps that compute them. Computes logits of all places
  * without the tokens before; hd_model_draft_place() completes one place. */
-void hd_model_draft_block(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
-                          int32_t n_micro);
+void hd_model_draft_block(hd_model *m, const hd_kv *kv, const hd_batch *batch);
 
 /* Logits and confidences of one draft of some sequences, in device memory. */
 typedef struct hd_draft_logits {
@@ -111,16 +115,16 @@ typedef struct hd_draft_logits {
     const float *confidence; /* [n] log-odds that it is accepted, if those before are */
 } hd_draft_logits;
 
-/* Completes place `place` of the first n of n_seqs blocks in a micro-batch: before [n] in
+/* Completes place `place` of the first n of n_seqs blocks: before [n] in
  * device memory are the tokens before the draft. Once per place. */
-hd_draft_logits hd_model_draft_place(hd_model *m, int32_t micro, int32_t place,
-                                     const int32_t *before, int32_t n, int32_t n_seqs);
+hd_draft_logits hd_model_draft_place(hd_model *m, int32_t place, const int32_t *before,
+                                     int32_t n, int32_t n_seqs);
 
 /* Of the rows of V4.1's Engram tables, which are asked for when a step begins; any thread. A row
  * counts with its scales as two pieces. All 0 where no table is read in place. */
 hd_prefetch_stats hd_model_engram_stats(const hd_model *m);
 
-const float *hd_model_logits(const hd_model *m, int32_t micro);
+const float *hd_model_logits(const hd_model *m);
 
 /* Returns how many rows of this rank chose each expert since open: [HD_N_ROW_PHASES, n_layers,
  * n_experts] of steps, then [n_mtp, n_experts] of all drafts; zero in dense layers. Device
@@ -129,7 +133,7 @@ const float *hd_model_logits(const hd_model *m, int32_t micro);
 const int64_t *hd_model_expert_rows(const hd_model *m);
 int64_t hd_model_n_expert_rows(const hd_model_spec *spec); /* numbers in it */
 
-/* Returns the experts that the last step of one micro-batch chose: [rows, top_k] of each MoE
+/* Returns the experts that the last step chose: [rows, top_k] of each MoE
  * layer, one after the other, then of each draft since. Device memory. */
 const int32_t *hd_model_choices(const hd_model *m);
 /* Returns how many of them are the step's, without drafts. */

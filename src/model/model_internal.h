@@ -19,7 +19,7 @@ typedef struct model_rest {
 struct hd_model {
     hd_model_env env;
     hd_model_limits limits;
-    int32_t n_micro;
+    int32_t n_micro;       /* of a step, at most */
     const hd_shard *shard; /* shard of the weights */
     int32_t in_rows;       /* in a round; 0 without expert parallelism */
     void *rounds;          /* [HD_MAX_MICRO] of rounds_bytes (rounds.c) */
@@ -39,9 +39,14 @@ struct hd_model {
     hd_device_event *fork[HD_MAX_MICRO], *join[HD_MAX_MICRO]; /* NULL if nothing runs beside */
     void *block;
     size_t bytes;
-    model_activations acts[HD_MAX_MICRO];
+    model_activations acts;                /* of a complete step */
+    model_activations micro[HD_MAX_MICRO]; /* of parts of it, if n_micro > 1 */
+    hd_batch micro_batch[HD_MAX_MICRO];
+    int32_t *micro_group_rows; /* [HD_MAX_MICRO, dp] */
+    /* Rows that a step in one, and a micro-batch of several, may have. */
+    int32_t whole_rows, micro_rows;
     hd_kv_shape pages;
-    model_rest rest[HD_MAX_MICRO];
+    model_rest rest;
     hd_prefetch *prefetch;         /* of rows of Engram tables; NULL: there is none */
     void *rest_device, *rest_host; /* their memory */
 };
@@ -56,7 +61,7 @@ typedef struct model_replay {
     int64_t *other_experts, *other_keys; /* and those that would select others */
 } model_replay;
 
-/* One micro-batch during its pass through the layers. */
+/* A step, or one of its micro-batches, during its pass through the layers. */
 typedef struct model_step {
     const hd_model *m;
     const hd_kv *kv;
@@ -68,6 +73,8 @@ typedef struct model_step {
     bool apart;        /* blocks run one by one: each adds its own result, by block_out */
     const model_replay *replay; /* NULL: routers select */
     hd_device_event *lane_change, *fork, *join;
+    bool cut;  /* a micro-batch of several: its lanes are streams of their own */
+    bool left; /* lane_change is recorded: the next lane waits for no later stage of others */
 } model_step;
 
 typedef struct model_stage {
@@ -78,11 +85,12 @@ typedef struct model_stage {
     bool yields;                       /* another micro-batch may run before the next stage */
 } model_stage;
 
-/* model.c: a step of one micro-batch */
-model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch, int32_t micro);
+/* model.c: a step that is not cut yet */
+model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch);
 
 /* model.c: runs the stages of n micro-batches, each on the stream of its lane. A stage waits
- * for the stage before it of the same micro-batch, never for those of others. of_group: the
+ * for the stage before it of the same micro-batch, never for those of others. They alternate after
+ * every stage that is needed and yields. of_group: the
  * stages exchange nothing with other attention groups, so micro-batches without rows skip them. */
 void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, const char *part,
                       int32_t layer, bool of_group);
@@ -103,13 +111,21 @@ bool model_has_tap(const hd_model_spec *spec, int32_t layer, hd_tap_side side);
 void model_tap(const model_step *s, int32_t layer);
 void model_open_confidence(hd_model *m);
 
-/* Runs both blocks of a layer; makes the steps of n batches. */
-void model_run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer);
-void model_make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
-                      model_step *steps);
+/* micro.c: how many micro-batches there are, and their rows; memory for them. */
+void model_plan_micro(hd_model *m);
+hd_status model_open_micro(hd_model *m, hd_err *err);
+/* Cuts a step as its batch says. Returns how many micro-batches there are; steps of one are not set. */
+int32_t model_cut(hd_model *m, const model_step *whole, model_step steps[HD_MAX_MICRO]);
+/* In a MoE layer the choices of micro-batches follow each other; those of the next one follow them. */
+void model_place_choices(const model_step *whole, model_step *steps, int32_t n, int32_t layer);
+void model_keep_choices(const model_step *whole, const model_step *last, int32_t layer);
 
-/* Computes the logits of layer HD_GLOBAL or a drafter's last one. */
-void model_run_head(model_step *steps, int32_t n, const char *part, int32_t layer);
+/* model.c: runs both blocks of layers first .. last, in micro-batches; the step ends on the compute
+ * lane. Computes the logits of layer HD_GLOBAL or a drafter's last one. A stage that exchanges and
+ * computes by turns changes its lane by itself. */
+void model_run_layers(hd_model *m, model_step *whole, int32_t first, int32_t last);
+void model_run_head(model_step *s, const char *part, int32_t layer);
+void model_enter_lane(model_step *s, hd_lane lane);
 void model_probe(const hd_model *m, const char *part, const char *stage);
 
 /* tail.c: memory for rows that are left; drops the rows that the layer after this one does not need,
@@ -126,7 +142,7 @@ void model_classify_tokens(const model_step *s);
 void model_engram(const model_step *s, int32_t layer);
 /* Asks for the rows of all tables that the classified tokens choose. */
 hd_status model_open_prefetch(hd_model *m, hd_err *err);
-void model_prefetch_engram(const hd_model *m, const model_step *steps, int32_t n_micro);
+void model_prefetch_engram(const model_step *s);
 
 /* rounds.c: a layer whose rows may not all fit at once under expert parallelism */
 hd_status model_open_rounds(hd_model *m, hd_err *err);
@@ -138,8 +154,20 @@ int32_t model_arriving_rows(const model_step *s);
 /* How many rounds there are, once the rows of the first have arrived. */
 int32_t model_n_rounds(const model_step *s);
 
-/* activations.c */
+/* split.c: whether rows are split exactly over copies of experts, and with those of other ranks. Then
+ * the rows of experts are counted and gathered; model_split_rows() comes before moe_permute. */
+bool model_splits(const hd_model *m);
+bool model_splits_together(const hd_model *m);
+void model_count_rows(const model_step *s, int32_t layer);
+void model_gather_counts(const model_step *s, int32_t layer);
+void model_split_rows(const model_step *s, int32_t layer);
+
+/* activations.c: those of a step; and of a micro-batch after the first, but for what it shares with
+ * others or has as a part of the step's, which begins at a row. */
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m);
+void model_place_micro(model_activations *t, hd_arena *a, const hd_model *m, int64_t rows);
+void model_move_activations(model_activations *t, const model_activations *whole,
+                            const hd_model *m, int32_t row);
 /* What one block (0 attention, 1 feed-forward) leaves for its gradients, apart from all others, of
  * the only rank: also gate and up, which elsewhere are overwritten. The rest of *t stays. */
 void model_place_block(model_activations *t, hd_arena *a, const hd_model *m, int32_t block);

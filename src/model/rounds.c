@@ -31,7 +31,7 @@ typedef struct rounds {
 } rounds;
 
 static rounds *rounds_of(const model_step *s) {
-    return (void *)((char *)s->m->rounds + (size_t)(s->t - s->m->acts) * s->m->rounds_bytes);
+    return (void *)((char *)s->m->rounds + (size_t)s->t->micro * s->m->rounds_bytes);
 }
 
 hd_status model_open_rounds(hd_model *m, hd_err *err) {

@@ -180,14 +180,19 @@ void model_fetch_rows(const model_step *s, hd_group group, const model_rows *r,
                 (hd_extent){r->own_first, r->own});
 }
 
+void model_gather_ints(const model_step *s, hd_group group, int32_t *x, int32_t n, int32_t each,
+                       hd_extent own) {
+    _Static_assert(sizeof(int32_t) == sizeof(float), "integers travel as the bits of floats");
+    gather_rows(s, group, x, n, each, own);
+}
+
 void model_fetch_ints(const model_step *s, hd_group group, const model_rows *r,
                       int32_t *gathered, const int32_t *batch) {
-    _Static_assert(sizeof(int32_t) == sizeof(float), "integers travel as the bits of floats");
     if (r->own) {
         hd_stream_copy(s->stream, gathered + r->own_first, batch + r->own_row,
                        (size_t)r->own * sizeof *gathered);
     }
-    gather_rows(s, group, gathered, r->n, 1, (hd_extent){r->own_first, r->own});
+    model_gather_ints(s, group, gathered, r->n, 1, (hd_extent){r->own_first, r->own});
 }
 
 /* The rows of an attention group lie together. */

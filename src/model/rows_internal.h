@@ -44,6 +44,10 @@ void model_fetch_ints(const model_step *s, hd_group group, const model_rows *r,
 void model_return_rows(const model_step *s, hd_group group, const model_rows *r, hd_rows batch,
                        hd_rows gathered, int32_t rows, int32_t cols);
 
+/* x [n, each]: this rank has rows `own`; afterwards all have all. */
+void model_gather_ints(const model_step *s, hd_group group, int32_t *x, int32_t n, int32_t each,
+                       hd_extent own);
+
 /* Context parallelism: of the rows of a step that are queries, a rank computes a part. Whether this step
  * divides them: with few rows it does not pay. A rank's part of the step, in which its rows are all rows:
  * their keys, of which each rank has all, are no part of it. False: it has no rows. */

@@ -30,17 +30,15 @@ static numbers numbers_at(const hd_model *m, int32_t *base, int32_t i) {
 void model_place_rest(hd_model *m, hd_arena *device, hd_arena *host) {
     const size_t rows = (size_t)m->limits.rows, each = sizeof(int32_t);
     const size_t all = ((size_t)m->pages.tail.n + 1) * n_numbers(m);
-    for (int32_t i = 0; i < m->n_micro; i++) {
-        model_rest *r = &m->rest[i];
-        hd_batch_view *v = &r->batch.device;
-        int32_t **const of_rows[] = {&v->tokens, &v->next_tokens, &v->pos, &v->seq, &v->phase};
-        for (size_t k = 0; k < HD_LEN(of_rows); k++) {
-            *of_rows[k] = hd_arena_take(device, rows * each, 64);
-        }
-        r->device = hd_arena_take(device, all * each, 64);
-        r->host = hd_arena_take(host, all * each, 64);
-        r->rows = hd_arena_take(host, rows * each, 64);
+    model_rest *r = &m->rest;
+    hd_batch_view *v = &r->batch.device;
+    int32_t **const of_rows[] = {&v->tokens, &v->next_tokens, &v->pos, &v->seq, &v->phase};
+    for (size_t k = 0; k < HD_LEN(of_rows); k++) {
+        *of_rows[k] = hd_arena_take(device, rows * each, 64);
     }
+    r->device = hd_arena_take(device, all * each, 64);
+    r->host = hd_arena_take(host, all * each, 64);
+    r->rows = hd_arena_take(host, rows * each, 64);
 }
 
 static bool drops_rows(const model_step *s, int32_t layer) {
@@ -109,6 +107,7 @@ static void copy_batch(const model_step *s, const hd_batch *whole) {
     left.host = (hd_batch_view){0};
     left.device = *to;
     left.device.rebuilt = from->rebuilt;
+    left.device.windows_from = from->windows_from;
     left.device.tables[HD_KV_FULL] = from->tables[HD_KV_FULL];
     left.device.tables[HD_KV_WINDOW] = from->tables[HD_KV_WINDOW];
     s->rest->batch = left;

@@ -86,10 +86,7 @@ hd_status hd_eplb_splitter_open(hd_eplb_splitter **out, const int32_t *slot_expe
                                 hd_err *err);
 void hd_eplb_splitter_close(hd_eplb_splitter *s);
 
-/* Splits rows[experts] over slots so that the largest sum of a rank is as small as possible:
- * out[slots], of which those of an expert add up to its rows. Returns that sum; -1 if an expert
- * with rows has no slot. certificate [ranks] may be NULL; it is set for ranks such that the
- * experts with rows that live only there suffice to prove that no split is better. */
+/* hd_split_rows() of moe/split.h. */
 int64_t hd_eplb_split(hd_eplb_splitter *s, const int32_t *rows, int32_t *out,
                       bool *certificate);
 

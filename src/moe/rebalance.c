@@ -54,6 +54,8 @@ struct hd_rebalance {
     double n_older; /* windows */
     planning plans;
     double *rank_rows;        /* [ranks] */
+    int32_t *rank_slot0;      /* [ranks + 1] */
+    int32_t *whole, *part;    /* [experts], [slots] rows */
     int32_t *copies;          /* [experts] */
     int64_t read_at, rows_at; /* steps and rows at the last look */
     int32_t agree;            /* looks running in which moves pay */
@@ -115,13 +117,17 @@ hd_status hd_rebalance_open(hd_rebalance **out, const hd_rebalance_options *o, h
     m->older = calloc(experts, sizeof *m->older);
     m->newer = calloc(experts, sizeof *m->newer);
     m->rank_rows = calloc((size_t)o->ranks, sizeof *m->rank_rows);
+    m->rank_slot0 = calloc((size_t)o->ranks + 1, sizeof *m->rank_slot0);
+    m->whole = calloc((size_t)o->experts, sizeof *m->whole);
+    m->part = calloc((size_t)o->slots, sizeof *m->part);
     m->copies = calloc((size_t)o->experts, sizeof *m->copies);
     if (!m->map || !m->next || !m->trial || !m->first || !m->before || !m->older || !m->newer ||
-        !m->rank_rows || !m->copies) {
+        !m->rank_rows || !m->rank_slot0 || !m->whole || !m->part || !m->copies) {
         hd_rebalance_close(m);
         return HD_FAIL(err, HD_ENOMEM, "no memory to balance %zu experts", experts);
     }
     for (int32_t s = 0; s < o->slots; s++) m->first[s] = s % o->experts;
+    for (int32_t d = 0; d <= o->ranks; d++) m->rank_slot0[d] = d * per_rank(m);
     for (int32_t l = 0; l < o->layers; l++) {
         memcpy(row_of(m, m->map, l), m->first, (size_t)o->slots * sizeof *m->first);
     }
@@ -142,6 +148,9 @@ void hd_rebalance_close(hd_rebalance *m) {
     free(m->older);
     free(m->newer);
     free(m->rank_rows);
+    free(m->rank_slot0);
+    free(m->whole);
+    free(m->part);
     free(m->copies);
     free(m);
 }
@@ -185,8 +194,8 @@ static int32_t source_of(const hd_rebalance *m, int32_t layer, int32_t expert, i
 
 /* ---- windows ---- */
 
-/* Rows of the busiest rank with an even split over copies; sum: of all ranks. */
-static double most_rows(hd_rebalance *m, const int32_t *map, const double *rows, double *sum) {
+/* Rows of the busiest rank, of `sum` rows of all, with an even split over copies. */
+static double most_even(hd_rebalance *m, const int32_t *map, const double *rows, double *sum) {
     double most = 0;
     memset(m->copies, 0, (size_t)m->o.experts * sizeof *m->copies);
     memset(m->rank_rows, 0, (size_t)m->o.ranks * sizeof *m->rank_rows);
@@ -202,6 +211,29 @@ static double most_rows(hd_rebalance *m, const int32_t *map, const double *rows,
     return most;
 }
 
+/* With an exact one. */
+static hd_status most_exact(hd_rebalance *m, const int32_t *map, const double *rows,
+                            double *most, double *sum, hd_err *err) {
+    hd_eplb_splitter *s;
+    HD_TRY(hd_eplb_splitter_open(&s, map, m->rank_slot0, m->o.experts, m->o.ranks, err));
+    *sum = 0;
+    for (int32_t e = 0; e < m->o.experts; e++) {
+        m->whole[e] = rows[e] < INT32_MAX ? (int32_t)rows[e] : INT32_MAX;
+        *sum += m->whole[e];
+    }
+    *most = (double)hd_eplb_split(s, m->whole, m->part, NULL);
+    hd_eplb_splitter_close(s);
+    return HD_OK;
+}
+
+/* With that of the server. */
+static hd_status most_rows(hd_rebalance *m, const int32_t *map, const double *rows,
+                           double *most, double *sum, hd_err *err) {
+    if (m->o.split != HD_SPLIT_TURNS) return most_exact(m, map, rows, most, sum, err);
+    *most = most_even(m, map, rows, sum);
+    return HD_OK;
+}
+
 static void count_single(hd_rebalance *m) {
     m->stats.single_copies = 0;
     for (int32_t l = 0; l < m->o.layers; l++) {
@@ -212,18 +244,21 @@ static void count_single(hd_rebalance *m) {
     }
 }
 
+static hd_eplb_args plan_of(const hd_rebalance *m, const double *rows) {
+    return (hd_eplb_args){.loads = rows,
+                          .layers = 1,
+                          .experts = m->o.experts,
+                          .slots = m->o.slots,
+                          .ranks = m->o.ranks};
+}
+
 /* A plan of a layer for rows that starts from the map in force. */
 static hd_status plan_layer(const hd_rebalance *m, hd_eplb_map *out, int32_t layer,
-                            const double *rows, int64_t max_moves, double target, hd_err *err) {
-    const hd_eplb_args plan = {.loads = rows + (int64_t)layer * m->o.experts,
-                               .layers = 1,
-                               .experts = m->o.experts,
-                               .slots = m->o.slots,
-                               .ranks = m->o.ranks,
-                               .previous = row_of(m, m->map, layer),
-                               .max_moves = max_moves,
-                               .target = target,
-                               .algorithm = HD_EPLB_HADAL};
+                            const double *rows, double target, hd_err *err) {
+    hd_eplb_args plan = plan_of(m, rows + (int64_t)layer * m->o.experts);
+    plan.previous = row_of(m, m->map, layer);
+    plan.max_moves = -1;
+    plan.target = target;
     return hd_eplb_plan(out, &plan, err);
 }
 
@@ -231,16 +266,29 @@ static const double *last_rows(const hd_rebalance *m, int32_t layer) {
     return m->newer + (int64_t)layer * m->o.experts;
 }
 
+static hd_status balancedness_of(hd_rebalance *m, const int32_t *map, int32_t layer,
+                                 double *out, hd_err *err) {
+    double most, sum;
+    HD_TRY(most_rows(m, map, last_rows(m, layer), &most, &sum, err));
+    *out += most > 0 ? sum / m->o.ranks / most : 1;
+    return HD_OK;
+}
+
+/* The bound depends on the rows alone. */
 static hd_status measure_layer(hd_rebalance *m, int32_t layer, hd_err *err) {
     planning *p = &m->plans;
-    hd_eplb_map still;
-    double sum;
-    HD_TRY(plan_layer(m, &still, layer, m->newer, 0, 1, err));
-    const double most = most_rows(m, m->first, last_rows(m, layer), &sum);
-    p->at_start += most > 0 ? sum / m->o.ranks / most : 1;
-    p->balancedness += still.balancedness[0];
-    p->bound += still.bound[0];
-    hd_eplb_map_close(&still);
+    hd_eplb_map any;
+    hd_eplb_args plan = plan_of(m, last_rows(m, layer));
+    HD_TRY(balancedness_of(m, row_of(m, m->map, layer), layer, &p->balancedness, err));
+    HD_TRY(balancedness_of(m, m->first, layer, &p->at_start, err));
+    if (m->o.split == HD_SPLIT_TURNS) {
+        plan.previous = row_of(m, m->map, layer); /* which takes no time to keep */
+    } else {
+        plan.algorithm = HD_EPLB_FLOW;
+    }
+    HD_TRY(hd_eplb_plan(&any, &plan, err));
+    p->bound += any.bound[0];
+    hd_eplb_map_close(&any);
     return HD_OK;
 }
 
@@ -314,14 +362,16 @@ static hd_status try_layer(hd_rebalance *m, int32_t layer, hd_err *err) {
     const double target = p->always ? 1 : targets[p->pass - 1];
     int32_t *map = row_of(m, m->map, layer), *trial = row_of(m, m->trial, layer);
     hd_eplb_map made;
-    double sum;
-    HD_TRY(plan_layer(m, &made, layer, p->always ? m->newer : m->older, -1, target, err));
+    double before, after, sum;
+    HD_TRY(plan_layer(m, &made, layer, p->always ? m->newer : m->older, target, err));
     for (int32_t s = 0; s < m->o.slots; s++) {
         trial[s] = made.slot_expert[s] < 0 ? map[s] : made.slot_expert[s];
     }
     hd_eplb_map_close(&made);
-    p->old_rows += most_rows(m, map, last_rows(m, layer), &sum);
-    p->new_rows += most_rows(m, trial, last_rows(m, layer), &sum);
+    HD_TRY(most_rows(m, map, last_rows(m, layer), &before, &sum, err));
+    HD_TRY(most_rows(m, trial, last_rows(m, layer), &after, &sum, err));
+    p->old_rows += before;
+    p->new_rows += after;
     for (int32_t s = 0; s < m->o.slots; s++) {
         p->bytes += must_travel(m, m->trial, layer, s) ? m->o.expert_bytes : 0;
     }

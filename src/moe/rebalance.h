@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "moe/split.h"
 
 typedef struct hd_rebalance hd_rebalance;
 
@@ -60,14 +61,15 @@ typedef struct hd_rebalance_options {
     double max_bytes_per_s; /* 0: no limit */
     double
         share; /* of a step's time that plans and stages between two steps take; 0: no limit */
-    bool initial_stays; /* a rank keeps the experts that its slots held at first */
+    bool initial_stays;    /* a rank keeps the experts that its slots held at first */
+    hd_expert_split split; /* what maps are judged with; TURNS: even */
 } hd_rebalance_options;
 
 typedef struct hd_rebalance_stats {
     hd_rebalance_state state;
     int64_t looks, plans, flips, moves, interrupted;
     double moved_bytes;
-    /* Means over layers for the rows of the last window, with an even split over copies: mean / max
+    /* Means over layers for the rows of the last window, split over copies as the options say: mean / max
      * of the ranks' rows; what no map exceeds; what the maps at first would have given. */
     double balancedness, bound, at_start;
     int32_t single_copies; /* experts, of all layers, that one slot holds */

@@ -13,16 +13,18 @@ typedef struct sim {
     const hd_sim_args *a;
     hd_sim_result *out;
     int32_t layers, experts, steps;
-    int32_t *map;                 /* [layers][slots] in force */
-    int32_t *rank0;               /* [ranks + 1] first slot of each rank */
-    int32_t *rank_of;             /* [slots] */
-    int32_t *copies;              /* [experts] of a layer */
-    int32_t *turn;                /* [layers][experts] for ROUND: the copy whose turn it is */
-    int32_t *rows, *split;        /* [experts], [slots] of a layer in a step */
-    int64_t *sum, *sorted;        /* [ranks], [experts] */
-    double *loads;                /* [layers][experts] of a window */
-    double *b;                    /* [steps][layers] balancedness, as lists for `lowest` */
-    hd_eplb_splitter **splitters; /* [layers] of the map in force, for EXACT; else NULL */
+    int32_t *map;          /* [layers][slots] in force */
+    int32_t *rank0;        /* [ranks + 1] first slot of each rank */
+    int32_t *rank_of;      /* [slots] */
+    int32_t *copies;       /* [experts] of a layer */
+    int32_t *turn;         /* [layers][experts] for ROUND: the copy whose turn it is */
+    int32_t *rows, *split; /* [experts], [slots] of a layer in a step */
+    int32_t *own, *part;   /* [ranks][experts], [slots] of ranks, for LOCAL */
+    int64_t *sum, *sorted; /* [ranks], [experts] */
+    double *loads;         /* [layers][experts] of a window */
+    double *b;             /* [steps][layers] balancedness, as lists for `lowest` */
+    hd_eplb_splitter *
+        *splitters; /* [layers] of the map in force, for EXACT and LOCAL; else NULL */
     uint64_t drawn;
     double plan_ms, split_us;
     int64_t n_splits;
@@ -95,8 +97,10 @@ static void split_shares(sim *s, const int32_t *map, int32_t layer) {
     }
 }
 
-static uint32_t draw(sim *s) {
-    return hd_philox_at(s->a->seed, 7, s->drawn++).v[0];
+/* 0 .. n - 1 */
+static int32_t draw(sim *s, int32_t n) {
+    const uint32_t v = hd_philox_at(s->a->seed, 7, s->drawn++).v[0];
+    return (int32_t)((uint64_t)v * (uint32_t)n >> 32);
 }
 
 static void split_at_random(sim *s, const int32_t *map) {
@@ -107,23 +111,44 @@ static void split_at_random(sim *s, const int32_t *map) {
             if (map[i] == e) slots[r++] = i;
         }
         for (int32_t n = 0; r && n < s->rows[e]; n++) {
-            s->split[slots[(uint64_t)draw(s) * (uint32_t)r >> 32]]++;
+            s->split[slots[draw(s, r)]]++;
         }
     }
 }
 
-static void split_exactly(sim *s, hd_eplb_splitter *splitter) {
+static void split_exactly(sim *s, hd_eplb_splitter *splitter, const int32_t *rows,
+                          int32_t *split) {
     const double begun = now_us();
-    hd_eplb_split(splitter, s->rows, s->split, NULL);
+    hd_eplb_split(splitter, rows, split, NULL);
     s->split_us += now_us() - begun;
     s->n_splits++;
 }
 
-/* Of a map [slots]; NULL unless the split is EXACT. */
+/* Each row is of any rank. */
+static void split_locally(sim *s, hd_eplb_splitter *splitter) {
+    const int32_t ranks = s->a->ranks, slots = s->a->slots;
+    memset(s->own, 0, (size_t)ranks * (size_t)s->experts * sizeof *s->own);
+    memset(s->split, 0, (size_t)slots * sizeof *s->split);
+    for (int32_t e = 0; e < s->experts; e++) {
+        for (int32_t n = 0; n < s->rows[e]; n++) {
+            s->own[(int64_t)draw(s, ranks) * s->experts + e]++;
+        }
+    }
+    for (int32_t d = 0; d < ranks; d++) {
+        split_exactly(s, splitter, s->own + (int64_t)d * s->experts, s->part);
+        for (int32_t i = 0; i < slots; i++) s->split[i] += s->part[i];
+    }
+}
+
+static bool needs_splitter(const sim *s) {
+    return s->a->split == HD_SIM_EXACT || s->a->split == HD_SIM_LOCAL;
+}
+
+/* Of a map [slots]; NULL unless the split is EXACT or LOCAL. */
 static hd_status open_splitter(const sim *s, hd_eplb_splitter **out, const int32_t *map,
                                hd_err *err) {
     *out = NULL;
-    if (s->a->split != HD_SIM_EXACT) return HD_OK;
+    if (!needs_splitter(s)) return HD_OK;
     return hd_eplb_splitter_open(out, map, s->rank0, s->experts, s->a->ranks, err);
 }
 
@@ -139,7 +164,9 @@ static void load_ranks(sim *s, const int32_t *map, int32_t layer, hd_eplb_splitt
     const double link_us = f->row_bytes / (f->link_gb_s * 1e3);
     count_copies(s, map);
     if (s->a->split == HD_SIM_EXACT) {
-        split_exactly(s, splitter);
+        split_exactly(s, splitter, s->rows, s->split);
+    } else if (s->a->split == HD_SIM_LOCAL) {
+        split_locally(s, splitter);
     } else if (s->a->split == HD_SIM_RANDOM) {
         split_at_random(s, map);
     } else {
@@ -370,6 +397,8 @@ static hd_status open_sim(sim *s, hd_err *err) {
     s->turn = calloc(layers * experts, sizeof *s->turn);
     s->rows = calloc(experts, sizeof *s->rows);
     s->split = calloc(slots, sizeof *s->split);
+    s->own = calloc(a->split == HD_SIM_LOCAL ? ranks * experts : 1, sizeof *s->own);
+    s->part = calloc(slots, sizeof *s->part);
     s->sum = calloc(ranks, sizeof *s->sum);
     s->sorted = calloc(experts, sizeof *s->sorted);
     s->loads = calloc(layers * experts, sizeof *s->loads);
@@ -380,8 +409,8 @@ static hd_status open_sim(sim *s, hd_err *err) {
     s->out->steps = calloc((size_t)s->out->n_steps, sizeof *s->out->steps);
     s->out->of_layers = calloc(layers, sizeof *s->out->of_layers);
     if (!s->map || !s->rank0 || !s->rank_of || !s->copies || !s->turn || !s->rows ||
-        !s->split || !s->sum || !s->sorted || !s->loads || !s->splitters || !s->b ||
-        !s->out->steps || !s->out->of_layers) {
+        !s->split || !s->own || !s->part || !s->sum || !s->sorted || !s->loads ||
+        !s->splitters || !s->b || !s->out->steps || !s->out->of_layers) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for a simulation of %d layers", s->layers);
     }
     for (size_t i = 0; i < layers * slots; i++) {
@@ -405,6 +434,8 @@ static void close_sim(sim *s) {
     free(s->turn);
     free(s->rows);
     free(s->split);
+    free(s->own);
+    free(s->part);
     free(s->sum);
     free(s->sorted);
     free(s->loads);

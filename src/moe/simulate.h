@@ -21,7 +21,8 @@ typedef enum hd_sim_split {
     HD_SIM_EVEN,   /* equal shares, the first copies one row more */
     HD_SIM_ROUND,  /* in turn, going on from step to step */
     HD_SIM_RANDOM, /* each row to any copy */
-    HD_SIM_EXACT,  /* hd_eplb_split() */
+    HD_SIM_EXACT,  /* hd_eplb_split() of all rows */
+    HD_SIM_LOCAL,  /* hd_eplb_split() of the rows of each rank, which has any of them */
 } hd_sim_split;
 
 /* Times of one rank. A layer takes layer_us, and on the busiest rank expert_us for each copy with
@@ -46,7 +47,7 @@ typedef struct hd_sim_args {
     int32_t every;     /* steps between two looks; 0: only the first */
     int32_t horizon;   /* steps in which a plan must gain what its moves cost; 0: always move */
     int64_t max_moves; /* of a layer in a repair; < 0: no limit */
-    uint64_t seed;     /* of RANDOM */
+    uint64_t seed;     /* of RANDOM and LOCAL */
     hd_sim_fabric fabric;
 } hd_sim_args;
 

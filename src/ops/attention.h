@@ -25,7 +25,8 @@ typedef struct hd_indexer_topk_args {
 #define HD_ROWS_indexer_topk(T) T(q, PLAIN) T(keys.rows, KEYS)
 
 /* Paged attention: softmax attention of each row over two lists of keys, in this order:
- *     window:  positions max(0, pos - window + 1) .. pos of `recent`   (window 0: none)
+ *     window:  positions max(0, pos - window + 1) .. pos of `recent`   (window 0: none), none before
+ *              window_from of the sequence
  *     entries: e < (pos + 1) / ratio of `entries`, or only selected ones (ratio 0: none)
  * The first v_dim elements of an entry are its value. The sink adds exp(sink[h]) to the
  * denominator only. MLA (absorbed, MQA): entries with ratio 1, k_dim = latent + rope, v_dim
@@ -37,6 +38,8 @@ typedef struct hd_attention_args {
     const int32_t *selected; /* [rows, n_selected] entry numbers, -1 at the end; NULL: all */
     const float *sink;       /* [heads] or NULL */
     const int32_t *seq, *pos;
+    const int32_t
+        *window_from; /* of every sequence a position, at most those of its rows; NULL: 0 */
     int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected;
     float scale;
 } hd_attention_args;

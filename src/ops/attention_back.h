@@ -24,6 +24,8 @@ typedef struct hd_attention_back_args {
     hd_seqs seqs;
     int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected; /* rows of all sequences */
     float scale;
+    float *parts; /* as of hd_row_sums, for dsink */
+    int64_t n_parts;
 } hd_attention_back_args;
 
 /* Gradients of naive MLA attention, whose keys and values are made of the latents, one per head: key =

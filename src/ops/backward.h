@@ -4,9 +4,9 @@
  * ops.h. Names: g is the gradient of a forward output; dx, dq, ... are gradients of forward
  * inputs, float32. Gradients of activations are written. Gradients of parameters are added
  * to, and left out where they are NULL: row by row in ascending order, each sum in one float32 accumulator that starts at the
- * stored value. A GPU sums rows of a matrix's gradient by sequences, and adds those sums in order
- * (gemm_back_cuda.cu). So they do not depend on threads, nor on how sequences are divided into calls, as
- * long as they come in the same order (design D8).
+ * stored value. A GPU sums chunks of rows and adds those sums in order (hd_row_sums). So they do not depend
+ * on threads, nor on how sequences are divided into calls, as long as they come in the same order (design
+ * D8).
  *
  * There is no operator where a forward one does it: the input gradient of linear is
  * linear_heads with `transpose` (or linear_back), that of linear_heads is linear_heads with the other
@@ -20,6 +20,7 @@
 #include "ops/attention_back.h"
 #include "ops/linear.h"
 #include "ops/optimizer.h"
+#include "ops/row_sums.h"
 #include "ops/types.h"
 
 HD_BEGIN_C
@@ -32,10 +33,7 @@ typedef struct hd_weight_grad_args {
     hd_rows right; /* [rows, heads, cols] with right_head elements between heads */
     int32_t rows, heads, n_rows, cols, first_row, head_rows;
     int32_t left_head, right_head;
-    /* of the rows, or of groups of as many each; n 0: a GPU adds rows one by one, as a CPU */
-    hd_seqs seqs;
-    float *parts;    /* [n_parts] for the operator's own use, of a GPU */
-    int64_t n_parts; /* no bit depends on it */
+    hd_row_sums sums;
 } hd_weight_grad_args;
 
 /* dw[s, i, c] += g[p, i] * x[row of p, c] for the places p of slot s, in ascending order. The
@@ -46,9 +44,9 @@ typedef struct hd_grouped_weight_grad_args {
     hd_rows x;                          /* [*, cols] */
     const int32_t *offset, *assignment; /* offset: [n_slots + 1] */
     int32_t n_slots, n_rows, cols, top_k;
-    hd_seqs seqs; /* as of weight_grad */
-    const int32_t
-        *choice; /* [n places] choice / top_k is the row of the batch; read with seqs */
+    int32_t rows;          /* of the batch */
+    const int32_t *choice; /* [n places] choice / top_k is the row of the batch */
+    hd_row_sums sums;      /* of the rows of the batch */
 } hd_grouped_weight_grad_args;
 
 /* dx[p, :] = g[p, :] W_s for the places p of slot s */
@@ -70,6 +68,7 @@ typedef struct hd_rms_norm_back_args {
     double *scale;       /* [rows] for the operator's own use; needed with dweight */
     int32_t rows, cols;
     float eps;
+    hd_row_sums sums;
 } hd_rms_norm_back_args;
 
 /* dtable[tokens[r], :] += g[r, i, :] for i < copies */
@@ -140,6 +139,8 @@ typedef struct hd_compress_back_args {
     int32_t rows, width, ratio, pairs; /* rows of all sequences */
     bool overlap;
     float eps;
+    float *parts; /* as of hd_row_sums */
+    int64_t n_parts;
 } hd_compress_back_args;
 
 /* dy[r, :] = sum_j post[r, j] g[r, j, :]; dpost[r, j] = <g[r, j, :], y[r, :]>;
@@ -168,6 +169,7 @@ typedef struct hd_hc_pre_back_args {
     const float *fn, *scale, *base;
     int32_t rows, cols, hc, iters;
     float norm_eps, eps;
+    hd_row_sums sums;
 } hd_hc_pre_back_args;
 
 /* Gradients of hc_head, likewise with hc mixing values. */
@@ -181,6 +183,7 @@ typedef struct hd_hc_head_back_args {
     const float *fn, *scale, *base;
     int32_t rows, cols, hc;
     float norm_eps, eps;
+    hd_row_sums sums;
 } hd_hc_head_back_args;
 
 /* The loss at the logits l, with p = softmax(l / temperature), in place:

@@ -12,7 +12,7 @@ typedef struct ops_types {
 } ops_types;
 
 /* Of cached entries in the memory of a CPU. */
-enum { OPS_ENTRY_TYPES = 1 << HD_F32 | 1 << HD_BF16 | 1 << HD_E4M3 };
+enum { OPS_ENTRY_TYPES = 1 << HD_F32 | 1 << HD_BF16 | 1 << HD_E4M3 | 1 << HD_E2M1 };
 
 /* Returns whether a table takes an operator's rows; if not, fails the stream and names them. */
 bool ops_takes(hd_stream *s, const ops_types *types, const char *op, const char *field,

@@ -224,6 +224,14 @@ static inline hd_hc_mix_args ops_single_mix(const hd_hc_single_args *a) {
     }                                                    \
     RUN(rms_norm, &norm);
 
+/* What --precision official computes in its own way: products. */
+#define OPS_OFFICIAL_LIST(X) \
+    X(linear)                \
+    X(linear_set)            \
+    X(linear_swiglu)         \
+    X(grouped_gemm)          \
+    X(grouped_swiglu)
+
 /* The fused operators. */
 #define OPS_FUSED_LIST(X) \
     X(linear_set)         \

@@ -4,6 +4,7 @@
 
 #include "base/expert_table.h"
 #include "base/router_rule.h"
+#include "moe/split.h"
 #include "ops/replay.h"
 #include "ops/types.h"
 
@@ -26,23 +27,58 @@ typedef struct hd_moe_topk_args {
 
 #define HD_ROWS_moe_topk(T)
 
+/* counts[e] = rows that chose expert e. */
+typedef struct hd_moe_count_args {
+    int32_t *counts;       /* [n_experts] */
+    const int32_t *expert; /* [rows, top_k] */
+    int32_t rows, top_k, n_experts;
+} hd_moe_count_args;
+
+#define HD_ROWS_moe_count(T)
+
+/* Divides the rows of each expert over its slots so that the largest sum of a rank is as small as
+ * possible (moe/split.h): rows of one source, or with `counts` of several, each of which has its part of
+ * what goes to a slot. Rows of an expert go to its slots in order: to slot s from number first[s] on, of
+ * this source's. All rows together are below 2^31. */
+typedef struct hd_moe_split_args {
+    int32_t *offset;       /* [n_slots + 1] as of moe_permute */
+    int32_t *first;        /* [n_slots] */
+    const int32_t *graph;  /* hd_split_graph of the layer's map */
+    const int32_t *expert; /* [rows, top_k] of this source; not read with counts */
+    /* [n_sources, n_experts] of moe_count, this one's at `source`; NULL: there is no other */
+    const int32_t *counts;
+    int32_t rows, top_k, n_sources, source;
+    hd_split_shape shape;
+} hd_moe_split_args;
+
+#define HD_ROWS_moe_split(T)
+
 /* Sorts the rows * top_k assignments (number t * top_k + j) by the slot of their expert; the
  * sort is stable. */
 typedef struct hd_moe_permute_args {
-    int32_t *offset;       /* [n_slots + 1] first sorted place of each slot */
+    int32_t
+        *offset; /* [n_slots + 1] first sorted place of each slot; with `first` it is read */
     int32_t *assignment;   /* [rows * top_k] the assignment at each sorted place */
     int32_t *place;        /* [rows * top_k] the sorted place of each assignment */
     const int32_t *expert; /* [rows, top_k] */
     /* [n_experts, n_choices] slots of each expert; row r takes number r % n_choices. NULL: the
      * expert's number */
     const int32_t *slot;
+    /* offset, first and graph of moe_split, which slots are chosen by; NULL: by `slot` */
+    const int32_t *first, *graph;
     /* += rows of each expert: load[p * load_stride + expert] for rows of phase p; or NULL */
     int64_t *load;
     const int32_t *phase;                    /* [rows] hd_row_phase; NULL: all 0 */
     int64_t load_stride;                     /* 0: all phases together */
     int32_t rows, top_k, n_experts, n_slots; /* n_slots >= n_experts */
     int32_t n_choices;                       /* 1 or more; read with slot */
+    int32_t n_ranks;                         /* read with graph */
 } hd_moe_permute_args;
+
+HD_SPLIT_FN hd_split_shape hd_permute_shape(const hd_moe_permute_args *a) {
+    const hd_split_shape s = {a->n_experts, a->n_slots, a->n_ranks};
+    return s;
+}
 
 #define HD_ROWS_moe_permute(T)
 
@@ -157,6 +193,8 @@ enum { HD_MAX_FETCH_EXPERTS = 1024 }; /* of a layer, and slots */
 
 #define HD_MOE_OPS(X) \
     X(moe_topk)       \
+    X(moe_count)      \
+    X(moe_split)      \
     X(moe_permute)    \
     X(grouped_gemm)   \
     X(swiglu)         \

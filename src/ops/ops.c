@@ -18,8 +18,14 @@ static const ops_types ref_types = {1u << HD_F32, OPS_ENTRY_TYPES, OPS_ENTRY_TYP
     }
 HD_OP_LIST(X)
 #undef X
+#define X(op)                                                               \
+    static void op##_ref_official(hd_stream *s, const hd_##op##_args *a) {  \
+        if (ops_check_##op(s, &ref_types, a)) hd_##op##_ref_official(s, a); \
+    }
+OPS_OFFICIAL_LIST(X)
+#undef X
 
-void hd_ops_init_ref(hd_ops *t) {
+void hd_ops_init_ref(hd_ops *t, hd_precision precision) {
     *t = (hd_ops){.name = "ref",
                   .act_type = HD_F32,
                   .activations = "float32",
@@ -27,6 +33,13 @@ void hd_ops_init_ref(hd_ops *t) {
                   HD_OP_LIST(X)
 #undef X
     };
+    if (precision != HD_OFFICIAL) return;
+    t->name = "ref, official";
+    t->precision = precision;
+    t->activations = "FP8, float32 for NVFP4 and BF16 matrices";
+#define X(op) t->op = op##_ref_official;
+    OPS_OFFICIAL_LIST(X)
+#undef X
 }
 
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
@@ -40,8 +53,8 @@ hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "precision '%s' is none of exact, fast, official", name);
 }
 
-const char *const hd_kv_type_names[] = {"auto", "float32", "bfloat16", "fp8", NULL};
-static const hd_dtype kv_types[] = {HD_NONE, HD_F32, HD_BF16, HD_E4M3};
+const char *const hd_kv_type_names[] = {"auto", "float32", "bfloat16", "fp8", "fp4", NULL};
+static const hd_dtype kv_types[] = {HD_NONE, HD_F32, HD_BF16, HD_E4M3, HD_E2M1};
 
 hd_status hd_kv_type_of(hd_dtype *out, const char *name, hd_err *err) {
     *out = HD_NONE;
@@ -51,7 +64,7 @@ hd_status hd_kv_type_of(hd_dtype *out, const char *name, hd_err *err) {
         if (strcmp(name, hd_kv_type_names[i]) == 0) return HD_OK;
     }
     return HD_FAIL(err, HD_EINVAL,
-                   "kv_cache_dtype '%s' is none of auto, float32, bfloat16, fp8", name);
+                   "kv_cache_dtype '%s' is none of auto, float32, bfloat16, fp8, fp4", name);
 }
 
 const char *hd_kv_type_name(hd_dtype type) {
@@ -69,12 +82,12 @@ hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err) {
 
 static hd_status check_options(const char *backend, const hd_ops_options *o, hd_err *err) {
     if (o->precision == HD_FAST && strcmp(backend, "ref") == 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "the ref backend has one precision; precision fast is for cpu and cuda");
+        return HD_FAIL(err, HD_EUNSUPPORTED, "precision fast is for cpu and cuda, not for ref");
     }
-    if (o->precision == HD_OFFICIAL && strcmp(backend, "cuda") != 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "precision official is for cuda, not for %s",
-                       backend);
+    if (o->precision == HD_OFFICIAL && strcmp(backend, "cuda") != 0 &&
+        strcmp(backend, "ref") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "precision official is for cuda and ref, not for %s", backend);
     }
     if (strcmp(backend, "cuda") == 0 && !hd_cuda_has_kv_type(o->precision, o->kv_type)) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
@@ -149,7 +162,7 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
     HD_TRY(check_options(backend, o, err));
     if (strcmp(backend, "cuda") == 0) return open_cuda(t, d, o, err);
     if (strcmp(backend, "ref") == 0) {
-        hd_ops_init_ref(t);
+        hd_ops_init_ref(t, o->precision);
         t->kv_type = o->kv_type;
         return hd_device_open_cpu(d, &one, err);
     }

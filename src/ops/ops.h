@@ -64,14 +64,15 @@ enum { HD_MAX_HC = 16 }; /* hyper-connection streams an op keeps on its stack */
 
 /* Precision of matrix products: HD_EXACT multiplies float32 values, HD_FAST rounds to
  * narrower numbers. CPU: bfloat16 for x if the processor multiplies it; CUDA: bfloat16 and
- * half precision. HD_OFFICIAL, CUDA only: FP8 activations for FP8 and FP4 weights, as the
- * published inference programs compute (docs/numerics.md). */
+ * half precision. HD_OFFICIAL, CUDA and the reference: FP8 activations for FP8 and FP4
+ * weights, as the published inference programs compute (docs/numerics.md). */
 typedef enum hd_precision { HD_EXACT, HD_FAST, HD_OFFICIAL } hd_precision;
 
 typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
     hd_dtype act_type; /* of activations */
-    /* of the cached entries that attention reads; HD_NONE: float32. E4M3: keys of the indexer, too */
+    /* of the cached entries that attention reads; HD_NONE: float32. E4M3, E2M1: keys of the indexer,
+     * too; E2M1: V4.1's own formats */
     hd_dtype kv_type;
     hd_precision precision;
     const char *activations; /* their number format in products, for people: "bfloat16" */
@@ -107,7 +108,7 @@ typedef struct hd_ops_options {
     /* which GPU, as CUDA numbers them; "cpu" and "ref" have none, and "auto" with another than
      * the first is "cuda" */
     int32_t gpu;
-    hd_precision precision; /* "ref" has HD_EXACT only; "cpu" has no HD_OFFICIAL */
+    hd_precision precision; /* "ref" has no HD_FAST, "cpu" no HD_OFFICIAL */
     /* of cached entries; HD_NONE: float32, on a GPU hd_cuda_kv_type(); hd_cuda_has_kv_type() */
     hd_dtype kv_type;
     /* "cuda" with HD_FAST: large-M GEMMs may use an order of summation that depends on the
@@ -125,7 +126,7 @@ hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
  * "cpu", or on a GPU for "cuda": "14-bit integers (AVX2)". NULL: backend and build refuse it. */
 const char *hd_ops_activations(const char *backend, hd_precision precision);
 
-/* "auto" (HD_NONE), "float32", "bfloat16", "fp8" (E4M3); NULL ends the list. */
+/* "auto" (HD_NONE), "float32", "bfloat16", "fp8" (E4M3), "fp4" (E2M1); NULL ends the list. */
 extern const char *const hd_kv_type_names[];
 
 /* Parses one of them; NULL is "auto". */
@@ -146,7 +147,7 @@ static inline bool hd_mla_needs_cpu(hd_mla_form form, hd_precision precision) {
 
 /* Each fills every entry of a table: the reference first, then faster versions that
  * cpu_flags (base/cpu.h) allow. */
-void hd_ops_init_ref(hd_ops *t);
+void hd_ops_init_ref(hd_ops *t, hd_precision precision);
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision);
 void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library);
 

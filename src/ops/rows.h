@@ -1,4 +1,4 @@
-/* rows.h - operators on whole rows: embedding, gather, add. */
+/* rows.h - operators on whole rows: embedding, gather, add, rounding. */
 #ifndef HD_OPS_ROWS_H
 #define HD_OPS_ROWS_H
 
@@ -35,7 +35,16 @@ typedef struct hd_add_args {
 
 #define HD_ROWS_add(T) T(x, PLAIN) T(y, PLAIN)
 
-#define HD_ROWS_OPS(X) X(embed) X(gather) X(add)
+/* x becomes the nearest numbers of a format, row by row. */
+typedef struct hd_round_rows_args {
+    hd_rows x; /* [rows, cols] */
+    hd_group_format format;
+    int32_t rows, cols;
+} hd_round_rows_args;
+
+#define HD_ROWS_round_rows(T) T(x, PLAIN)
+
+#define HD_ROWS_OPS(X) X(embed) X(gather) X(add) X(round_rows)
 
 HD_END_C
 

@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "device/device.h"
+#include "ops/group_format.h"
 
 HD_BEGIN_C
 
@@ -57,24 +58,19 @@ static inline hd_rows hd_rows_strided(hd_rows x, int64_t stride) {
     return x;
 }
 
-/* How entries of type E4M3 are stored; models.md 4.3. The last `plain` columns are bfloat16, the others
- * E4M3 times a power of two, one for each `group` of them (a power of two, 8 to 128). An entry is
- * [width - plain] codes, [plain] bfloat16, the scales as E8M0, and zeros up to a multiple of 4 bytes. A
- * scale is the smallest that lets the group's largest magnitude, at least 1e-4, be at most 448. */
-typedef struct hd_entry_scales {
-    int32_t group, plain; /* 0 for other types */
-} hd_entry_scales;
-
 enum { HD_MAX_ENTRY_COLS = 1024 }; /* of types that are not float32 */
 
-static inline size_t hd_entry_bytes(hd_dtype type, int32_t width, hd_entry_scales x) {
-    if (type != HD_E4M3) return hd_dtype_bytes(type, width);
-    const int32_t codes = width - x.plain;
-    const int32_t bytes = codes + 2 * x.plain + (codes + x.group - 1) / x.group;
-    return ((size_t)bytes + 3) / 4 * 4;
+/* Whether entries of a type lie as hd_group_format says. */
+static inline bool hd_is_packed(hd_dtype type) {
+    return type == HD_E4M3 || type == HD_E2M1;
 }
 
-/* Paged entries of many sequences in one KV pool. Entry e of sequence s is row table[s *
+static inline size_t hd_entry_bytes(hd_dtype type, int32_t width, hd_group_format format) {
+    return hd_is_packed(type) ? hd_group_bytes(format, width) : hd_dtype_bytes(type, width);
+}
+
+/* Paged entries of many sequences in one KV pool. Those of a packed type lie in their format; of another
+ * type, what is written is rounded to the format, if there is one. Entry e of sequence s is row table[s *
  * table_stride + e / page_entries] * page_entries + e % page_entries. */
 typedef struct hd_paged {
     hd_rows rows;         /* [n_pages * page_entries, width] */
@@ -82,11 +78,11 @@ typedef struct hd_paged {
     int32_t table_stride;
     int32_t page_entries;
     int32_t width;
-    hd_entry_scales scales;
+    hd_group_format format; /* its code is the type, if that is packed */
 } hd_paged;
 
 static inline size_t hd_paged_entry_bytes(const hd_paged *p) {
-    return hd_entry_bytes(p->rows.type, p->width, p->scales);
+    return hd_entry_bytes(p->rows.type, p->width, p->format);
 }
 
 /* A ring buffer per page: the last `ring` positions of every page of page_tokens positions.

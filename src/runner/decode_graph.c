@@ -229,7 +229,7 @@ bool runner_decode_graph_shape(const hd_model_runner *x, int32_t n, int32_t n_dr
 hd_batch runner_graph_rows(const hd_model_runner *x, const runner_graph_inputs *o,
                            const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
-    return (hd_batch){
+    hd_batch rows = {
         .limits = {.table_stride = x->fixed.table_stride},
         .n_rows = z->n * (1 + z->n_drafts),
         .n_seqs = z->n,
@@ -244,12 +244,14 @@ hd_batch runner_graph_rows(const hd_model_runner *x, const runner_graph_inputs *
                    .tables = {o->tables[0], o->tables[1]},
                    .phase = b->phase}
     };
+    rows.n_micro = hd_model_n_micro(x->model, &rows);
+    return rows;
 }
 
 hd_batch runner_graph_chain(const hd_model_runner *x, const runner_graph_inputs *o,
                             const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
-    return (hd_batch){
+    hd_batch rows = {
         .limits = {.table_stride = x->fixed.table_stride},
         .n_rows = z->n,
         .n_seqs = z->n,
@@ -264,6 +266,8 @@ hd_batch runner_graph_chain(const hd_model_runner *x, const runner_graph_inputs 
                    .tables = {o->tables[0], o->tables[1]},
                    .phase = b->chain_phase}
     };
+    rows.n_micro = hd_model_n_micro(x->model, &rows);
+    return rows;
 }
 
 static void queue_prepare(hd_model_runner *x, const runner_graph_inputs *o,
@@ -304,7 +308,7 @@ static void queue_sample(hd_model_runner *x, const runner_graph_inputs *o,
                                                         .logprob = out->logprob,
                                                         .top_id = out->top_id,
                                                         .top_logprob = out->top_logprob,
-                                                        .logits = hd_model_logits(x->model, 0),
+                                                        .logits = hd_model_logits(x->model),
                                                         .params = x->device.params,
                                                         .slot = b->slot,
                                                         .position = b->position,
@@ -423,12 +427,11 @@ static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
     const runner_graph_inputs o = graph_inputs_in(x, x->fixed.graph_inputs_device, z);
     const runner_graph_outputs out = graph_outputs_in(x, x->fixed.graph_outputs_device, z);
     hd_batch rows = runner_graph_rows(x, &o, z);
-    hd_batch *step = &rows;
     const int32_t places = x->n_drafts ? hd_max_i32(z->n_drafts, 1) : 0;
     x->env.ops->timestamp(x->env.stream, &(hd_timestamp_args){out.begun});
     queue_carry_in(x, &o);
     queue_prepare(x, &o, z);
-    hd_model_step(x->model, x->kv, &step, 1);
+    hd_model_step(x->model, x->kv, &rows);
     queue_sampling(x, &o, &out, z);
     for (int32_t place = 0; place < places; place++) {
         const float *logits = x->drafter->queue(x, &o, z, place).logits;
@@ -594,11 +597,13 @@ void runner_decode_graph_reset(hd_model_runner *x) {
 
 hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
     hd_model_runner_times *t = &x->fixed.times;
+    const hd_batch rows = {.n_rows = f->shape.n * (1 + f->shape.n_drafts)};
     f->under_way = false;
     HD_TRY(hd_stream_sync_event(x->env.stream, f->done, err));
     const runner_graph_outputs o = graph_outputs_in(x, f->graph_outputs, &f->shape);
     t->steps++;
     t->graph_steps += f->as_graph;
+    t->micro_steps += hd_model_n_micro(x->model, &rows) > 1;
     t->step_ns += *o.ended - *o.begun;
     t->busy_ns += f->as_graph ? *o.ended - *o.begun : 0;
     if (f->continues && f->as_graph) {

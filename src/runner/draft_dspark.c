@@ -53,7 +53,7 @@ static hd_status propose(hd_model_runner *x, const hd_seq_input *inputs, int32_t
     }
     if (n == 0) return HD_OK;
     upload_before(x, n, outputs);
-    *out = hd_model_draft_place(x->model, 0, place, x->device.before, n, x->chain.n_seqs);
+    *out = hd_model_draft_place(x->model, place, x->device.before, n, x->chain.n_seqs);
     return HD_OK;
 }
 
@@ -62,7 +62,7 @@ static hd_batch graph_blocks(const hd_model_runner *x, const runner_graph_inputs
                              const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
     const int32_t block = x->env.spec->dspark.block;
-    return (hd_batch){
+    hd_batch rows = {
         .limits = {.table_stride = x->fixed.table_stride},
         .n_rows = z->n * block,
         .n_seqs = z->n,
@@ -78,12 +78,14 @@ static hd_batch graph_blocks(const hd_model_runner *x, const runner_graph_inputs
                    .tables = {o->tables[0], o->tables[1]},
                    .phase = b->block_phase}
     };
+    rows.n_micro = hd_model_n_micro(x->model, &rows);
+    return rows;
 }
 
 static void queue_blocks(hd_model_runner *x, const runner_graph_inputs *o,
                          const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
-    hd_batch rows = graph_blocks(x, o, z), *blocks = &rows;
+    hd_batch rows = graph_blocks(x, o, z);
     x->env.ops->prepare_block(x->env.stream,
                               &(hd_prepare_block_args){.token = b->block_token,
                                                        .pos = b->block_pos,
@@ -99,26 +101,26 @@ static void queue_blocks(hd_model_runner *x, const runner_graph_inputs *o,
                                                        .n = z->n,
                                                        .block = rows.block,
                                                        .filler = x->env.spec->dspark.filler});
-    hd_model_draft_block(x->model, x->kv, &blocks, 1);
+    hd_model_draft_block(x->model, x->kv, &rows);
 }
 
 static hd_draft_logits queue(hd_model_runner *x, const runner_graph_inputs *o,
                              const runner_graph_shape *z, int32_t place) {
     if (place == 0) {
-        hd_batch rows = runner_graph_rows(x, o, z), *step = &rows;
-        hd_model_absorb(x->model, x->kv, &step, 1);
+        const hd_batch rows = runner_graph_rows(x, o, z);
+        hd_model_absorb(x->model, x->kv, &rows);
         if (z->n_drafts == 0) return (hd_draft_logits){0};
         queue_blocks(x, o, z);
     }
-    return hd_model_draft_place(x->model, 0, place, x->fixed.graph_state.guess, z->n, z->n);
+    return hd_model_draft_place(x->model, place, x->fixed.graph_state.guess, z->n, z->n);
 }
 
 /* Keys of the step's rows, then the blocks of the chain batch. */
 static void pass(hd_model_runner *x, hd_batch *batch, bool again) {
     if (again) {
-        hd_model_draft_block(x->model, x->kv, &batch, 1);
+        hd_model_draft_block(x->model, x->kv, batch);
     } else {
-        hd_model_absorb(x->model, x->kv, &batch, 1);
+        hd_model_absorb(x->model, x->kv, batch);
     }
 }
 

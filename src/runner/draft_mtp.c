@@ -32,24 +32,23 @@ static hd_status propose(hd_model_runner *x, const hd_seq_input *inputs, int32_t
                          const hd_seq_output *outputs, int32_t place, hd_draft_logits *out,
                          hd_err *err) {
     if (place) fill_chain(x, inputs, n, outputs);
-    *out = (hd_draft_logits){.logits = hd_model_logits(x->model, 0)};
+    *out = (hd_draft_logits){.logits = hd_model_logits(x->model)};
     return runner_forward(x, place ? RUNNER_DRAFT_AGAIN : RUNNER_DRAFT, err);
 }
 
 static hd_draft_logits queue(hd_model_runner *x, const runner_graph_inputs *o,
                              const runner_graph_shape *z, int32_t place) {
     hd_batch rows = place ? runner_graph_chain(x, o, z) : runner_graph_rows(x, o, z);
-    hd_batch *batch = &rows;
     if (!place) {
         rows.n_logits = z->n_drafts ? z->n : 0;
         rows.device.logit_rows = x->fixed.graph_state.wanted;
     }
-    hd_model_draft(x->model, x->kv, &batch, 1, place > 0);
-    return (hd_draft_logits){.logits = hd_model_logits(x->model, 0)};
+    hd_model_draft(x->model, x->kv, &rows, place > 0);
+    return (hd_draft_logits){.logits = hd_model_logits(x->model)};
 }
 
 static void pass(hd_model_runner *x, hd_batch *batch, bool again) {
-    hd_model_draft(x->model, x->kv, &batch, 1, again);
+    hd_model_draft(x->model, x->kv, batch, again);
 }
 
 const runner_drafter runner_drafter_mtp = {.propose = propose, .pass = pass, .queue = queue};

@@ -122,19 +122,22 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     const hd_model_limits limits = {.rows = o->step_rows,
                                     .logits = x->n_rows,
                                     .positions = o->positions + scratch * RUNNER_LOOKAHEAD,
-                                    .expert_rows = o->expert_rows};
+                                    .expert_rows = o->expert_rows,
+                                    .n_micro = o->n_micro,
+                                    .micro_from = o->micro_from};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
         .n_host = {o->n_host[0],            o->n_host[1]           },
         .max_drafts = x->n_drafts,
         .entry_type = x->env.ops->kv_type,
+        .rounds = x->env.ops->precision == HD_OFFICIAL,
         .replay = {o->replay[0],            o->replay[1]           },
         .resident = o->resident
     };
     const hd_batch_limits step = {o->step_rows, o->n_slots, o->seq_pages};
     const int32_t each = hd_max_i32(x->env.spec->dspark.block, 1);
     const hd_batch_limits chain = {o->n_slots * each, o->n_slots, o->seq_pages};
-    HD_TRY(hd_model_open(&x->model, &x->env, &limits, 1, err));
+    HD_TRY(hd_model_open(&x->model, &x->env, &limits, err));
     HD_TRY(hd_kv_open(&x->kv, x->env.spec, n_layers, x->env.device, &kv, err));
     HD_TRY(hd_batch_open(&x->batch, &step, x->env.device, err));
     HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));

@@ -41,7 +41,8 @@ typedef struct hd_model_runner_options {
     int32_t top_stride; /* alternatives of one token at most; 0: none */
     /* vocabulary of the grammar masks; NULL: no request has a constraint */
     const hd_grammar_vocab *vocab;
-    int32_t expert_rows;  /* expert_rows of hd_model_limits */
+    int32_t expert_rows; /* these of hd_model_limits */
+    int32_t n_micro, micro_from;
     hd_acceptance forced; /* forced acceptance of drafts, for benchmarks without constraints */
     /* Decode steps have fixed shapes (decode graphs). Each is one graph launch if the device
      * can capture, and the host is one step ahead (overlap schedule); docs/graphs.md. */
@@ -150,6 +151,7 @@ typedef struct hd_model_runner_times {
     int64_t gaps[HD_GAP_BINS];  /* histogram of gaps */
     int64_t host_ns, wait_ns;   /* host time in runs with such a step: working; waiting */
     int64_t graphs, record_ns;  /* graphs captured; host time of the captures, not in host_ns */
+    int64_t micro_steps;        /* of any shape: in several micro-batches */
     int32_t graph_launches;     /* kernels and copies of the graph captured last */
 } hd_model_runner_times;
 

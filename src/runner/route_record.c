@@ -68,9 +68,11 @@ static hd_status record_rows(hd_model_runner *x, const hd_batch *b, int64_t n, b
     return HD_OK;
 }
 
-/* A step that rebuilds windows computes other rows in every layer, which were recorded before. */
+/* A step that rebuilds windows computes other rows in every layer, which were recorded before; one that
+ * replays the end of a prompt leaves rows out. */
 static bool is_recorded(const hd_model_runner *x) {
-    return x->recorder && x->choices && !hd_batch_rebuilds(&x->batch);
+    return x->recorder && x->choices && !hd_batch_rebuilds(&x->batch) &&
+           !hd_batch_cuts_windows(&x->batch, x->env.spec->window);
 }
 
 hd_status runner_record_step(hd_model_runner *x, hd_err *err) {

@@ -20,8 +20,9 @@ static void want_logits(hd_batch *b, int32_t end, int32_t n) {
 }
 
 /* Where choices of every position are kept, every layer computes every position; but for windows that
- * are rebuilt, whose positions were computed before. */
+ * are rebuilt, whose positions were computed before, and those of a replay. */
 static hd_kv_ends ends_of(const hd_model_runner *x, const hd_seq_input *w) {
+    if (w->ends.windows_from > 0) return w->ends;
     if (x->o.replay[HD_REPLAY_EXPERTS] || x->o.replay[HD_REPLAY_KEYS] || x->recorder) {
         return (hd_kv_ends){.rebuilt = w->ends.rebuilt};
     }
@@ -150,7 +151,7 @@ static hd_status sample(hd_model_runner *x, int32_t groups, hd_err *err) {
                                                         .logprob = d->logprob,
                                                         .top_id = d->top_id,
                                                         .top_logprob = d->top_logprob,
-                                                        .logits = hd_model_logits(x->model, 0),
+                                                        .logits = hd_model_logits(x->model),
                                                         .params = d->params,
                                                         .slot = d->slot,
                                                         .position = d->position,

@@ -11,6 +11,7 @@
 
 #include "base/checked.h"
 #include "sched/load_costs.h"
+#include "sched/pace.h"
 #include "sched/sched_internal.h"
 
 struct hd_sched {
@@ -33,7 +34,10 @@ struct hd_sched {
     sched_seq **input_seqs; /* the request of each sequence input */
     hd_seq_output *outputs;
     int32_t n_inputs, n_rows;
-    int32_t n_logits; /* rows of the step that need logits */
+    int32_t n_logits;      /* rows of the step that need logits */
+    int32_t n_prompt_rows; /* of those, rows of prompts */
+    sched_pace pace;
+    int32_t *wanted_rows; /* [max_seqs] of prompts */
     sched_draft_depth drafts;
     bool timed; /* the last step was decode only, and its duration counts for the draft depth */
     int64_t last_ns;
@@ -101,6 +105,7 @@ hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
     s->o = *options;
     if (!s->o.sample_rows) s->o.sample_rows = (int32_t)n * HD_MAX_STEP_TOKENS;
     sched_draft_depth_init(&s->drafts, max_drafts(s));
+    s->pace.budget_ns = options->prompt_ns;
     s->costs.least_rows = options->cache.page_tokens;
     memcpy(s->costs.page_bytes, options->page_bytes, sizeof s->costs.page_bytes);
     s->runner = *runner;
@@ -110,8 +115,10 @@ hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
     s->free_slots = calloc(n, sizeof *s->free_slots);
     s->inputs = calloc(n, sizeof *s->inputs);
     s->outputs = calloc(n, sizeof *s->outputs);
+    s->wanted_rows = calloc(n, sizeof *s->wanted_rows);
     hd_status st = HD_OK;
-    if (!s->running || !s->input_seqs || !s->free_slots || !s->inputs || !s->outputs) {
+    if (!s->running || !s->input_seqs || !s->free_slots || !s->inputs || !s->outputs ||
+        !s->wanted_rows) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory for %zu running requests", n);
     }
     if (s->o.disk) s->o.cache.name_key = hd_disk_tier_key(s->o.disk);
@@ -140,6 +147,7 @@ void hd_sched_close(hd_sched *s) {
     free(s->free_slots);
     free(s->inputs);
     free(s->outputs);
+    free(s->wanted_rows);
     free(s);
 }
 
@@ -351,7 +359,8 @@ static void admit_one(hd_sched *s, sched_seq *q) {
     const int32_t usable = usable_tokens(q);
     const int64_t declined = hd_cache_read_stats(s->cache).declined;
     int32_t hit, missing[HD_N_KV_GROUPS] = {0};
-    if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, usable, &hit) != HD_OK) {
+    if (hd_cache_resume(s->cache, slot, q->r.salt, q->tokens, usable, q->r.n_prompt, &hit) !=
+        HD_OK) {
         missing[hd_cache_lacking(s->cache)] = 1;
         block(s, missing);
         return;
@@ -504,6 +513,7 @@ static void add_chunk(hd_sched *s, sched_seq *q, int32_t budget, int32_t others)
     const bool last = rows == pending;
     const int32_t drafts = last ? draft_positions(s, q->want_drafts) : 0;
     if (!make_room(s, q, q->n_done + rows + drafts)) return;
+    q->chunk = rows;
     add_input(s, q, rows, last ? 1 : 0, reported_by(q, rows));
 }
 
@@ -541,20 +551,42 @@ static void extend_ahead(hd_sched *s, hd_seq_input *w) {
     w->n_pages = pages_for(s, end);
 }
 
+static int32_t paced_rows(const sched_seq *q) {
+    return hd_min_i32(q->n_tokens - q->n_done, sched_pace_next(q->chunk));
+}
+
+static sched_shares share_rows(const hd_sched *s) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        const sched_seq *q = s->running[i];
+        if (!decodes(q)) s->wanted_rows[n++] = paced_rows(q);
+    }
+    return sched_shares_of(sched_pace_rows(&s->pace), s->wanted_rows, n);
+}
+
 /* Builds the batch. Retraction removes requests from the end of `running`, so a walk by
  * index stays valid: requests behind the index may vanish, those before it stay. */
 static void build(hd_sched *s) {
     s->n_inputs = s->n_rows = s->n_logits = 0;
     s->rebuilds = false;
     int32_t prompts = plan_drafts(s);
+    /* nobody waits for the prompt of a request that runs alone */
+    const bool paced = s->n_running > 1 && sched_pace_rows(&s->pace) < INT32_MAX;
+    sched_shares shares = {0};
+    if (paced) shares = share_rows(s);
     for (int32_t i = 0; i < s->n_running; i++) {
         if (decodes(s->running[i])) add_decode(s, s->running[i]);
     }
+    const int32_t decoded = s->n_rows;
     for (int32_t i = 0; i < s->n_running; i++) {
-        const int32_t budget = s->o.step_rows - s->n_rows;
+        sched_seq *q = s->running[i];
+        int32_t budget = s->o.step_rows - s->n_rows;
         if (budget <= 0) break;
-        if (!decodes(s->running[i])) add_chunk(s, s->running[i], budget, --prompts);
+        if (decodes(q)) continue;
+        if (paced) budget = hd_min_i32(budget, sched_shares_next(&shares, paced_rows(q)));
+        add_chunk(s, q, budget, --prompts);
     }
+    s->n_prompt_rows = s->n_rows - decoded;
     /* A prefill chunk may have retracted a less important decode that was already added. */
     int32_t kept = 0;
     s->n_rows = 0;
@@ -676,6 +708,7 @@ static void learn_times(hd_sched *s, int64_t now_ns) {
     const int64_t took = now_ns - s->last_ns;
     if (s->timed) sched_draft_depth_step_took(&s->drafts, took);
     if (s->measured) sched_load_costs_took(&s->costs, took, s->n_rows, s->n_copied);
+    if (s->measured) sched_pace_took(&s->pace, took, s->n_prompt_rows);
     s->timed = s->measured = false;
     s->last_ns = now_ns;
     if (s->o.disk) s->costs.disk_byte_ns = hd_disk_tier_byte_ns(s->o.disk);
@@ -779,10 +812,10 @@ bool hd_sched_read(hd_sched *s, uint64_t id, uint64_t salt, const int32_t *token
     return hd_disk_tier_ask(s->o.disk, id, salt, tokens, n, patience_ns, now_ns);
 }
 
-void hd_sched_renew_cache(hd_sched *s) {
+void hd_sched_renew_cache(hd_sched *s, uint64_t weights) {
     if (s->o.disk) hd_disk_tier_stop(s->o.disk);
     hd_cache_renew(s->cache);
-    if (s->o.disk) hd_disk_tier_renew(s->o.disk);
+    if (s->o.disk) hd_disk_tier_renew(s->o.disk, weights);
     s->blocked = false;
 }
 

@@ -11,7 +11,8 @@
  *     with all its tokens and resumes with the same text.
  *   - Order: higher priority first, then arrival. No later arrival of the same priority
  *     overtakes a request at admission or in building a step, unless that request follows
- *     another one whose prefill is not complete, or its prefix is being read from the disk.
+ *     another one whose prefill is not complete, or its prefix is being read from the disk, or
+ *     prompts share the rows of a step whose time has a bound (prompt_ns).
  *   - Every running request whose prefill is complete advances in every step.
  *   - The first of the most important requests is never retracted, so there is always progress.
  *     Only a step that the runner gave up retracts all.
@@ -90,6 +91,9 @@ typedef struct hd_sched_options {
     /* Rows of one step that need logits (sampled tokens and prompt log-probabilities); 0: as
      * many as the running requests can sample at. */
     int32_t sample_rows;
+    /* While several requests run, prompts get so many rows of a step that it is predicted to take so
+     * long, divided among them (pace.h); 0: as many as fit. */
+    int64_t prompt_ns;
     int32_t queue_limit;
     /* Positions beyond this step for which decoding requests reserve pages, if pages are
      * free. For runners that launch the next step before this one is processed (overlap
@@ -173,6 +177,7 @@ bool hd_sched_read(hd_sched *s, uint64_t id, uint64_t salt, const int32_t *token
                    int64_t now_ns);
 /* Empties the prefix cache in memory; of the disk tier it waits for all transfers. */
 void hd_sched_flush_cache(hd_sched *s);
-void hd_sched_renew_cache(hd_sched *s); /* see hd_cache_renew() */
+/* See hd_cache_renew(). weights: a number for those of now, 0: as when it was opened. */
+void hd_sched_renew_cache(hd_sched *s, uint64_t weights);
 
 #endif

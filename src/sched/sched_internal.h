@@ -14,6 +14,7 @@ typedef struct sched_seq {
     int32_t *tokens; /* [n_prompt + max_new + HD_MAX_DRAFTS] */
     int32_t n_tokens, n_done;
     int32_t n_cached;
+    int32_t chunk;       /* rows of its last chunk; 0: none yet */
     sched_drafts drafts; /* made by the last step; they follow the known tokens */
     int32_t want_drafts; /* draft depth for this step */
     int32_t n_reported;  /* prompt log-probabilities, from r.prompt_logprobs_from on */

@@ -160,13 +160,19 @@ static json_t *describe_peers(pd *p) {
 }
 
 /* The layout that was chosen for --tp, --dp and --ep, or why --layout chose these. */
-static json_t *describe_ranks(const hd_parallel_config *l, const char *reason) {
+static json_t *describe_ranks(const hd_engine *e) {
+    const hd_parallel_config *l = hd_engine_parallel(e);
+    const char *reason = hd_engine_layout_reason(e);
+    int32_t from;
     json_t *o = json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:s*}", "ranks",
                           hd_parallel_world(l), "dp", l->dp, "heads", hd_parallel_head_parts(l),
                           "ep", l->ep, "etp", l->etp, "dense_tp", l->dense_tp, "head_tp",
                           l->head_tp, "sum_in_ranks", l->sum_in_ranks, "reason", reason);
     if (l->cp > 1) json_object_set_new(o, "cp", json_integer(l->cp));
     if (l->dwdp > 1) json_object_set_new(o, "dwdp", json_integer(l->dwdp));
+    const int32_t micro = hd_engine_micro_batches(e, &from);
+    if (micro > 1) json_object_set_new(o, "overlap", json_integer(micro));
+    if (micro > 1) json_object_set_new(o, "overlap_from", json_integer(from));
     return o;
 }
 
@@ -200,9 +206,7 @@ static void on_server_info(http_call *c, void *user) {
         info = NULL;
     }
     json_decref(more);
-    json_object_set_new(
-        info, "parallel",
-        describe_ranks(hd_engine_parallel(s->engine), hd_engine_layout_reason(s->engine)));
+    json_object_set_new(info, "parallel", describe_ranks(s->engine));
     json_t *figures = rank_view_json(s->ranks, s->engine);
     if (figures) json_object_set_new(info, "rank_figures", figures);
     if (s->pd) json_object_set_new(info, "peers", describe_peers(s->pd));

@@ -24,7 +24,7 @@ struct kv_saved {
     hd_saved *folder;
     hd_engine *engine;
     hd_saved_head own; /* what files of this server have in their heads */
-    int32_t max_context;
+    int32_t max_context, n_groups;
     atomic_bool stopping;
     pthread_mutex_t lock; /* guards running */
     pthread_cond_t ended;
@@ -91,6 +91,7 @@ struct kv_call {
     void (*work)(kv_call *c);
     char name[HD_SAVED_NAME + 1];
     uint64_t salt;
+    int32_t group;   /* of attention: whose pages these are */
     int32_t *tokens; /* [n + 1] the last is 0 */
     size_t n;
     bool with_ids;
@@ -144,7 +145,7 @@ static void run_job(const kv_call *c, hd_page_job *job) {
     j.job.done = on_done;
     pthread_mutex_init(&j.lock, NULL);
     pthread_cond_init(&j.done, NULL);
-    hd_engine_post_job(c->kv->engine, 0, &j.job);
+    hd_engine_post_job(c->kv->engine, c->group, &j.job);
     pthread_mutex_lock(&j.lock);
     while (!j.is_done) pthread_cond_wait(&j.done, &j.lock);
     pthread_mutex_unlock(&j.lock);
@@ -159,6 +160,19 @@ static bool find(const kv_call *c, bool from_disk, hd_page_job *job) {
     run_job(c, job);
     return job->status == HD_OK ||
            refuse(c, 503, "unavailable", "the memory of pages is released, or ranks are lost");
+}
+
+/* Chooses the attention group that has most of the prefix in memory. */
+static void choose_group(kv_call *c) {
+    int32_t most = -1, best = 0;
+    for (c->group = 0; c->group < c->kv->n_groups; c->group++) {
+        hd_page_job job = {.work = HD_PAGES_FIND};
+        run_job(c, &job);
+        if (job.status != HD_OK || job.lacking.n[HD_KV_FULL] <= most) continue;
+        most = job.lacking.n[HD_KV_FULL];
+        best = c->group;
+    }
+    c->group = best;
 }
 
 static hd_handover side_of(const kv_call *c, uint64_t salt) {
@@ -230,6 +244,7 @@ static void save(kv_call *c) {
     uint64_t bytes = 0;
     hd_err err = {0};
     hd_status st = HD_EAGAIN;
+    if (c->kv->n_groups > 1) choose_group(c);
     for (int i = 0; i < TRIES && st == HD_EAGAIN; i++) {
         if (!find(c, true, &found)) return;
         if (found.lacking.n[HD_KV_FULL] == 0) {
@@ -282,8 +297,14 @@ static bool place_pages(kv_call *c, hd_saved_file *f, const hd_saved_head *head,
 
 static void restore_file(kv_call *c, hd_saved_file *f, const hd_saved_head *head) {
     hd_page_job found;
+    hd_err err = {0};
     if (head->n_tokens > (uint32_t)c->kv->max_context) {
         refuse(c, 422, "bad_file", "the conversation is longer than the context");
+        return;
+    }
+    if (hd_engine_choose_group(c->kv->engine, &c->group, c->salt, c->tokens,
+                               (int32_t)head->n_tokens, &err) != HD_OK) {
+        refuse(c, 503, "out_of_memory", err.msg);
         return;
     }
     if (!find(c, false, &found)) return;
@@ -561,13 +582,9 @@ hd_status kv_saved_start(kv_saved *k, hd_engine *e, const hd_engine_options *o, 
     hd_engine_stats stats;
     if (!k) return HD_OK;
     HD_TRY(hd_engine_check_pages(e, page_bytes, err));
-    if (hd_engine_parallel(e)->dp > 1) {
-        return HD_FAIL(
-            err, HD_EUNSUPPORTED,
-            "--kv-save: several attention groups (dp, dwdp) have caches of their own");
-    }
     hd_engine_read_stats(e, &stats);
     k->engine = e;
+    k->n_groups = hd_engine_parallel(e)->dp;
     k->max_context = stats.max_context;
     k->own.page_tokens = (uint32_t)hd_kv_shape_of(hd_engine_spec(e)).page_tokens;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) k->own.page_bytes[g] = page_bytes[g];

@@ -395,6 +395,28 @@ static hd_status start_transfers(server *s, hd_err *err) {
     return pd_open(&s->pd, s->engine, &o, listener, err);
 }
 
+enum { PAIRS_SHOWN = 28 }; /* of up to 8 ranks; of more the slowest pair */
+
+static void log_pair(const char *event, const hd_engine_pair *p) {
+    char between[120];
+    snprintf(between, sizeof between, "rank %d on %s and rank %d on %s", p->rank[0], p->host[0],
+             p->rank[1], p->host[1]);
+    HD_LOG(HD_LOG_INFO, event, hd_log_text("between", between),
+           hd_log_real("mb_per_s", p->rate / 1e6));
+}
+
+/* What ranks in processes of their own found of each other before weights were read. */
+static void log_rates(const server *s) {
+    hd_engine_pair p, slowest;
+    const int32_t n = hd_engine_read_pair(s->engine, 0, &slowest);
+    for (int32_t i = 0; i < n; i++) {
+        hd_engine_read_pair(s->engine, i, &p);
+        if (p.rate < slowest.rate) slowest = p;
+        if (n <= PAIRS_SHOWN) log_pair("rank_rate", &p);
+    }
+    if (n > PAIRS_SHOWN) log_pair("slowest_rank_rate", &slowest);
+}
+
 hd_status server_start(server *s, hd_err *err) {
     char why[600];
     HD_TRY(http_start(s->http, err));
@@ -405,6 +427,7 @@ hd_status server_start(server *s, hd_err *err) {
     log_notices(s);
     const char *layout = hd_engine_layout_reason(s->engine);
     if (layout) HD_LOG(HD_LOG_INFO, "layout", hd_log_text("chosen", layout));
+    log_rates(s);
     s->api = (api_context){.engine = s->engine,
                            .model_name = s->options.model_name,
                            .created = (int64_t)time(NULL),

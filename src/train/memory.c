@@ -23,7 +23,7 @@ static int64_t stored_bytes(const hd_trainer *t) {
     return hd_summary_main(&all).bytes + hd_summary_mtp(&all).bytes;
 }
 
-static void measure(hd_trainer_memory *out, const hd_trainer *t) {
+void hd_trainer_memory_now(hd_trainer_memory *out, const hd_trainer *t) {
     int64_t first, own, summed;
     hd_gradients_all(hd_parameters_gradients(t->parameters), &summed);
     hd_parameters_slice(t->parameters, HD_PARAMETER_MASTER, &first, &own);
@@ -35,7 +35,8 @@ static void measure(hd_trainer_memory *out, const hd_trainer *t) {
         .activations = (int64_t)(hd_model_bytes(t->model) + hd_backward_bytes(t->backward) +
                                  2 * t->batch.bytes) +
                        pages_of(t) + scratch_of(t->stream) + scratch_of(t->optimizer.stream)};
-    out->update = out->trained * (int64_t)sizeof(float) + out->weights;
+    if (hd_device_is_host(t->device))
+        out->update = out->trained * (int64_t)sizeof(float) + out->weights;
 }
 
 hd_status hd_trainer_memory_of(hd_trainer_memory *out, const hd_trainer_options *o,
@@ -44,7 +45,7 @@ hd_status hd_trainer_memory_of(hd_trainer_memory *out, const hd_trainer_options 
     hd_trainer_options shapes = *o;
     shapes.shapes_only = true;
     HD_TRY(trainer_open_rank(&t, &shapes, NULL, err));
-    measure(out, t);
+    hd_trainer_memory_now(out, t);
     hd_trainer_close(t);
     return HD_OK;
 }

@@ -12,12 +12,16 @@ typedef struct hd_trainer_memory {
     int64_t masters;   /* masters and moments, of rank 0's slice */
     int64_t
         activations; /* of a micro-batch, forward and back, with its pages, and scratch of threads */
-    int64_t update; /* of rank 0, while weights are rounded: all masters, and the new weights */
+    /* of rank 0, while weights are rounded: all masters, and the new weights; on a GPU they change in
+     * place */
+    int64_t update;
 } hd_trainer_memory;
 
-/* o->weights may have shapes only (hd_dummy_options). On the CPU. */
+/* o->weights may have shapes only (hd_dummy_options). */
 hd_status hd_trainer_memory_of(hd_trainer_memory *out, const hd_trainer_options *o,
                                hd_err *err);
+
+void hd_trainer_memory_now(hd_trainer_memory *out, const hd_trainer *t);
 
 int64_t hd_trainer_memory_peak(const hd_trainer_memory *m);
 

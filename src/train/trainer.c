@@ -28,10 +28,17 @@ static int32_t default_rows(const hd_trainer *t) {
     return hd_device_is_host(t->device) ? HD_TRAIN_ROWS : HD_TRAIN_GPU_ROWS;
 }
 
+static int64_t keep_bytes(const hd_trainer *t) {
+    if (t->o.scores_only) return 0;
+    if (t->o.keep_bytes >= 0) return t->o.keep_bytes;
+    return hd_keep_bytes(hd_device_is_host(t->device) ? HD_KEEP_GIB : HD_KEEP_GPU_GIB);
+}
+
 /* Rows of logits that exist at once; on a GPU as many as fit. */
 static int32_t logit_rows(const hd_trainer *t) {
-    const int32_t fit = hd_device_is_host(t->device) ? 0 : GPU_LOGITS / t->o.spec->vocab;
-    return hd_min_i32(hd_max_i32(LOGIT_ROWS, fit), t->o.rows);
+    if (hd_device_is_host(t->device)) return hd_min_i32(LOGIT_ROWS, t->o.rows);
+    const int32_t fit = GPU_LOGITS / t->o.spec->vocab;
+    return hd_min_i32(hd_max_i32(HD_SUM_ROWS, fit), t->o.rows); /* a piece is not divided */
 }
 
 static hd_status open_model(hd_trainer *t, hd_err *err) {
@@ -55,10 +62,9 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
         .logits = logit_rows(t),
         .positions = o->context,
     };
-    HD_TRY(hd_model_open(&t->model, &env, &limits, 1, err));
+    HD_TRY(hd_model_open(&t->model, &env, &limits, err));
     init_backward_ops(t);
-    return hd_backward_open(&t->backward, t->model, &t->back_ops,
-                            o->scores_only ? 0 : o->keep_bytes, err);
+    return hd_backward_open(&t->backward, t->model, &t->back_ops, keep_bytes(t), err);
 }
 
 int32_t trainer_pages(const hd_trainer *t) {
@@ -163,7 +169,8 @@ static hd_status open_all(hd_trainer *t, hd_comm_local *world, hd_err *err) {
                                               .matrices = o->matrices,
                                               .threads = o->threads,
                                               .drafts = o->drafts,
-                                              .shapes_only = o->shapes_only,
+                                              .shapes_only =
+                                                  o->shapes_only || o->gradients_only,
                                               .biases = o->balance > 0.0,
                                               .rank = o->rank,
                                               .n_ranks = o->n_ranks};
@@ -467,6 +474,7 @@ hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool
         if (g) {
             HD_TRY(count_selected(t, false, err));
             loss.drafts = (hd_draft_loss){.rows = t->o.drafts ? t->at.draft_rows : NULL,
+                                          .host_rows = t->in.draft_rows,
                                           .target = t->at.draft_target,
                                           .factor = t->at.draft_factor,
                                           .logprob = t->at.draft_logprob,

@@ -15,8 +15,9 @@
 
 typedef struct hd_trainer hd_trainer;
 
-enum { HD_KEEP_GIB = 2 }; /* of activations, unless somebody says otherwise */
-enum { HD_TRAIN_ROWS = 1024, HD_TRAIN_GPU_ROWS = 16384 }; /* of a micro-batch, likewise */
+/* Activations that are kept, and rows of a micro-batch, unless somebody says otherwise. */
+enum { HD_KEEP_GIB = 2, HD_KEEP_GPU_GIB = 16 };
+enum { HD_TRAIN_ROWS = 1024, HD_TRAIN_GPU_ROWS = 16384 };
 
 typedef struct hd_trainer_options {
     const hd_model_spec *spec;
@@ -35,16 +36,23 @@ typedef struct hd_trainer_options {
     int32_t rank, n_ranks;      /* n_ranks 0: 1; more need a CPU */
     const struct hd_comm *comm; /* to ranks of other processes; NULL: the others are threads */
     uint32_t frozen;            /* of hd_frozen_of() */
-    int64_t keep_bytes;         /* of hd_backward_open(), of each rank; changes no bit */
-    bool scores_only;           /* nothing is trained: no masters, moments and gradients */
-    bool shapes_only;           /* nothing is computed: memory is never written (memory.h) */
-    bool drafts;                /* the MTP layer is trained; the weights must have one */
+    /* of hd_backward_open(), of each rank; -1: as above; changes no bit */
+    int64_t keep_bytes;
+    bool scores_only;    /* nothing is trained: no masters, moments and gradients */
+    bool gradients_only; /* no masters and moments; there are no steps */
+    bool shapes_only;    /* nothing is computed: memory is never written (memory.h) */
+    bool drafts;         /* the MTP layer is trained; the weights must have one */
     bool detached;  /* the loss of the MTP layer changes that layer alone, and nothing that it
                       shares with the main model */
     double balance; /* change of a router's bias per step, against its load; 0: none */
     hd_update_kind matrices;
     hd_optimizer_options optimizer;
 } hd_trainer_options;
+
+/* keep_bytes of an option in GiB, -1 where it is not given. */
+static inline int64_t hd_keep_bytes(int64_t gib) {
+    return gib < 0 ? -1 : gib << 30;
+}
 
 hd_status hd_trainer_open(hd_trainer **out, const hd_trainer_options *o, hd_err *err);
 void hd_trainer_close(hd_trainer *t); /* NULL is fine */

@@ -178,6 +178,7 @@ static hd_status bind_scale(const binding *b, const hd_tensor *scale) {
     w->scale = scale->data;
     w->scale_type = scale->dtype;
     w->power_scales = q->scale_ue8m0 || scale->dtype == HD_E8M0;
+    w->x_group = hd_quant_x_group(q);
     return HD_OK;
 }
 

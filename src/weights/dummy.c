@@ -210,6 +210,7 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
         const size_t n = hd_stored_data_bytes(&stored, slice.rows, slice.cols);
         uint8_t *at = next[a->shapes_only ? OWN : place_of(a, i)];
         bind_to(&bound[i], at, a->shapes_only ? at : at + aligned(n), d, &slice, &stored);
+        bound[i].weight.x_group = hd_quant_x_group(&a->spec->quant);
         describe(&out->tensors[i], d, &bound[i], n);
         bound[i].data = &out->tensors[i];
         if (a->shapes_only) continue;

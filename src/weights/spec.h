@@ -85,6 +85,11 @@ typedef struct hd_quant_spec {
     hd_format experts; /* of routed experts; HD_FORMAT_NONE: like the other matrices */
 } hd_quant_spec;
 
+/* Columns of x that share a scale in the model's own program: those of a block, of V4.1 32. */
+static inline int32_t hd_quant_x_group(const hd_quant_spec *q) {
+    return q->block_cols == 32 ? 32 : 128;
+}
+
 /* What drafts; its layers follow the main ones. */
 typedef enum hd_drafter {
     HD_DRAFTER_NONE,

@@ -156,8 +156,10 @@ typedef struct hd_expert_map {
     /* [n_experts, n_choices] where this rank's rows go, each by its number modulo n_choices; device
      * memory */
     const int32_t *slot;
+    /* hd_split_graph (moe/split.h) of the slots on ranks; device memory; NULL: experts have no copies */
+    const int32_t *graph;
     const int32_t *expert; /* [n_slots] the expert in each slot; host memory */
-    int32_t n_slots, n_choices;
+    int32_t n_slots, n_ranks, n_choices;
     uint32_t version; /* how many times the map has been replaced */
 } hd_expert_map;
 

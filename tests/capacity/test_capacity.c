@@ -47,8 +47,10 @@ static const layout layouts[] = {
 };
 
 /* What an engine says of its first rank. */
-static void check_memory(const layout *l) {
+/* overlap: NULL, "2" or "3". */
+static void check_memory(const layout *l, const char *overlap) {
     const hd_engine_options o = {.model_dir = l->model,
+                                 .overlap = overlap,
                                  .tp = l->tp,
                                  .dp = l->dp,
                                  .ep = l->ep,
@@ -66,7 +68,8 @@ static void check_memory(const layout *l) {
                                       .act_type = HD_F32,
                                       .kv_type = HD_F32,
                                       .threads = 1,
-                                      .vocab = e->vocab};
+                                      .vocab = e->vocab,
+                                      .n_micro = overlap ? overlap[0] - '0' : 0};
     hd_rank_memory m;
     hd_err err = {0};
     if (hd_rank_memory_of(&m, &args, &err) != HD_OK) fail_msg("%s", err.msg);
@@ -83,18 +86,24 @@ static void check_memory(const layout *l) {
 
 static void memory_is_that_of_an_engine(void **state) {
     (void)state;
-    for (size_t i = 0; i < HD_LEN(layouts); i++) check_memory(&layouts[i]);
+    for (size_t i = 0; i < HD_LEN(layouts); i++) {
+        const layout *l = &layouts[i];
+        check_memory(l, NULL);
+        if (l->tp * l->dp * l->ep * l->cp > 1) check_memory(l, i % 2 ? "2" : "3");
+    }
 }
 
-static hd_rank_memory memory_of(const hd_model_spec *spec, const hd_parallel_config *l) {
-    const hd_engine_options o = {.max_running = 16};
+static hd_rank_memory memory_of(const hd_model_spec *spec, const hd_parallel_config *l,
+                                int32_t chunk, int32_t n_micro) {
+    const hd_engine_options o = {.max_running = 16, .chunk_tokens = chunk};
     const hd_engine_sizes sizes = hd_engine_sizes_of(spec, false, &o);
     const hd_rank_memory_args args = {.spec = spec,
                                       .parallel = l,
                                       .sizes = &sizes,
                                       .act_type = HD_F32,
                                       .kv_type = HD_BF16,
-                                      .threads = 1};
+                                      .threads = 1,
+                                      .n_micro = n_micro};
     hd_rank_memory m;
     hd_err err = {0};
     if (hd_rank_memory_of(&m, &args, &err) != HD_OK) fail_msg("%s", err.msg);
@@ -107,10 +116,24 @@ static void spare_slots_are_counted(void **state) {
     (void)state;
     hd_model_spec *spec = config_open("v3");
     const hd_parallel_config l = hd_parallel_expert(32, 32);
-    const hd_rank_memory m = memory_of(spec, &l);
+    const hd_rank_memory m = memory_of(spec, &l, 0, 1);
     const double experts = (double)m.weights[HD_PARAM_GROUP_EXPERTS];
     assert_near(experts, 59 * 9 * 44.05e6, 0.001);
     assert_near((double)m.spare, experts / 9, 0.001);
+    hd_model_spec_close(spec);
+}
+
+/* V3 on 32 ranks, whose prompts have 16,384 tokens: of what an attention computes between its products,
+ * (192 + 576 + 512 + 128) * 128 + 1536 + 576 numbers for each row, half is enough; but for 8 rows. */
+static void micro_batches_share_scratch(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("v3");
+    const hd_parallel_config l = hd_parallel_expert(32, 0);
+    const hd_rank_memory one = memory_of(spec, &l, 16384, 1);
+    const hd_rank_memory two = memory_of(spec, &l, 16384, 2);
+    const double rows = 16384 + 16 * 8, row = ((192 + 576 + 512 + 128) * 128 + 2112) * 4.0;
+    assert_near((double)(one.activations - two.activations), rows / 2 * row, 0.02);
+    assert_true(two.activations < 0.77 * (double)one.activations);
     hd_model_spec_close(spec);
 }
 
@@ -120,7 +143,7 @@ static void tables_are_in_host_memory(void **state) {
     (void)state;
     hd_model_spec *spec = config_open("v4_1_flash");
     const hd_parallel_config l = hd_parallel_expert(8, 0);
-    const hd_rank_memory m = memory_of(spec, &l);
+    const hd_rank_memory m = memory_of(spec, &l, 0, 1);
     assert_true(m.tables == 202758032400);
     assert_int_equal(m.weights[HD_PARAM_GROUP_ENGRAM], 2 * (25600 * 6144 + 800 * 192) + 163840);
     hd_model_spec_close(spec);
@@ -578,6 +601,7 @@ int test_capacity(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_that_of_an_engine),
         cmocka_unit_test(spare_slots_are_counted),
+        cmocka_unit_test(micro_batches_share_scratch),
         cmocka_unit_test(tables_are_in_host_memory),
         cmocka_unit_test(a_row_reads_its_experts),
         cmocka_unit_test(steps_repeat),

@@ -86,7 +86,7 @@ static void check_moe(const op_shape *s, const hd_model_spec *spec) {
     const hd_router_rule *r = &spec->route;
     CHECK(s, s->top_k == r->top_k);
     if (is(s, "grouped_gemm") || is(s, "grouped_swiglu")) CHECK(s, r->n_experts % s->n == 0);
-    if (is(s, "moe_permute")) CHECK(s, s->n == r->n_experts);
+    if (is(s, "moe_permute") || is(s, "moe_split")) CHECK(s, s->n == r->n_experts);
     if (is(s, "moe_combine")) CHECK(s, s->cols == spec->hidden);
     if (!is(s, "moe_topk")) return;
     CHECK(s, s->cols == r->n_experts);

@@ -34,7 +34,7 @@ const char *comm_open_device(bool on_gpus, int32_t number, hd_device **d, hd_str
     const bool real = on_gpus && gpus_are_wanted();
     const hd_ops_options one = {.cpu = {.n_threads = 1}, .gpu = real ? gpus_for(number) : 0};
     if (on_gpus && !real) {
-        hd_ops_init_ref(ops);
+        hd_ops_init_ref(ops, HD_EXACT);
         ops->exchange = &ipc_device_exchange;
         *d = ipc_device_open();
         if (!*d) return "no device";

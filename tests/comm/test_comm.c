@@ -19,7 +19,7 @@ static bool on_gpus;
 
 static hd_ops float_ops(void) {
     hd_ops ops;
-    hd_ops_init_ref(&ops);
+    hd_ops_init_ref(&ops, HD_EXACT);
     return ops;
 }
 

@@ -20,6 +20,9 @@
 #include "comm/ucx.h"
 #include "comm_cases.h"
 #include "comm_world.h"
+#ifdef HD_UCX
+#include "comm/ucx_library.h"
+#endif
 
 static void need_ucx(void) {
     if (!hd_comm_ucx_is_built()) skip();
@@ -225,6 +228,124 @@ static void test_a_rank_that_hangs_is_named(void **state) {
     });
 }
 
+/* ---- before the first epoch ---- */
+
+static hd_status open_rank_0(hd_comm_ucx **u, const char *at, int32_t preflight_ms,
+                             hd_device **d, hd_stream **s, hd_err *err) {
+    hd_ops ops;
+    const hd_comm_ucx_options o = {
+        .rendezvous = {.world = 2, .at = at, .silence_ms = 20000},
+        .parallel = hd_parallel_tensor(2),
+        .preflight_ms = preflight_ms
+    };
+    const char *why = comm_open_device(false, 0, d, s, &ops);
+    if (why) fail_msg("%s", why);
+    return hd_comm_ucx_open(u, &o, *d, *s, &ops, err);
+}
+
+static void close_rank_0(hd_comm_ucx *u, hd_device *d, hd_stream *s) {
+    hd_comm_ucx_close(u);
+    hd_stream_close(s);
+    hd_device_close(d);
+}
+
+static pid_t start_rank_1(const char *at, void (*run)(const char *at)) {
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid) return pid;
+    run(at);
+    _exit(0);
+}
+
+static void be_rank_1(const char *at) {
+    hd_comm_ucx *u;
+    hd_device *d;
+    hd_stream *s;
+    hd_ops ops;
+    const hd_comm_ucx_options o = {
+        .rendezvous = {.rank = 1, .world = 2, .at = at},
+          .parallel = hd_parallel_tensor(2)
+    };
+    comm_open_device(false, 1, &d, &s, &ops);
+    if (hd_comm_ucx_open(&u, &o, d, s, &ops, NULL) == HD_OK) hd_comm_ucx_close(u);
+}
+
+static void test_rates_and_hosts_are_known(void **state) {
+    (void)state;
+    need_ucx();
+    char at[32], name[64] = "";
+    hd_comm_ucx *u;
+    hd_device *d;
+    hd_stream *s;
+    hd_err err = {0};
+    comm_find_port(at);
+    const pid_t pid = start_rank_1(at, be_rank_1);
+    if (open_rank_0(&u, at, 0, &d, &s, &err) != HD_OK) fail_msg("%s", err.msg);
+    gethostname(name, 31);
+    assert_true(hd_comm_ucx_rate(u, 0, 1) > 1e5);
+    assert_true(hd_comm_ucx_rate(u, 0, 1) == hd_comm_ucx_rate(u, 1, 0));
+    assert_string_equal(hd_comm_ucx_host(u, 0), name);
+    assert_string_equal(hd_comm_ucx_host(u, 1), name);
+    close_rank_0(u, d, s);
+    waitpid(pid, NULL, 0);
+}
+
+#ifdef HD_UCX
+static void ignore_end_of_world(void *ctx, uint32_t epoch, const char *why) {
+    (void)ctx, (void)epoch, (void)why;
+}
+
+/* A rank with a worker, to which UCX connects, but which sends nothing. */
+static void say_nothing(const char *at) {
+    enum { NAME = 32 };
+    const hd_rendezvous_options o = {.rank = 1, .world = 2, .at = at, .silence_ms = 20000};
+    const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
+                                 .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
+    const ucp_worker_params_t of_worker = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                           .thread_mode = UCS_THREAD_MODE_SINGLE};
+    uint8_t offer[HD_CHANNEL_MAX_ADDRESS] = {0};
+    const ucx_library *ucp;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_address_t *address;
+    hd_rendezvous *m;
+    size_t n;
+    if (ucx_library_load(&ucp, NULL) != HD_OK ||
+        ucp->init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, NULL, &context) != UCS_OK ||
+        ucp->worker_create(context, &of_worker, &worker) != UCS_OK ||
+        ucp->worker_get_address(worker, &address, &n) != UCS_OK) {
+        return;
+    }
+    memcpy(offer, address, n);
+    memcpy(offer + n, "elsewhere", sizeof "elsewhere");
+    if (hd_rendezvous_open(&m, &o, offer, (uint32_t)n + NAME, NULL) != HD_OK) return;
+    hd_rendezvous_watch(m, ignore_end_of_world, NULL, NULL);
+    comm_sleep_ms(900);
+    hd_rendezvous_close(m);
+}
+
+static void test_a_rank_that_says_nothing_is_named(void **state) {
+    (void)state;
+    need_ucx();
+    char at[32], name[64] = "", want[200];
+    hd_comm_ucx *u;
+    hd_device *d;
+    hd_stream *s;
+    hd_err err = {0};
+    comm_find_port(at);
+    const pid_t pid = start_rank_1(at, say_nothing);
+    assert_int_equal(open_rank_0(&u, at, 200, &d, &s, &err), HD_EPEER);
+    gethostname(name, 31);
+    snprintf(want, sizeof want,
+             "rank 0 on %s: nothing came (open TCP ports, or set UCX_NET_DEVICES) within 0.2 s "
+             "from rank 1 on elsewhere",
+             name);
+    assert_string_equal(err.msg, want);
+    close_rank_0(NULL, d, s);
+    waitpid(pid, NULL, 0);
+}
+#endif
+
 /* ---- ranks that are left begin anew, and one comes back ---- */
 
 enum { ANEW = 4 };
@@ -298,7 +419,7 @@ static void work_anew(anew *a, int32_t number) {
         .layout_of = one_or_at_least_three,
         .ctx = a
     };
-    hd_ops_init_ref(&ops);
+    hd_ops_init_ref(&ops, HD_EXACT);
     hd_status st = hd_device_open_cpu(&d, &one, &err);
     if (st == HD_OK) st = hd_stream_open(&s, d, &err);
     if (st == HD_OK) st = hd_comm_ucx_open(&u, &o, d, s, &ops, &err);
@@ -628,6 +749,10 @@ int test_comm_ucx(void) {
         cmocka_unit_test(test_headers_are_checked),
         cmocka_unit_test(test_bytes_are_authenticated_between_hosts),
         cmocka_unit_test(test_a_rank_that_hangs_is_named),
+        cmocka_unit_test(test_rates_and_hosts_are_known),
+#ifdef HD_UCX
+        cmocka_unit_test(test_a_rank_that_says_nothing_is_named),
+#endif
         cmocka_unit_test(test_ranks_that_are_left_begin_anew),
         cmocka_unit_test(test_who_waits_in_a_later_epoch_sleeps),
         cmocka_unit_test(test_ranks_that_cannot_connect_try_again),

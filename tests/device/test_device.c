@@ -120,7 +120,7 @@ static void events_order_queues(void **state) {
     hd_stream *s[QUEUE_STREAMS];
     hd_ops ops;
     int32_t n_wrong = 0;
-    hd_ops_init_ref(&ops);
+    hd_ops_init_ref(&ops, HD_EXACT);
     hd_device *d = queue_device_open(&ops);
     for (int i = 0; i < QUEUE_STREAMS; i++) {
         assert_int_equal(hd_stream_open(&s[i], d, NULL), HD_OK);

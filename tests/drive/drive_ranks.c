@@ -28,10 +28,8 @@ const hd_comm *__real_hd_comm_ucx_interface(const hd_comm_ucx *u);
 hd_status __real_hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
                                         const hd_parallel_config *parallel, int32_t rank,
                                         hd_err *err);
-void __real_hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
-                          int32_t n_micro);
-void __real_hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
-                           int32_t n_micro, bool again);
+void __real_hd_model_step(hd_model *m, const hd_kv *kv, const hd_batch *batch);
+void __real_hd_model_draft(hd_model *m, const hd_kv *kv, const hd_batch *batch, bool again);
 hd_status __wrap_hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o,
                                   hd_device *device, hd_stream *stream, const hd_ops *ops,
                                   hd_err *err);
@@ -41,10 +39,8 @@ const hd_comm *__wrap_hd_comm_ucx_interface(const hd_comm_ucx *u);
 hd_status __wrap_hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
                                         const hd_parallel_config *parallel, int32_t rank,
                                         hd_err *err);
-void __wrap_hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
-                          int32_t n_micro);
-void __wrap_hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
-                           int32_t n_micro, bool again);
+void __wrap_hd_model_step(hd_model *m, const hd_kv *kv, const hd_batch *batch);
+void __wrap_hd_model_draft(hd_model *m, const hd_kv *kv, const hd_batch *batch, bool again);
 
 enum { IDLE_MS = 50 };
 
@@ -100,16 +96,14 @@ static bool has_prefill(const hd_batch *b) {
     return false;
 }
 
-void __wrap_hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
-                          int32_t n_micro) {
-    if (batches[0]->n_rows) pass_by(has_prefill(batches[0]) ? "prefill" : "decode");
-    __real_hd_model_step(m, kv, batches, n_micro);
+void __wrap_hd_model_step(hd_model *m, const hd_kv *kv, const hd_batch *batch) {
+    if (batch->n_rows) pass_by(has_prefill(batch) ? "prefill" : "decode");
+    __real_hd_model_step(m, kv, batch);
 }
 
-void __wrap_hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[],
-                           int32_t n_micro, bool again) {
+void __wrap_hd_model_draft(hd_model *m, const hd_kv *kv, const hd_batch *batch, bool again) {
     pass_by("draft");
-    __real_hd_model_draft(m, kv, batches, n_micro, again);
+    __real_hd_model_draft(m, kv, batch, again);
 }
 
 static const hd_comm_table *real;

@@ -235,6 +235,17 @@ def test_exchanges_take_time(hadal):
     assert "exchange_us" not in emulate(hadal, "tiny_v3", *args)
 
 
+def test_a_step_in_micro_batches(hadal):
+    args = ["--emulate-rank", "ep=4", "--batch", 64, "--context", 16]
+    r = emulate(hadal, "tiny_v3", *args, "--row-ns", "20000,30000", "--overlap", 2)
+    assert (r["overlap"], r["dispatch_ns"], r["combine_ns"]) == (2, 20000, 30000)
+    rows = 64 * r["exchanges"] / 2  # each is sent and comes back
+    assert r["charged_step_seconds"] > r["step_seconds"] * 0.5 + 0.9 * rows * 50e-6
+    assert r["overlapped_step_seconds"] > 0
+    assert r["overlapped_activation_bytes"] < r["activation_bytes"]
+    assert "overlap" not in emulate(hadal, "tiny_v3", *args)
+
+
 def test_a_rank_reads_prompts(hadal):
     r = emulate(hadal, "tiny_v3", "--emulate-rank", "ep=2", "--prompt", 48, "--batch", 2, "--context", 0)
     assert r["prompt"] == 48 and of_op(r, "attention")[0]["rows"] == 96
@@ -243,6 +254,10 @@ def test_a_rank_reads_prompts(hadal):
 @pytest.mark.parametrize("args, words", [
     (["--emulate-rank", "tp=2"], "--dummy-weights CONFIG"),
     (["--emulate-rank", "pp=2"], "not tp=N or ep=N"),
+    (["--emulate-rank", "ep=2", "--batch", 3, "--overlap", 2], "does not divide the 3 sequences"),
+    (["--emulate-rank", "ep=2", "--prompt", 5, "--overlap", 2], "does not divide the 5 tokens"),
+    (["--emulate-rank", "ep=2", "--row-ns", "5"], "not two numbers"),
+    (["--emulate-rank", "ep=2", "--overlap", 5], "--overlap"),
     (["--emulate-rank", "tp=2,ep=2"], "either tp=N or ep=N"),
     (["--emulate-rank", "tp=2,rank=2"], "no rank 2"),
     (["--emulate-rank", "tp=5"], "cannot be shared by tp 5"),

@@ -89,7 +89,7 @@ def test_every_command_runs_with_a_small_cache(run, command):
 
 
 def test_serve_shows_what_it_was_given(serve):
-    flags = {"kv-tokens": 4096, "chunk": 32, "step-tokens": 512, "queue": 7, "threads": 1, "max-running": 3, "context": 1024}
+    flags = {"kv-tokens": 4096, "chunk": 32, "prompt-ms": 50, "step-tokens": 512, "queue": 7, "threads": 1, "max-running": 3, "context": 1024}
     server = serve(*(str(word) for name, value in flags.items() for word in ("--" + name, value)))
     info = server.get("/server_info").json
     assert {name: info[name.replace("-", "_")] for name in flags} == flags

@@ -154,6 +154,29 @@ def test_dated_releases_have_their_published_totals(hadal, name, size):
     assert seen["model"]["drafter"] == "dspark" and seen["model"]["mtp_layers"] == 3
 
 
+def test_v41_has_its_published_totals(hadal):
+    """Bytes by part and elements by type; the hub counts biases of routers, which are no parameters here."""
+    seen = inspect(hadal, pathlib.Path(__file__).parents[1] / "configs" / "v4_1_flash.json")
+    main, drafter = (seen["weights"][k] for k in ("main", "mtp"))
+    totals = [main["total"], drafter["total"]]
+    assert sum(t["bytes"] for t in totals) == 510_286_023_000
+    assert totals[1]["bytes"] == 7_932_874_632
+    parts = main["parts"]
+    assert parts["routed experts"]["bytes"] == 288_777_830_400
+    assert drafter["parts"]["routed experts"]["bytes"] == 7_219_445_760
+    assert parts["embedding"]["bytes"] + parts["output head"]["bytes"] == 2_647_654_400
+    assert parts["image tower (not run)"]["bytes"] == 970_536_960
+    size = {"F4_E2M1": 1, "F8_E4M3": 1, "F8_E8M0": 1, "BF16": 2, "F32": 4}  # files have bytes of two FP4 elements
+    elements = {name: sum(t["formats"][name] for t in totals) // n for name, n in size.items()}
+    assert elements == {"F4_E2M1": 278_585_671_680, "F8_E4M3": 204_015_223_296, "F8_E8M0": 23_563_015_184,
+                        "BF16": 1_976_441_856, "F32": 42_307_282}  # fmt: skip
+    hub = 763_205_315_794
+    assert sum(elements.values()) + elements["F4_E2M1"] - elements["F8_E8M0"] == hub
+    biases = 2 * (40 * 384 + 3 * 128)  # for text and for images
+    assert sum(t["parameters"] for t in totals) == hub - biases
+    assert seen["model"]["drafter"] == "dspark" and seen["model"]["mtp_layers"] == 3
+
+
 @pytest.mark.parametrize("family, layer", [("v3", "layers.3."), ("v32", "layers.3."),
                                            ("v4", "mtp.0.")])
 def test_mtp_layers(hadal, tmp_path, family, layer):

@@ -8,6 +8,8 @@ import stat
 import pytest
 from conftest import run_hadal
 from serving import TINY, Server, wait_until
+from worlds import SMALL as OF_WORLDS
+from worlds import needs_ucx
 
 FILES = {"store", "full.heads", "full.pages", "window.heads", "window.pages"}
 SMALL = ("--context", 1024, "--kv-tokens", 1024, "--max-running", 1, "--kv-host", 0.1)
@@ -63,6 +65,54 @@ def test_a_killed_server_comes_back_with_its_prefixes(tmp_path):
     wait_until(lambda: server.post("/flush_cache").status == 200, "no request runs any more")
     assert ask(server, "a fox") == (text, 0)
     server.close()
+
+
+def test_attention_groups_share_a_folder(tmp_path):
+    """Requests go to one group after the other; each finds what the other wrote, also with another number of groups."""
+    names = ["a fox", "a crow"]
+    server = start(tmp_path, "--dp", 2)
+    want = [ask(server, name) for name in names]
+    assert [cached for _, cached in want] == [0, 0]
+    wait_until(lambda: tier(server, "pages") >= 4 and tier(server, "pages", pool="window") >= 2, "both prefixes are written")
+    pages = tier(server, "pages")
+    kill(server)
+    assert {p.name for p in tmp_path.iterdir()} == FILES
+    for groups, order in [(2, [1, 0]), (1, [0, 1]), (3, [0, 1])]:
+        server = start(tmp_path, *(("--dp", groups) if groups > 1 else ()))
+        assert tier(server, "pages") == pages
+        for i in order:
+            again, cached = ask(server, names[i])
+            assert (again, cached > 0) == (want[i][0], True)
+        assert tier(server, "loaded_pages_total") == 4
+        if groups > 1:
+            wait_until(lambda: server.post("/flush_cache").status == 200, "no request runs any more")
+            assert [ask(server, name)[1] for name in names] == [0, 0]
+            wait_until(lambda: tier(server, "pages") == pages, "both are written again")
+        server.close()
+        assert server.log.count(b"kv_disk_failed") == 0
+
+
+@needs_ucx
+def test_groups_in_processes_have_stores_of_their_own(world, tmp_path):
+    flags = ("--dp", 2, "--ep", 2, "--kv-host", 0.4, "--kv-disk", f"{tmp_path}:0.4")
+    names = ["a fox", "a crow"]
+    w = world(2, *flags)
+    want = [ask(w.server, name) for name in names]
+    wait_until(lambda: tier(w.server, "pages") >= 4 and tier(w.server, "pages", pool="window") >= 2, "both are written")
+    w.kill()
+    assert {p.name for p in tmp_path.iterdir()} == FILES | {f"1.{name}" for name in FILES}
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 0.4e9
+    assert "attention group 1" in run_hadal("kv", "list", tmp_path).stdout
+    w = world(2, *flags)
+    assert [ask(w.server, name) for name in names] == [(text, cached) for (text, _), cached in zip(want, [256, 256])]
+    w.kill()
+    alone = Server(*OF_WORLDS, "--kv-host", 0.4, "--kv-disk", f"{tmp_path}:0.4")
+    found = [ask(alone, name) for name in names]
+    assert [text for text, _ in found] == [text for text, _ in want]
+    assert sorted(cached for _, cached in found) == [0, 256]  # what group 0 wrote
+    assert {p.name for p in tmp_path.iterdir()} == FILES
+    alone.close()
+    assert b"kv_disk_dropped" in alone.log
 
 
 def test_a_changed_byte_is_a_miss_and_a_line_in_the_log(tmp_path):

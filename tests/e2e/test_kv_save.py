@@ -44,7 +44,7 @@ def restore(server, name, **body):
     return server.post("/kv/restore", {"name": name, **body})
 
 
-@pytest.mark.parametrize("flags", [(), ("--cp", 2, "--hisparse", 512), ("--kv-disk",)], ids=["alone", "ranks", "disk"])
+@pytest.mark.parametrize("flags", [(), ("--cp", 2, "--hisparse", 512), ("--kv-disk",), ("--dp", 3)], ids=["alone", "ranks", "disk", "groups"])
 def test_saved_pages_are_a_hit_after_a_restart(flags, tmp_path):
     if flags == ("--kv-disk",):
         (tmp_path / "tier").mkdir()
@@ -277,7 +277,6 @@ def test_options(toy, tmp_path):
         (("--kv-save", f"{tmp_path}:1"), "--kv-host"),
         (("--kv-save", str(tmp_path), "--kv-host", 1), "--kv-save is '"),
         (("--kv-save", "/nowhere:1", "--kv-host", 1), "/nowhere: No such file"),
-        (("--kv-save", f"{tmp_path}:1", "--kv-host", 1, "--dp", 2), "several attention groups"),
     ]:
         done = run_hadal("serve", TINY, "--port", 0, "--context", 512, *flags)
         assert done.returncode != 0 and said in done.stderr, done.stderr

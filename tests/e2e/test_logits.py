@@ -10,7 +10,7 @@ import json
 import make_model
 import numpy as np
 import pytest
-from conftest import BACKEND, GOLDEN, NO_SHARED, SHARED, run_hadal
+from conftest import BACKEND, GOLDEN, NO_SHARED, ROOT, SHARED, run_hadal
 
 TOLERANCE = 1e-3
 ONE_PIECE = 1 << 20  # the largest --chunk
@@ -177,6 +177,66 @@ def test_drafts_do_not_change_a_bit(logits, case):
     assert_same_bits(together, np.concatenate([alone, whole]), "two sequences")
 
 
+# ---- DSpark: blocks ----
+
+dspark_cases = [p for p in golden + shared_cases if (p / "drafts.json").exists()]
+
+
+def blocks_of(logits, tmp_path, case, **options):
+    """Main logits, those of drafts, and confidences."""
+    main, drafts = logits(case, mtp=True, **options)
+    return main, drafts, np.load(tmp_path / "out.confidence.npy")
+
+
+def test_there_are_dspark_cases_of_both_families():
+    assert {"v4_dspark", "v41_small"} <= {case.name for case in dspark_cases}
+
+
+@pytest.mark.parametrize("case", named(dspark_cases))
+def test_blocks_equal_the_reference(logits, tmp_path, case):
+    tokens, _ = read(case)
+    want = json.loads((case / "drafts.json").read_text())
+    for backend in ("ref", BACKEND):
+        main, drafts, confidence = blocks_of(logits, tmp_path, case, backend=backend)
+        assert drafts.shape == (*main.shape[:1], want["block_size"], main.shape[1])
+        assert confidence.shape == drafts.shape[:2]
+        following, seen = [*tokens[1:], int(main[-1].argmax())], 0
+        for block in want["cases"]:
+            at = block["position"]
+            if block["token"] != following[at]:
+                continue  # it follows the greedy choice
+            assert drafts[at].argmax(-1).tolist() == block["drafts"], at
+            assert np.abs(drafts[at].max(-1) - block["logit"]).max() <= TOLERANCE
+            assert np.abs(confidence[at] - block["confidence"]).max() <= TOLERANCE
+            seen += 1
+        assert seen >= 1
+    assert_same_bits(main, logits(case), "main logits beside drafts")
+
+
+@pytest.mark.parametrize("case", named(dspark_cases))
+def test_ways_of_blocks_do_not_change_a_bit(logits, tmp_path, case):
+    tokens, _ = read(case)
+    _, whole, certain = blocks_of(logits, tmp_path, case)
+    for options in ({"threads": 1}, {"threads": 3}, {"decode_from": 3}, {"chunk": 1}):
+        _, again, confidence = blocks_of(logits, tmp_path, case, **options)
+        assert_same_bits(again.reshape(len(again), -1), whole.reshape(len(whole), -1), str(options))
+        assert_same_bits(confidence, certain, str(options))
+    other = tokens[::-1][:40]
+    _, alone, _ = blocks_of(logits, tmp_path, case, tokens=other)
+    together = np.concatenate([alone, whole, alone[:7]])
+    for micro in (1, 2):
+        _, both, _ = blocks_of(logits, tmp_path, case, tokens=[other, tokens, other[:7]], micro_batches=micro)
+        assert_same_bits(both.reshape(len(both), -1)[:-1], together.reshape(len(together), -1)[:-1], "sequences")
+
+
+def test_a_drafter_of_its_own_folder(logits, tmp_path):
+    model = ROOT / "models" / "tiny-v4"
+    main, own = logits(model, tokens=[5, 9, 5, 80], mtp=True)
+    again, drafts, _ = blocks_of(logits, tmp_path, model, tokens=[5, 9, 5, 80], drafter="dspark")
+    assert own.ndim == 2 and drafts.ndim == 3
+    assert_same_bits(again, main, "main logits")
+
+
 def test_window_of_one_token(logits, tmp_path):
     """A query that sees itself alone; without compressors nothing older is kept either."""
     config = dict(make_model.V4, sliding_window=1, compress_ratios=[0] * 6)
@@ -249,5 +309,9 @@ def test_output_that_cannot_be_written(tmp_path):
         assert result.stderr.count("\n") == 1 and str(out) in result.stderr
 
 
-def test_mtp_needs_an_mtp_layer(refuse):
-    assert "MTP" in refuse("[1]", "--mtp", model=GOLDEN / "v4_odd")
+def test_mtp_needs_a_drafter(refuse):
+    assert "MTP layer or DSpark stages" in refuse("[1]", "--mtp", model=GOLDEN / "v4_odd")
+    assert "one token a step" in refuse("[1]", "--mtp", "--chunk", "2", model=GOLDEN / "v41_small")
+    assert "that of" in refuse("[1]", "--mtp", "--drafter", "mtp", model=GOLDEN / "v41_small")
+    assert "that of" in refuse("[1]", "--mtp", "--drafter", "none")
+    assert "without --mtp" in refuse("[1]", "--drafter", "mtp")

@@ -72,6 +72,35 @@ def test_entries_in_fp8():
     assert predicted("v3", *args)["layouts"][0] == wide
     assert packed["bytes"]["kv"] / wide["bytes"]["kv"] == pytest.approx(644 / 1152)
     assert "--kv-cache-dtype fp8" in plan("v3", *args, "--kv-cache-dtype", "fp8")
+    few, why = ("--gpus", 8, "--layout", "tp=8,dp=1,ep=8", "--kv-cache-dtype"), "more than 16 heads of a rank; here it has 16"
+    for flags, said in ((("fp8",), why), (("fp4",), "fp4 is V4.1's own")):
+        refused = run_hadal("plan", CONFIGS / "v3.json", *few, *flags)
+        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+
+
+def test_hisparse_where_it_pays():
+    """A larger batch against what it fetches: V4's layers select one of 98 entries, V3.2's one of 30 with TP8 less gain."""
+    args = ("--gpus", 4, "--layout", "tp=1,dp=4,ep=4", "--prompt", 200000, "--output", 20000, "--hisparse", "auto")
+
+    def chosen(model, *more):
+        (layout,) = predicted(model, *more)["layouts"]
+        return layout["hisparse"], layout
+
+    few, _ = chosen("v4_flash", *args, "--users", 64)
+    assert (few["on"], few["rows"]) == (False, 0) and "all entries fit" in plan("v4_flash", *args, "--users", 64)
+    many, layout = chosen("v4_flash", *args, "--users", 480)
+    assert many["on"] and layout["fits"] and many["requests"] == 120 and 40 < many["fitting"] < 60
+    assert 0 < many["miss_seconds"] < many["gain_seconds"]
+    (fixed,) = predicted("v4_flash", *args[:-1], many["rows"], "--users", 480)["layouts"]
+    assert fixed["hisparse"]["miss_seconds"] == many["miss_seconds"]
+    assert fixed["user_tokens_per_second"] == pytest.approx(layout["user_tokens_per_second"])
+    text = plan("v4_flash", *args, "--users", 480)
+    assert "hisparse: on; " in text and "its batch gains" in text and f"--hisparse {many['rows']}" in text
+    dear = ("--gpus", 8, "--layout", "tp=8,dp=1,ep=8", "--users", 100, "--prompt", 60000, "--output", 2000, "--hisparse", "auto")
+    not_worth, layout = chosen("v3_2_exp", *dear)
+    assert not not_worth["on"] and not layout["fits"] and not_worth["miss_seconds"] > not_worth["gain_seconds"] > 0
+    assert "hisparse: off; " in plan("v3_2_exp", *dear)
+    assert "attention selects no entries" in plan("v3", "--hisparse", "auto")
 
 
 def test_spare_slots_and_balance():

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -38,6 +39,25 @@ def test_answers_are_those_of_one_process(world, alone, degree, n, transport):
 
 
 GROUPS = {"two groups": ("--dp", 2, "--ep", 2), "with followers": ("--dp", 2, "--tp", 2, "--ep", 4)}
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_micro_batches_in_processes(world, alone, groups):
+    n = 4 if "--tp" in GROUPS[groups] else 2
+    w = world(n, *GROUPS[groups], "--overlap", 2)
+    assert w.server.get("/server_info").json["parallel"]["overlap"] == 2
+    assert answers(w.server) == alone
+    figures = w.server.stats()
+    assert 0 < figures["hadal_micro_batch_steps_total"] <= figures["hadal_steps_total"]
+    assert all(code == 0 for _, code in w.close())
+
+
+def test_every_pair_has_exchanged_bytes(world):
+    w = world(3, "--ep", 3)
+    w.close()
+    seen = re.findall(r'rank_rate between="rank (\d) on \S+ and rank (\d) on \S+" mb_per_s=([\d.e+]+)', w.server.log.decode())
+    assert [s[:2] for s in seen] == [("0", "1"), ("0", "2"), ("1", "2")]
+    assert all(float(rate) > 0.1 for _, _, rate in seen)
 
 
 @pytest.mark.parametrize("groups", GROUPS)
@@ -111,7 +131,8 @@ def test_pause_and_abort_in_another_process(world):
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_experts_move_between_processes(world, alone, transport, groups):
-    w = world(3, "--dp", groups, "--ep", 3, "--redundant", 8, "--rebalance", 4, env={"UCX_TLS": TRANSPORTS[transport]})
+    split = "flow" if groups == 1 else "local"
+    w = world(3, "--dp", groups, "--ep", 3, "--redundant", 8, "--rebalance", 4, "--expert-split", split, env={"UCX_TLS": TRANSPORTS[transport]})
     assert answers(w.server) == alone
     figures = dict(line.rsplit(" ", 1) for line in w.server.get("/metrics").text.splitlines() if line[:1] != "#")
     moved = sum(float(v) for k, v in figures.items() if k.split("{")[0] == "hadal_expert_moves_total")
@@ -202,7 +223,7 @@ def test_ranks_that_differ_are_refused_by_name(other_model):
         for said, run in {
             "rank 1 has another model than rank 0": stranger("--ep", 2, model=other_model),
             "rank 1 has another layout than rank 0": stranger("--tp", 2),
-            "rank 1 has another set of options than rank 0": stranger("--ep", 2, "--chunk", 32),
+            "rank 1 has another set of options than rank 0": stranger("--ep", 2, "--overlap", 2),
             "a message was not made with the key of this world": stranger("--ep", 2, env={**CLEAN, **KEY}),
             "error: rank 0 cannot listen at": stranger("--ep", 2, "--port", 0, rank=0),
         }.items():
@@ -210,6 +231,20 @@ def test_ranks_that_differ_are_refused_by_name(other_model):
     finally:
         first.kill()
         first.communicate()
+
+
+@pytest.mark.skipif("tcp" not in TRANSPORTS, reason=NO_DEVICE)
+def test_a_pair_that_cannot_connect_is_named():
+    flags = [*SMALL, "--ep", 2, "--meet", free_address(), "--world", 2]
+    words = [str(w) for w in [HADAL, "serve", TINY, *flags, "--port", 0]]
+    ranks = [subprocess.Popen([*words, "--rank", str(r)], env={**CLEAN, "UCX_TLS": tls}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for r, tls in enumerate(["sysv,self", "tcp,self"])]
+    said = [p.communicate()[1] for p in ranks]
+    assert all(p.returncode for p in ranks)
+    host = os.uname().nodename[:31]
+    for r in (0, 1):
+        line = f"rank {r} on {host}: UCX says 'Destination is unreachable' (set UCX_NET_DEVICES or UCX_TLS alike) of rank {1 - r} on {host}"
+        assert line in said[0] or line in said[1]
+        assert any(f"rank {k} on {host}: UCX says" in said[r] for k in (0, 1)), said[r]
 
 
 def test_a_second_rank_of_the_same_number_is_refused():

@@ -5,7 +5,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import events_of
+from serving import events_of, wait_until
 from test_metrics import stream
 
 PROMPT = " ".join(f"{i} is a number." for i in range(60))
@@ -74,6 +74,20 @@ def test_many_at_once_and_ranks(serve, ranks):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(12)))
+
+
+def test_a_budget_of_time_makes_smaller_steps(serve):
+    """Beside another answer, in steps of fewer tokens, the same text; alone, in chunks as ever."""
+    slow = serve(*FLAGS, "--prompt-ms", 1)
+    plain = serve(*FLAGS)
+    body = {"prompt": "Once upon a time", "max_tokens": 700, "ignore_eos": True, "stream": True}
+    with stream(slow, "POST", PATHS[1], body) as other:
+        other.readline()
+        found = chunks(slow, PATHS[1], return_progress=True)
+    want = chunks(plain, PATHS[1], return_progress=True)
+    assert check(found)[1] > check(want)[1] and text_of(found) == text_of(want)
+    wait_until(lambda: slow.loads()["num_running_reqs"] == 0, "the other has ended")
+    assert check(chunks(slow, PATHS[1], prompt="Alone. " + PROMPT, return_progress=True))[1] <= check(want)[1] + 1
 
 
 def test_it_is_for_streams(serve):

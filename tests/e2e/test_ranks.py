@@ -63,6 +63,35 @@ def test_sixteen_clients_get_the_same_answers(serve, alone, layout):
     assert answers(server) == alone
 
 
+@pytest.mark.parametrize("layout, micro", [(("--dp", 2, "--ep", 2), 2), (("--tp", 2, "--ep", 2), 3)], ids=lambda x: str(x))
+def test_steps_in_micro_batches(serve, alone, layout, micro):
+    server = serve(*FLAGS, *layout, "--overlap", micro)
+    assert server.get("/server_info").json["parallel"] == {**LAYOUTS[layout], "sum_in_ranks": False, "overlap": micro, "overlap_from": 0}
+    assert answers(server) == alone
+    assert server.stats()["hadal_micro_batch_steps_total"] > 0
+
+
+@pytest.mark.parametrize("how", ["auto", "off"])
+def test_cpus_do_not_overlap_by_themselves(serve, how):
+    server = serve(*FLAGS, "--ep", 2, "--overlap", how)
+    answers(server)
+    assert "overlap" not in server.get("/server_info").json["parallel"]
+    assert server.stats()["hadal_micro_batch_steps_total"] == 0
+
+
+def test_where_nothing_overlaps_it_is_refused():
+    flags = ("generate", ROOT / "models" / "tiny-v3", "-p", "the")
+    for more, why in {
+        ("--overlap", 2): "overlap 2: there are no ranks that exchange rows in a step",
+        ("--overlap", 3, "--dwdp", 2): "overlap 3: there are no ranks that exchange rows in a step",
+        ("--overlap", 2, "--tp", 2, "--backend", "cuda"): "ranks on GPUs: overlap 2 is not there yet",
+        ("--overlap", 4, "--tp", 2): "overlap '4' is not auto, off, 2 or 3",
+        ("--overlap", 2, "--tp", 2, "--mla", "naive"): "mla naive with overlap 2: it computes whole sequences",
+    }.items():
+        said = run_hadal(*flags, *more)
+        assert said.returncode != 0 and why in said.stderr, said.stderr
+
+
 def group_metric(server, name):
     text = server.get("/metrics").text
     return [int(n) for n in re.findall(rf'^hadal_group_{name}{{.*group="\d+"}} (\d+)$', text, re.MULTILINE)]

@@ -21,9 +21,11 @@ GPUS = {"base": (*SIZES, "--backend", "cuda", *(() if has_gpu else ("--no-sandbo
 LAYOUTS = [("--tp", 2), ("--ep", 2), ("--dp", 2, "--ep", 2)]
 
 
-def answers(server, then=lambda: None, tokens=TOKENS):
+def answers(server, then=lambda: None, tokens=TOKENS, more=""):
     def ask(i):
-        reply = server.post("/v1/completions", {**body_of(i), "max_tokens": tokens, "ignore_eos": True})
+        body = {**body_of(i), "max_tokens": tokens, "ignore_eos": True}
+        body["prompt"] += more * (i + 3)
+        reply = server.post("/v1/completions", body)
         assert reply.status == 200, reply.text
         return reply.json["choices"][0]["text"]
 
@@ -49,6 +51,18 @@ def test_processes_answer_as_one_rank(world, alone, layout):
     assert w.server.get("/server_info").json["parallel"]["ranks"] == 2
     assert [r["state"] for r in rank_figures(w.server)["ranks"]] == ["active", "active"]
     wait_until(lambda: all(r["passes"] >= TOKENS for r in rank_figures(w.server)["ranks"]), "both tell of their passes")
+    assert all(code == 0 for _, code in w.close())
+
+
+def test_rows_of_prompts_are_divided(world):
+    """Prompts of several chunks; asked again they are found, and their rest is divided."""
+    more, flags = " and it ran to the next tree, to the river and to the house", ("--chunk", 128)
+    one = Server(*ONE, *flags)
+    want = answers(one, tokens=8, more=more)
+    one.close()
+    w = world(2, "--cp", 2, *flags, **GPUS)
+    assert [answers(w.server, tokens=8, more=more) for _ in range(2)] == [want, want]
+    assert w.server.get("/server_info").json["parallel"]["cp"] == 2
     assert all(code == 0 for _, code in w.close())
 
 

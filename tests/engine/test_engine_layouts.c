@@ -61,15 +61,18 @@ static void bad_spare_slots_are_refused(void **state) {
     (void)state;
     static const struct {
         int32_t ep, redundant;
-        const char *rebalance, *why;
+        const char *rebalance, *split, *why;
     } cases[] = {
-        {1, 0, "auto", "experts are on one rank"               },
-        {1, 4, NULL,   "redundant experts need ep above 1"     },
-        {2, 3, NULL,   "must divide by ep 2"                   },
-        {2, 0, "on",   "must be off, auto or a number of steps"},
-        {2, 0, "0",    "must be off, auto or a number of steps"},
-        {2, 0, "-1",   "must be off, auto or a number of steps"},
-        {2, 0, "1x",   "must be off, auto or a number of steps"},
+        {1, 0, "auto", NULL,    "experts are on one rank"               },
+        {1, 4, NULL,   NULL,    "redundant experts need ep above 1"     },
+        {2, 3, NULL,   NULL,    "must divide by ep 2"                   },
+        {2, 0, "on",   NULL,    "must be off, auto or a number of steps"},
+        {2, 0, "0",    NULL,    "must be off, auto or a number of steps"},
+        {2, 0, "-1",   NULL,    "must be off, auto or a number of steps"},
+        {2, 0, "1x",   NULL,    "must be off, auto or a number of steps"},
+        {2, 4, NULL,   "exact", "'exact' is not turns, local or flow"   },
+        {2, 0, NULL,   "flow",  "experts have no copies"                },
+        {1, 0, NULL,   "local", "experts have no copies"                },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         char why[600];
@@ -79,7 +82,8 @@ static void bad_spare_slots_are_refused(void **state) {
                                      .backend = "cpu",
                                      .ep = cases[i].ep,
                                      .redundant = cases[i].redundant,
-                                     .rebalance = cases[i].rebalance};
+                                     .rebalance = cases[i].rebalance,
+                                     .expert_split = cases[i].split};
         assert_int_not_equal(hd_engine_open(&e, &o, why, sizeof why), HD_OK);
         if (!strstr(why, cases[i].why)) fail_msg("%s, not %s", why, cases[i].why);
     }
@@ -94,6 +98,7 @@ static void what_gpus_lack_is_refused(void **state) {
         {{.dwdp = 2, .world = {.size = 2}},                    "not fetched from other processes"},
         {{.ep = 2, .rebalance = "auto", .world = {.size = 2}}, "do not move between processes"   },
         {{.tp = 2, .updatable = true, .world = {.size = 2}},   "of processes cannot be replaced" },
+        {{.ep = 2, .redundant = 4, .expert_split = "flow"},    "over copies in turns only"       },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         char why[600];

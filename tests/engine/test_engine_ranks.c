@@ -22,20 +22,21 @@ typedef struct layout {
     int32_t tp, ep, dp;
     bool sums; /* sum_in_ranks */
     int32_t cp;
+    const char *overlap;
 } layout;
 
 static const layout layouts[] = {
-    {TINY,             2, 2,     2, false, 1}, /* attention groups with followers */
-    {TINY,             2, 2,     1, false, 1},
-    {TINY,             1, 2,     2, false, 1}, /* two attention groups share the experts */
-    {TINY,             1, 2,     1, false, 2}, /* ranks divide the rows of prompts */
-    {TINY,             2, 1,     1, false, 1},
-    {TINY,             4, 2,     1, false, 1},
-    {"models/tiny-v3", 4, 1,     1, false, 1}, /* 2 heads; blocks of 128 rows in 2 parts */
-    {"models/tiny-v3", 2, 3 * 2, 1, false, 1}, /* 8 experts in 12 slots */
-    {"models/tiny-v3", 1, 1,     3, false, 1}, /* parts of every expert in all groups */
-    {"models/tiny-v3", 2, 1,     1, false, 2},
-    {"models/tiny-v3", 1, 3,     2, false, 3},
+    {TINY,             2, 2,     2, false, 1, NULL}, /* attention groups with followers */
+    {TINY,             2, 2,     1, false, 1, "2" },
+    {TINY,             1, 2,     2, false, 1, "3" }, /* two attention groups share the experts */
+    {TINY,             1, 2,     1, false, 2, NULL}, /* ranks divide the rows of prompts */
+    {TINY,             2, 1,     1, false, 1, NULL},
+    {TINY,             4, 2,     1, false, 1, NULL},
+    {"models/tiny-v3", 4, 1,     1, false, 1, NULL}, /* 2 heads; blocks of 128 rows in 2 parts */
+    {"models/tiny-v3", 2, 3 * 2, 1, false, 1, "2" }, /* 8 experts in 12 slots */
+    {"models/tiny-v3", 1, 1,     3, false, 1, NULL}, /* parts of every expert in all groups */
+    {"models/tiny-v3", 2, 1,     1, false, 2, NULL},
+    {"models/tiny-v3", 1, 3,     2, false, 3, "3" },
 };
 
 enum { FEW_LAYOUTS = 4 };
@@ -58,6 +59,7 @@ static hd_engine *open_layout(const layout *l, hd_engine_options o) {
     o.ep = l->ep;
     o.dp = l->dp;
     o.cp = l->cp;
+    o.overlap = on_gpus ? NULL : l->overlap;
     hd_engine *e = rig_open(on_gpus ? "cuda" : "cpu", &o);
     const int32_t all = l->tp * hd_max_i32(l->cp, 1) * l->dp;
     assert_int_equal(hd_parallel_world(hd_engine_parallel(e)), hd_max_i32(all, l->ep));
@@ -145,6 +147,38 @@ static void ranks_answer_as_one(void **state) {
         deinit_all(got);
         hd_engine_close(many);
         hd_engine_close(one);
+    }
+}
+
+/* Every layout in 2 or in 3 micro-batches (./test --long: in both), of prompts, drafts that are verified,
+ * and single rows. */
+static void micro_batches_answer_as_one(void **state) {
+    (void)state;
+    static rig_answer want[N_KINDS][3], got[N_KINDS][3];
+    static const char *const numbers[] = {"2", "3"};
+    for (size_t l = 0; l < n_layouts(); l++) {
+        hd_engine *one = open_one(layouts[l].model, (hd_engine_options){0});
+        answer_all(one, want);
+        hd_engine_close(one);
+        for (size_t i = 0; i < HD_LEN(numbers); i++) {
+            if (i != l % 2 && !is_long()) continue;
+            hd_engine_stats stats;
+            layout cut = layouts[l];
+            cut.overlap = numbers[i];
+            hd_engine *many = open_layout(&cut, (hd_engine_options){.threads = 2});
+            answer_all(many, got);
+            for (int32_t k = 0; k < N_KINDS; k++) {
+                for (int32_t c = 0; c < request_of(k).n; c++) rig_same(&want[k][c], &got[k][c]);
+            }
+            hd_engine_read_stats(many, &stats);
+            if (2 * stats.micro_steps < stats.steps) {
+                fail_msg("layout %zu: %lld of %lld steps were cut", l,
+                         (long long)stats.micro_steps, (long long)stats.steps);
+            }
+            deinit_all(got);
+            hd_engine_close(many);
+        }
+        deinit_all(want);
     }
 }
 
@@ -337,9 +371,8 @@ static void requests_survive_failures(void **state) {
  * helps. */
 static void a_lost_rank_is_named(void **state) {
     (void)state;
-    static const layout one_group = {TINY,  2, 2, 1,
-                                     false, 1}; /* at rest when its answer is
-                                                                  there */
+    /* at rest when its answer is there */
+    static const layout one_group = {.model = TINY, .tp = 2, .ep = 2, .dp = 1, .cp = 1};
     const hd_request g = {.size = sizeof g, .text = "Once", .max_tokens = 6, .n = 1};
     hd_engine_stats stats;
     hd_engine *e = open_layout(&one_group, (hd_engine_options){.no_graphs = true});
@@ -367,15 +400,16 @@ static void a_lost_rank_is_named(void **state) {
 static const struct {
     layout l;
     int32_t redundant;
+    const char *split;
 } movers[] = {
-    {{TINY, 1, 2, 1, false, 1},             4},
-    {{TINY, 1, 2, 2, false, 1},             4}, /* two attention groups */
-    {{"models/tiny-v3", 1, 3, 1, false, 1}, 4}, /* 8 experts in 12 slots */
-    {{TINY, 2, 4, 2, false, 1},             8}, /* attention groups with followers */
-    {{TINY, 2, 2, 2, false, 1},             4}, /* and two ranks share an expert */
-    {{TINY, 1, 4, 1, false, 1},             8},
-    {{TINY, 4, 2, 1, false, 1},             2}, /* two ranks share an expert */
-    {{TINY, 1, 6, 1, false, 1},             2},
+    {{TINY, 1, 2, 1, false, 1, NULL},             4, NULL   },
+    {{TINY, 1, 2, 2, false, 1, NULL},             4, "flow" }, /* two attention groups */
+    {{"models/tiny-v3", 1, 3, 1, false, 1, NULL}, 4, "flow" }, /* 8 experts in 12 slots */
+    {{TINY, 2, 4, 2, false, 1, NULL},             8, "local"}, /* attention groups with followers */
+    {{TINY, 2, 2, 2, false, 1, NULL},             4, "flow" }, /* and two ranks share an expert */
+    {{TINY, 1, 4, 1, false, 1, NULL},             8, "local"},
+    {{TINY, 4, 2, 1, false, 1, NULL},             2, "flow" }, /* two ranks share an expert */
+    {{TINY, 1, 6, 1, false, 1, NULL},             2, "turns"},
 };
 
 static size_t n_movers(void) {
@@ -383,8 +417,10 @@ static size_t n_movers(void) {
 }
 
 static hd_engine *open_mover(size_t i, const char *rebalance) {
-    const hd_engine_options o = {
-        .redundant = movers[i].redundant, .rebalance = rebalance, .threads = 2};
+    const hd_engine_options o = {.redundant = movers[i].redundant,
+                                 .rebalance = rebalance,
+                                 .expert_split = on_gpus ? NULL : movers[i].split,
+                                 .threads = 2};
     return open_layout(&movers[i].l, o);
 }
 
@@ -681,7 +717,7 @@ static void looks_have_the_rows_of_all_groups(void **state) {
     (void)state;
     const hd_engine_options o = {
         .redundant = 4, .rebalance = "auto", .no_drafts = true, .threads = 2};
-    hd_engine *e = open_layout(&(layout){TINY, 1, 2, 2, false, 1}, o);
+    hd_engine *e = open_layout(&(layout){TINY, 1, 2, 2, false, 1, NULL}, o);
     hd_err err = {0};
     run_in_both_groups(e);
     assert_int_equal(figures_of(e).looks, 0);
@@ -728,6 +764,7 @@ static void loads_are_those_of_all_ranks(void **state) {
 int test_engine_ranks(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_answer_as_one),
+        cmocka_unit_test(micro_batches_answer_as_one),
         cmocka_unit_test(prefix_hits_are_on_every_rank),
         cmocka_unit_test(retracted_requests_go_on),
         cmocka_unit_test(requests_survive_failures),

@@ -13,7 +13,7 @@
 /* Texts that begin alike at several lengths, and their next turns. */
 enum { N_TEXTS = 5, ROUNDS = 3, MOST = 440, N_ANSWERS = N_TEXTS * ROUNDS };
 
-static rig_answer whole[N_ANSWERS], tail[N_ANSWERS];
+static rig_answer whole[N_ANSWERS], tail[N_ANSWERS], replayed[N_ANSWERS];
 
 static hd_engine *open_small(const char *decoder, int32_t chunk, int64_t kv_tokens,
                              const char *hisparse) {
@@ -86,6 +86,48 @@ static void tails_change_no_text(void **state) {
     drop(whole);
 }
 
+static int other_answers(const rig_answer *a, const rig_answer *b) {
+    int n = 0;
+    for (int k = 0; k < N_ANSWERS; k++) {
+        const size_t bytes = a[k].tokens.n * sizeof(int32_t);
+        n += a[k].tokens.n != b[k].tokens.n || memcmp(a[k].tokens.ids, b[k].tokens.ids, bytes);
+    }
+    return n;
+}
+
+/* A replay depends on where the prompt ends and on nothing else; it is not the whole pass. */
+static void replays_depend_on_the_prompt_alone(void **state) {
+    static const struct {
+        int32_t chunk, drafts;
+        int64_t kv_tokens;
+        const char *hisparse;
+    } cases[] = {
+        {200, 3, 8000, "9" },
+        {5,   0, 8000, NULL},
+        {31,  2, 1000, "50"},
+    };
+    (void)state;
+    hd_engine *e = open_small("whole", 50, 8000, NULL);
+    ask(e, whole, 0);
+    hd_engine_close(e);
+    e = open_small("replay", 500, 600, NULL); /* no prefix stays */
+    ask(e, replayed, 0);
+    hd_engine_close(e);
+    assert_true(other_answers(whole, replayed) > 0);
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        hd_engine_stats s;
+        e = open_small("replay", cases[i].chunk, cases[i].kv_tokens, cases[i].hisparse);
+        ask(e, tail, cases[i].drafts);
+        hd_engine_read_stats(e, &s);
+        hd_engine_close(e);
+        for (int k = 0; k < N_ANSWERS; k++) rig_same(&replayed[k], &tail[k]);
+        assert_true(s.cached_tokens > 500);
+        drop(tail);
+    }
+    drop(whole);
+    drop(replayed);
+}
+
 static void refuses(const char *model, const char *decoder, const char *message) {
     char why[600];
     hd_engine *e;
@@ -100,13 +142,15 @@ static void refuses(const char *model, const char *decoder, const char *message)
 
 static void other_words_and_models_are_refused(void **state) {
     (void)state;
-    refuses(SMALL, "half", "prompt_decoder 'half' is not tail or whole");
+    refuses(SMALL, "half", "prompt_decoder 'half' is not tail, whole or replay");
+    refuses(TINY, "replay", "only V4.1 computes less of a prompt");
     refuses(TINY, "whole", "only V4.1 computes less of a prompt");
 }
 
 int test_prompt_decoder(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tails_change_no_text),
+        cmocka_unit_test(replays_depend_on_the_prompt_alone),
         cmocka_unit_test(other_words_and_models_are_refused),
     };
     return cmocka_run_group_tests_name("prompt_decoder", tests, NULL, NULL);

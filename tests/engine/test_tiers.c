@@ -2,12 +2,14 @@
  * device has dropped their pages, with host memory for none, few and all of them. */
 #include "check.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "fakes/engine_rig.h"
 #include "engine/sizes.h"
+#include "kv/hisparse_choice.h"
 #include "kv/disk_files.h"
 #include "kv/kv.h"
 
@@ -159,6 +161,83 @@ static void buffers_take_what_is_left(void **state) {
     hd_model_spec_close(spec);
 }
 
+/* Pools that do not fit become smaller, down to one sequence. */
+static void pools_shrink_to_what_fits(void **state) {
+    (void)state;
+    static const hd_engine_options o = {
+        .max_context = 8000, .kv_tokens = 100000, .max_running = 8};
+    hd_model_spec *spec;
+    assert_int_equal(hd_model_spec_open(&spec, TINY, NULL), HD_OK);
+    const int32_t n_layers = spec->n_layers + spec->n_mtp;
+    const hd_engine_sizes all = hd_engine_sizes_of(spec, true, &o);
+    const double bytes = (double)hd_engine_kv_bytes(&all, spec, n_layers, HD_F32);
+    assert_true(hd_engine_sizes_requests(&all) == 8); /* not 12: no more run */
+    for (double part = 1.05; part > 0.05; part -= 0.05) {
+        const double room = bytes * part;
+        hd_engine_sizes z = all;
+        const bool any =
+            hd_engine_sizes_shrink(&z, spec, n_layers, HD_F32, (size_t)(room / HD_POOLS_PART));
+        assert_int_equal(any, z.n_pages[HD_KV_FULL] >= z.seq_pages);
+        if (!any) continue;
+        assert_true((double)hd_engine_kv_bytes(&z, spec, n_layers, HD_F32) <= room + 1);
+        z.n_pages[HD_KV_FULL]++;
+        const double more = (double)hd_engine_kv_bytes(&z, spec, n_layers, HD_F32);
+        assert_true(part > 1 || more > room - 1);
+    }
+    hd_model_spec_close(spec);
+}
+
+/* On where the tokens of a step would take longer in smaller batches than what it fetches. */
+static void hisparse_is_on_where_it_pays(void **state) {
+    (void)state;
+    static const struct {
+        double requests, fitting, step_s, fitting_s, miss_s;
+        bool on;
+    } cases[] = {
+        {60, 20, 0.030, 0.020, 0.010, true },
+        {60, 20, 0.030, 0.020, 0.031, false}, /* 3 steps of 20 take 30 ms longer */
+        {20, 20, 0.020, 0.020, 0.001, false}, /* no request waits for memory */
+        {60, 20, 0.060, 0.020, 0.001, false}, /* a larger batch is as slow */
+        {60, 0,  0.030, 0,     9.000, true }, /* nothing would run */
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        hd_hisparse_choice c = {.requests = cases[i].requests, .fitting = cases[i].fitting};
+        hd_hisparse_decide(&c, cases[i].step_s, cases[i].fitting_s, cases[i].miss_s);
+        assert_int_equal(c.on, cases[i].on);
+        assert_true(c.miss_s == cases[i].miss_s);
+    }
+}
+
+/* As tiny-v4 chose: entries of stories of 6,800 and 3,000 tokens, of which a row selects 256. */
+static void misses_are_those_of_real_choices(void **state) {
+    (void)state;
+    static const struct {
+        double rows, entries, measured;
+    } cases[] = {
+        {256,  1700, 0.507 },
+        {384,  1700, 0.372 },
+        {512,  1700, 0.272 },
+        {768,  1700, 0.150 },
+        {1024, 1700, 0.078 },
+        {1280, 1700, 0.036 },
+        {256,  750,  0.371 },
+        {384,  750,  0.211 },
+        {512,  750,  0.103 },
+        {768,  750,  0.0035},
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        const double share = hd_hisparse_miss_share(cases[i].rows, cases[i].entries, 256);
+        assert_true(fabs(share - cases[i].measured) < 0.04);
+    }
+    assert_true(hd_hisparse_miss_share(16, 1e6, 256) <= 1);
+    hd_model_spec *spec;
+    assert_int_equal(hd_model_spec_open(&spec, TINY, NULL), HD_OK);
+    const double one = hd_hisparse_miss_bytes(spec, spec->n_layers, HD_BF16, 2560, 8000, 10);
+    const double want = hd_hisparse_miss_share(256, 2000, 256) * 10 * 256 * 2 * 1024;
+    assert_true(fabs(one - want) < 1); /* two layers select entries of 1024 bytes */
+    hd_model_spec_close(spec);
+}
+
 /* A CPU's memory is the host's. */
 static void auto_is_off_on_a_cpu(void **state) {
     (void)state;
@@ -238,7 +317,7 @@ static void a_disk_changes_no_text(void **state) {
             drop(tight);
         }
         drop(roomy);
-        assert_int_equal(hd_disk_files_delete(dir, &n, NULL), HD_OK);
+        assert_int_equal(hd_disk_files_delete(dir, 0, &n, NULL), HD_OK);
         assert_int_equal(rmdir(dir), 0);
     }
 }
@@ -260,9 +339,6 @@ static void a_disk_that_cannot_be_is_refused(void **state) {
     for (size_t i = 0; i < HD_LEN(wrong); i++) refuse(&o, wrong[i], "must be DIR:GB");
     refuse(&o, "/nowhere/at/all:1", "/nowhere/at/all: No such file or directory");
     refuse(&o, "/dev/null:1", "/dev/null: Not a directory");
-    o.dp = 2;
-    refuse(&o, "/tmp:1", "several attention groups");
-    o.dp = 1;
     o.kv_host_gb = 0;
     refuse(&o, "/tmp:1", "kv_disk without kv_host");
     o.kv_host_gb = 0.1;
@@ -288,6 +364,9 @@ int test_tiers(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tiers_change_no_text),
         cmocka_unit_test(buffers_take_what_is_left),
+        cmocka_unit_test(pools_shrink_to_what_fits),
+        cmocka_unit_test(hisparse_is_on_where_it_pays),
+        cmocka_unit_test(misses_are_those_of_real_choices),
         cmocka_unit_test(auto_is_off_on_a_cpu),
         cmocka_unit_test(a_disk_changes_no_text),
         cmocka_unit_test(a_disk_that_cannot_be_is_refused),

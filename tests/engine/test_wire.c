@@ -362,6 +362,7 @@ static hd_status take_job(hd_page_job *job, const hd_bytes *b, size_t n) {
 static void drop_job(const hd_page_job *job) {
     free((void *)(uintptr_t)job->tokens);
     free((void *)(uintptr_t)job->message);
+    free(job->copy);
 }
 
 static void jobs_arrive_whole(void **state) {
@@ -405,7 +406,7 @@ static void the_end_of_a_job_arrives_whole(void **state) {
         .first = {1, 2},
           .n = {2, 1}
     };
-    assert_int_equal(engine_put_job_done(&b, &job, NULL), HD_OK);
+    assert_int_equal(engine_put_job_done(engine, &b, &job, NULL), HD_OK);
     engine_reader from = {b.data, b.n};
     assert_int_equal(engine_take_bytes(&from, &record, sizeof record, NULL), HD_OK);
     const engine_reader body = from;
@@ -420,6 +421,51 @@ static void the_end_of_a_job_arrives_whole(void **state) {
     hd_bytes_deinit(&b);
 }
 
+/* What is asked of another process, and the bytes that come back. */
+static void a_copied_page_arrives_whole(void **state) {
+    (void)state;
+    const int32_t n_tokens = 2 * hd_kv_shape_of(engine->spec).page_tokens;
+    const size_t bytes = engine->page_bytes[HD_KV_FULL];
+    int32_t *tokens = calloc((size_t)n_tokens, sizeof *tokens);
+    assert_true(bytes > 0);
+    uint8_t *page = malloc(bytes), *to = malloc(bytes);
+    hd_page_job got, job = {.work = HD_PAGES_COPY,
+                            .tokens = tokens,
+                            .n_tokens = n_tokens,
+                            .kind = HD_KV_FULL,
+                            .page = 1,
+                            .from_disk = true,
+                            .copy = to};
+    hd_bytes asked = {0}, told = {0};
+    engine_record record;
+    for (size_t i = 0; i < bytes; i++) page[i] = (uint8_t)(i * 7 + i / 256);
+    for (job.page = 1; job.page < 4; job.page += 2) {
+        asked.n = 0;
+        assert_int_equal(engine_put_job(&asked, &job, NULL), HD_OK);
+        const bool right = job.page == 1; /* it has no fourth page */
+        assert_int_equal(take_job(&got, &asked, asked.n), right ? HD_OK : HD_EPEER);
+        if (right) {
+            assert_true(got.work == HD_PAGES_COPY && got.page == 1 && got.from_disk);
+            memcpy(got.copy, page, bytes);
+            assert_int_equal(engine_put_job_done(engine, &told, &got, NULL), HD_OK);
+        }
+        drop_job(&got);
+    }
+    engine_reader from = {told.data, told.n};
+    assert_int_equal(engine_take_bytes(&from, &record, sizeof record, NULL), HD_OK);
+    const engine_reader body = from;
+    assert_int_equal(engine_take_job_done(engine, &from, &job, NULL), HD_OK);
+    assert_int_equal(from.n, 0);
+    assert_memory_equal(to, page, bytes);
+    from = (engine_reader){body.at, body.n - 1};
+    assert_int_equal(engine_take_job_done(engine, &from, &job, NULL), HD_EPEER);
+    hd_bytes_deinit(&asked);
+    hd_bytes_deinit(&told);
+    free(tokens);
+    free(page);
+    free(to);
+}
+
 int test_wire(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_arrives_whole),
@@ -431,6 +477,7 @@ int test_wire(void) {
         cmocka_unit_test(pages_arrive_whole),
         cmocka_unit_test(jobs_arrive_whole),
         cmocka_unit_test(the_end_of_a_job_arrives_whole),
+        cmocka_unit_test(a_copied_page_arrives_whole),
     };
     return cmocka_run_group_tests_name("wire", tests, open_engine, close_engine);
 }

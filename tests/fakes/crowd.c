@@ -199,7 +199,8 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
         .fixed_steps = how.fixed,
  /* steps of a fixed shape have entries in host memory, if an indexer selects them */
         .resident = how.fixed ? 2 * m->spec->index_topk : 0,
-        .role = role_of(how.rank)
+        .role = role_of(how.rank),
+        .n_micro = how.rank ? how.rank->n_micro : 0
     };
     const hd_model_env env = env_of(m);
     must(hd_model_runner_open(&m->model_runner, &env, &options, &err), &err);
@@ -268,8 +269,8 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
     const hd_batch_limits batch_limits = {n, 1, m->seq_pages};
     hd_model *model;
     hd_kv *kv;
-    hd_batch b, *batches = &b;
-    assert_int_equal(hd_model_open(&model, &env, &limits, 1, NULL), HD_OK);
+    hd_batch b;
+    assert_int_equal(hd_model_open(&model, &env, &limits, NULL), HD_OK);
     assert_int_equal(hd_kv_open(&kv, m->spec, m->spec->n_layers, m->device, &kv_options, NULL),
                      HD_OK);
     assert_int_equal(hd_batch_open(&b, &batch_limits, m->device, NULL), HD_OK);
@@ -283,11 +284,11 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
                          .n_pages = m->seq_pages
     });
     hd_batch_upload(&b, m->stream);
-    hd_model_step(model, kv, &batches, 1);
+    hd_model_step(model, kv, &b);
     const size_t bytes = (size_t)n * (size_t)m->spec->vocab * sizeof(float);
     float *logits = malloc(bytes);
     assert_non_null(logits);
-    hd_stream_download(m->stream, logits, hd_model_logits(model, 0), bytes);
+    hd_stream_download(m->stream, logits, hd_model_logits(model), bytes);
     assert_int_equal(hd_stream_sync(m->stream, NULL), HD_OK);
     hd_batch_close(&b);
     hd_kv_close(kv);

@@ -63,6 +63,7 @@ typedef struct machine_rank {
     hd_comm_local *world;
     hd_parallel_config parallel;
     int32_t number;
+    int32_t n_micro; /* micro-batches of a step; 0: one */
 } machine_rank;
 void open_machine_rank(machine *m, const char *backend, const char *name,
                        float forced_acceptance, const machine_rank *rank);

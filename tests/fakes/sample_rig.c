@@ -38,7 +38,7 @@ void open_rig(rig *r, int32_t vocab) {
     const uint32_t flags[] = {0, have & HD_CPU_AVX2, have & (HD_CPU_AVX2 | HD_CPU_AVX512)};
     memset(r, 0, sizeof *r);
     r->brief = is_brief();
-    hd_ops_init_ref(&r->table[r->n_tables++]);
+    hd_ops_init_ref(&r->table[r->n_tables++], HD_EXACT);
     for (size_t i = 0; i < HD_LEN(flags); i++) {
         if (i == 0 || flags[i] != flags[i - 1]) {
             hd_ops_init_cpu(&r->table[r->n_tables++], flags[i], HD_EXACT);

@@ -77,6 +77,7 @@ static void dispatch_send(void *ctx, hd_stream *stream, const hd_dispatch_args *
     const hd_dispatch_args b = dispatched(s, a);
     up(s, stream);
     hd_comm_dispatch_send(s->inner, stream, &b);
+    down(s, stream); /* rows may have arrived, which the next call's copy must not overwrite */
 }
 
 static void dispatch_arrive(void *ctx, hd_stream *stream, const hd_dispatch_args *a) {

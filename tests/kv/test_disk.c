@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -118,14 +119,15 @@ static void the_least_recently_used_makes_room(void **state) {
     fake_disk_init(&f, 1);
     hd_disk *d = open_store(&f);
     for (int i = 0; i < EXTENTS; i++) {
-        if (i == 3) hd_disk_begin_use(d); /* 0, 1, 2 of one prefix; 3, 4 of another */
+        if (i == 3) (void)hd_disk_begin_use(d); /* 0, 1, 2 of one prefix; 3, 4 of another */
         put(d, HD_KV_FULL, i);
     }
     put(d, HD_KV_FULL, 10);
     assert_false(hd_disk_has(d, HD_KV_FULL, name_of(2)));
-    hd_disk_begin_use(d);
-    assert_true(hd_disk_use(d, HD_KV_FULL, name_of(0)));
-    assert_true(hd_disk_use(d, HD_KV_FULL, name_of(1)));
+    const uint64_t time = hd_disk_begin_use(d);
+    assert_true(hd_disk_use(d, HD_KV_FULL, name_of(0), time));
+    (void)hd_disk_begin_use(d); /* of another cache, meanwhile */
+    assert_true(hd_disk_use(d, HD_KV_FULL, name_of(1), time));
     const int32_t reading = hd_disk_begin_read(d, HD_KV_FULL, name_of(4));
     put(d, HD_KV_FULL, 11);
     assert_false(hd_disk_has(d, HD_KV_FULL, name_of(10)));
@@ -144,7 +146,7 @@ typedef struct sure {
     bool written[HD_N_KV_GROUPS][N_NAMES], synced[HD_N_KV_GROUPS][N_NAMES];
 } sure;
 
-static void drop_replaced(const hd_disk *d, sure *s) {
+static void drop_replaced(hd_disk *d, sure *s) {
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
         for (int i = 0; i < N_NAMES; i++) {
             const bool has = hd_disk_has(d, (hd_kv_group)g, name_of(i));
@@ -158,7 +160,7 @@ static void drop_replaced(const hd_disk *d, sure *s) {
 static void write_many(hd_disk *d, sure *s) {
     for (int i = 0; i < 2 * EXTENTS; i++) {
         const hd_kv_group group = i % 4 == 3 ? HD_KV_WINDOW : HD_KV_FULL;
-        hd_disk_begin_use(d);
+        (void)hd_disk_begin_use(d);
         const bool good = put(d, group, i) == 0;
         drop_replaced(d, s);
         s->written[group][i] = good;
@@ -360,12 +362,12 @@ static void a_folder_belongs_to_one_process(void **state) {
     struct stat st;
     int n;
     assert_non_null(mkdtemp(dir));
-    assert_int_equal(hd_disk_files_open(&a, dir, false, NULL), HD_EINVAL);
-    assert_int_equal(hd_disk_files_open(&a, dir, true, NULL), HD_OK);
-    assert_int_equal(hd_disk_files_open(&b, dir, true, &err), HD_EAGAIN);
+    assert_int_equal(hd_disk_files_open(&a, dir, 0, false, NULL), HD_EINVAL);
+    assert_int_equal(hd_disk_files_open(&a, dir, 0, true, NULL), HD_OK);
+    assert_int_equal(hd_disk_files_open(&b, dir, 0, true, &err), HD_EAGAIN);
     assert_non_null(strstr(err.msg, "another process uses this store"));
-    assert_int_equal(hd_disk_files_delete(dir, &n, NULL), HD_EAGAIN);
-    assert_int_equal(hd_disk_files_open(&b, dir, false, NULL), HD_OK);
+    assert_int_equal(hd_disk_files_delete(dir, 0, &n, NULL), HD_EAGAIN);
+    assert_int_equal(hd_disk_files_open(&b, dir, 0, false, NULL), HD_OK);
     b.close(b.ctx);
     for (int f = 0; f < HD_N_DISK_FILES; f++) {
         path_in(path, dir, (hd_disk_file)f);
@@ -376,13 +378,13 @@ static void a_folder_belongs_to_one_process(void **state) {
     path_in(path, dir, HD_DISK_PAGES);
     assert_int_equal(chmod(path, 0644), 0);
     err = (hd_err){0};
-    assert_int_equal(hd_disk_files_open(&a, dir, true, &err), HD_EINVAL);
+    assert_int_equal(hd_disk_files_open(&a, dir, 0, true, &err), HD_EINVAL);
     assert_non_null(strstr(err.msg, "full.pages: mode 0644"));
-    assert_int_equal(hd_disk_files_delete(dir, &n, NULL), HD_OK);
+    assert_int_equal(hd_disk_files_delete(dir, 0, &n, NULL), HD_OK);
     assert_int_equal(n, HD_N_DISK_FILES);
     assert_int_equal(symlink("/dev/null", path), 0);
-    assert_int_equal(hd_disk_files_open(&a, dir, true, NULL), HD_EIO);
-    assert_int_equal(hd_disk_files_delete(dir, &n, NULL), HD_OK);
+    assert_int_equal(hd_disk_files_open(&a, dir, 0, true, NULL), HD_EIO);
+    assert_int_equal(hd_disk_files_delete(dir, 0, &n, NULL), HD_OK);
     assert_int_equal(rmdir(dir), 0);
 }
 
@@ -393,7 +395,7 @@ static void files_read_and_write_what_they_say(void **state) {
     uint64_t bytes;
     int n;
     assert_non_null(mkdtemp(dir));
-    assert_int_equal(hd_disk_files_open(&a, dir, true, NULL), HD_OK);
+    assert_int_equal(hd_disk_files_open(&a, dir, 0, true, NULL), HD_OK);
     assert_int_equal(a.write(a.ctx, HD_DISK_PAGES, "abcd", 4, 10), 0);
     assert_int_equal(a.size(a.ctx, HD_DISK_PAGES, &bytes), 0);
     assert_int_equal(bytes, 14);
@@ -407,8 +409,149 @@ static void files_read_and_write_what_they_say(void **state) {
     assert_int_equal(a.cut(a.ctx, HD_DISK_PAGES, 12), 0);
     assert_int_equal(a.read(a.ctx, HD_DISK_PAGES, text, 4, 10), ENODATA);
     a.close(a.ctx);
-    assert_int_equal(hd_disk_files_delete(dir, &n, NULL), HD_OK);
+    assert_int_equal(hd_disk_files_delete(dir, 0, &n, NULL), HD_OK);
     assert_int_equal(rmdir(dir), 0);
+}
+
+/* ---- several caches ---- */
+
+enum { CACHES = 4, TURNS = 400 };
+
+typedef struct sharer {
+    hd_disk *disk;
+    unsigned seed;
+    int32_t read, cancelled;
+    bool good; /* what was read */
+} sharer;
+
+static int draw(sharer *s, int n) {
+    s->seed = s->seed * 1103515245u + 12345u;
+    return (int)(s->seed >> 16) % n;
+}
+
+/* 0, or ECANCELED: the pages were dropped meanwhile. */
+static void note_end(sharer *s, int why) {
+    s->cancelled += why == ECANCELED;
+    s->good = s->good && (why == 0 || why == ECANCELED);
+}
+
+static void write_one(sharer *s, hd_kv_group group, int i, uint8_t *page) {
+    const int32_t extent = hd_disk_begin_write(s->disk, group, name_of(i), i);
+    if (extent < 0) return; /* others use all */
+    fill_page(page, group, i);
+    const int why = hd_disk_write(s->disk, group, extent, page);
+    hd_disk_end_write(s->disk, group, extent, why == 0);
+    note_end(s, why);
+}
+
+static void read_one(sharer *s, hd_kv_group group, int i, uint8_t *page) {
+    uint8_t want[WINDOW_BYTES];
+    const int32_t extent = hd_disk_begin_read(s->disk, group, name_of(i));
+    if (extent < 0) return;
+    const int why = hd_disk_read(s->disk, group, extent, page);
+    hd_disk_end_read(s->disk, group, extent, why == 0);
+    note_end(s, why);
+    if (why) return;
+    fill_page(want, group, i);
+    s->good = s->good && memcmp(page, want, page_bytes[group]) == 0;
+    s->read++;
+}
+
+static void *use_store(void *arg) {
+    sharer *s = arg;
+    uint8_t page[WINDOW_BYTES];
+    for (int turn = 0; turn < TURNS; turn++) {
+        const hd_kv_group group = (hd_kv_group)draw(s, HD_N_KV_GROUPS);
+        const int i = draw(s, N_NAMES), what = draw(s, 60);
+        if (what == 0) {
+            s->good = s->good && hd_disk_clear(s->disk) == 0;
+        } else if (what < 30) {
+            write_one(s, group, i, page);
+        } else {
+            (void)hd_disk_use(s->disk, group, name_of(i), hd_disk_begin_use(s->disk));
+            read_one(s, group, i, page);
+        }
+    }
+    hd_disk_close(s->disk);
+    return NULL;
+}
+
+/* What one of them wrote is there for all, or for none once one has dropped everything. */
+static void caches_share_a_store(void **state) {
+    (void)state;
+    char dir[] = "/tmp/hadal_disk_XXXXXX";
+    hd_disk_options o = {
+        .where = dir,
+        .bytes = bytes_for(EXTENTS),
+        .page_tokens = 8,
+        .page_bytes = {FULL_BYTES, WINDOW_BYTES},
+        .identity = "one model"
+    };
+    pthread_t threads[CACHES];
+    sharer all[CACHES];
+    hd_disk *d;
+    int n, read = 0;
+    assert_non_null(mkdtemp(dir));
+    assert_int_equal(hd_disk_files_open(&o.files, dir, 0, true, NULL), HD_OK);
+    assert_int_equal(hd_disk_open(&d, &o, NULL), HD_OK);
+    for (int i = 0; i < CACHES; i++) {
+        all[i] = (sharer){.disk = hd_disk_share(d), .seed = (unsigned)i, .good = true};
+        assert_int_equal(pthread_create(&threads[i], NULL, use_store, &all[i]), 0);
+    }
+    for (int i = 0; i < CACHES; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_true(all[i].good);
+        read += all[i].read;
+    }
+    assert_true(read > TURNS / 4);
+    assert_int_equal(hd_disk_check(d, NULL), HD_OK);
+    hd_disk_close(d);
+    assert_int_equal(hd_disk_files_delete(dir, 0, &n, NULL), HD_OK);
+    assert_int_equal(rmdir(dir), 0);
+}
+
+/* Everything is dropped between the beginning and the end of a transfer. */
+static void transfers_end_when_all_is_dropped(void **state) {
+    (void)state;
+    uint8_t page[WINDOW_BYTES] = {0};
+    fake_disk f;
+    fake_disk_init(&f, 1);
+    hd_disk *d = open_store(&f);
+    put(d, HD_KV_FULL, 0);
+    const int32_t reading = hd_disk_begin_read(d, HD_KV_FULL, name_of(0));
+    const int32_t writing = hd_disk_begin_write(d, HD_KV_FULL, name_of(1), 1);
+    assert_int_equal(hd_disk_clear(d), 0);
+    assert_false(hd_disk_use(d, HD_KV_FULL, name_of(0), hd_disk_begin_use(d)));
+    assert_int_equal(hd_disk_read(d, HD_KV_FULL, reading, page), ECANCELED);
+    assert_int_equal(hd_disk_write(d, HD_KV_FULL, writing, page), ECANCELED);
+    hd_disk_end_read(d, HD_KV_FULL, reading, false);
+    hd_disk_end_write(d, HD_KV_FULL, writing, true); /* it ended before, say */
+    assert_int_equal(hd_disk_check(d, NULL), HD_OK);
+    assert_int_equal(hd_disk_read_stats(d).used[HD_KV_FULL], 0);
+    assert_int_equal(fake_disk_bytes(&f), sizeof(hd_disk_header));
+    assert_int_equal(put(d, HD_KV_FULL, 0), 0);
+    assert_true(get(d, HD_KV_FULL, 0));
+    hd_disk_close(d);
+    fake_disk_deinit(&f);
+}
+
+/* Weights of the files have one root for good; others one for each store that is opened. */
+static void weights_have_roots(void **state) {
+    (void)state;
+    fake_disk f;
+    fake_disk_init(&f, 1);
+    hd_page_name before = {0, 0};
+    for (int turn = 0; turn < 2; turn++) {
+        hd_disk *d = open_store(&f);
+        const hd_page_name none = {0, 0}, one = hd_disk_root(d, 1);
+        assert_true(hd_page_name_equal(hd_disk_root(d, 0), none));
+        assert_true(hd_page_name_equal(one, hd_disk_root(d, 1)));
+        assert_false(hd_page_name_equal(one, hd_disk_root(d, 2)));
+        assert_false(hd_page_name_equal(one, before) || hd_page_name_equal(one, none));
+        before = one;
+        hd_disk_close(d);
+    }
+    fake_disk_deinit(&f);
 }
 
 /* ---- threads ---- */
@@ -466,7 +609,7 @@ static void threads_move_pages(void **state) {
     hd_disk_io *io;
     int n;
     assert_non_null(mkdtemp(dir));
-    assert_int_equal(hd_disk_files_open(&o.files, dir, true, NULL), HD_OK);
+    assert_int_equal(hd_disk_files_open(&o.files, dir, 0, true, NULL), HD_OK);
     assert_int_equal(hd_disk_open(&d, &o, NULL), HD_OK);
     assert_int_equal(hd_disk_io_open(&io, d, THREADS, JOBS, count_wakes, &wakes, NULL), HD_OK);
     for (int i = 0; i < EXTENTS; i++) fill_page(pages[i], HD_KV_FULL, i);
@@ -481,7 +624,7 @@ static void threads_move_pages(void **state) {
         assert_memory_equal(pages[i], want, FULL_BYTES);
     }
     hd_disk_close(d);
-    assert_int_equal(hd_disk_files_delete(dir, &n, NULL), HD_OK);
+    assert_int_equal(hd_disk_files_delete(dir, 0, &n, NULL), HD_OK);
     assert_int_equal(rmdir(dir), 0);
 }
 
@@ -496,6 +639,9 @@ int test_disk(void) {
         cmocka_unit_test(the_quota_is_kept_to_the_byte),
         cmocka_unit_test(a_smaller_quota_keeps_what_fits),
         cmocka_unit_test(another_model_is_refused),
+        cmocka_unit_test(caches_share_a_store),
+        cmocka_unit_test(transfers_end_when_all_is_dropped),
+        cmocka_unit_test(weights_have_roots),
         cmocka_unit_test(a_folder_belongs_to_one_process),
         cmocka_unit_test(files_read_and_write_what_they_say),
         cmocka_unit_test(threads_move_pages),

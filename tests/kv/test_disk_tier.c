@@ -213,8 +213,8 @@ static void renew(disk_world *d) {
     run_copies(d);
     hd_disk_tier_stop(d->tier);
     hd_cache_renew(w->cache);
-    hd_disk_tier_renew(d->tier);
     w->weights = ++w->draws;
+    hd_disk_tier_renew(d->tier, w->weights);
 }
 
 static void disturb(disk_world *d) {

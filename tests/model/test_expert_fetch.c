@@ -98,7 +98,7 @@ static void open_model(rank *r, const family *f, const hd_weights *w) {
                               .stream = r->stream[COMPUTE],
                               .stage = r->stage};
     const hd_model_limits limits = {.rows = PROMPT, .logits = 1, .positions = POSITIONS};
-    must(hd_model_open(&r->model, &env, &limits, 1, &err), &err);
+    must(hd_model_open(&r->model, &env, &limits, &err), &err);
     r->n_pages = (int32_t)hd_ceil_div(POSITIONS, hd_kv_shape_of(f->spec).page_tokens);
     for (int32_t i = 0; i < r->n_pages; i++) r->pages[i] = i;
     const hd_kv_options kv = {
@@ -147,25 +147,24 @@ static void write_rows(rank *r, const family *f, int32_t start, int32_t n) {
 
 static void keep(const rank *r, const family *f, float *out) {
     hd_err err = {0};
-    hd_stream_download(r->stream[COMPUTE], out, hd_model_logits(r->model, 0),
+    hd_stream_download(r->stream[COMPUTE], out, hd_model_logits(r->model),
                        (size_t)f->spec->vocab * sizeof *out);
     must(hd_stream_sync(r->stream[COMPUTE], &err), &err);
 }
 
 /* A prompt, a token more, and a draft if there is a drafter: the logits [STEPS, vocab]; free() them. */
 static float *run_steps(rank *r, const family *f) {
-    hd_batch *batches[] = {&r->batch};
     const size_t n = (size_t)f->spec->vocab;
     float *logits = calloc(STEPS * n, sizeof *logits);
     assert_non_null(logits);
     write_rows(r, f, 0, PROMPT);
-    hd_model_step(r->model, r->kv, batches, 1);
+    hd_model_step(r->model, r->kv, &r->batch);
     keep(r, f, logits);
     write_rows(r, f, PROMPT, 1);
-    hd_model_step(r->model, r->kv, batches, 1);
+    hd_model_step(r->model, r->kv, &r->batch);
     keep(r, f, logits + n);
     if (hd_weights_n_mtp(f->whole) == 0) return logits;
-    hd_model_draft(r->model, r->kv, batches, 1, false);
+    hd_model_draft(r->model, r->kv, &r->batch, false);
     keep(r, f, logits + 2 * n);
     return logits;
 }
@@ -238,10 +237,9 @@ enum { PASSES = 8, RESIDENT = 11 }; /* two of each layer, and a spare slot */
 
 /* A pass of PROMPT rows, whose logits are downloaded behind it. */
 static void queue_pass(rank *r, const family *f, int32_t pass, float *out) {
-    hd_batch *batches[] = {&r->batch};
     write_rows(r, f, pass * 4, 4);
-    hd_model_step(r->model, r->kv, batches, 1);
-    hd_stream_download(r->stream[COMPUTE], out, hd_model_logits(r->model, 0),
+    hd_model_step(r->model, r->kv, &r->batch);
+    hd_stream_download(r->stream[COMPUTE], out, hd_model_logits(r->model),
                        (size_t)f->spec->vocab * sizeof *out);
 }
 

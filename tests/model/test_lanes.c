@@ -27,7 +27,7 @@ static const int32_t priorities[][QUEUE_STREAMS] = {
 static int32_t passed[MICRO][5]; /* what each stage has handed on */
 
 static void hand_on(const model_step *s, int32_t layer, int32_t stage) {
-    int32_t *x = passed[s->t - s->m->acts];
+    int32_t *x = passed[s->t->micro];
     (void)layer;
     hd_stream_copy(s->stream, &x[stage + 1], &x[stage], sizeof *x);
 }
@@ -55,7 +55,7 @@ static bool never(const hd_model *m) {
 
 static void spoil(const model_step *s, int32_t layer) {
     (void)layer;
-    memset(passed[s->t - s->m->acts], 0, sizeof passed[0]);
+    memset(passed[s->t->micro], 0, sizeof passed[0]);
 }
 
 static void stages_follow_each_other_over_lanes(void **state) {
@@ -70,7 +70,7 @@ static void stages_follow_each_other_over_lanes(void **state) {
     };
     static hd_model m;
     hd_ops ops;
-    hd_ops_init_ref(&ops);
+    hd_ops_init_ref(&ops, HD_EXACT);
     hd_device *d = queue_device_open(&ops);
     for (int32_t i = 0; i < HD_N_LANES; i++) {
         assert_int_equal(hd_stream_open(&m.lanes[i], d, NULL), HD_OK);
@@ -84,8 +84,10 @@ static void stages_follow_each_other_over_lanes(void **state) {
         memset(passed, 0, sizeof passed);
         for (int32_t i = 0; i < MICRO; i++) {
             passed[i][0] = 7 + i;
+            m.micro[i].micro = i;
             steps[i] = (model_step){.m = &m,
-                                    .t = &m.acts[i],
+                                    .t = &m.micro[i],
+                                    .cut = true,
                                     .stream = m.lanes[HD_LANE_COMPUTE],
                                     .lane_change = m.lane_change[i]};
         }
@@ -117,7 +119,7 @@ typedef struct rank {
     hd_comm_emulated *emulated;
     hd_model *model;
     hd_kv *kv;
-    hd_batch batch[MICRO];
+    hd_batch batch;
     int32_t pages[SEQS][POSITIONS], n_pages;
     void *sum; /* [ROWS, hidden] device memory */
 } rank;
@@ -145,6 +147,8 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     }
 }
 
+static int32_t micro_from; /* rows of a step that is cut */
+
 static void open_exchange(rank *r, const hd_parallel_config *parallel, hd_model_env *env,
                           hd_model_limits *limits) {
     static const hd_comm_table tensor = {.all_reduce = all_reduce, .all_gather = all_gather};
@@ -157,7 +161,7 @@ static void open_exchange(rank *r, const hd_parallel_config *parallel, hd_model_
         .spec = r->spec,
         .shard = hd_weights_shard(r->weights),
         .routing = HD_ROUTING_UNIFORM,
-        .rows = {ROWS, SEQS},
+        .rows = {ROWS, SEQS / MICRO},
         .copies = true,
         .ops = &r->ops,
         .device = r->device,
@@ -205,9 +209,13 @@ static void open_rank(rank *r, const hd_model_spec *spec, const hd_parallel_conf
                         .comm_stream = r->stream[use == OF_LANES ? 1 : 2],
                         .copy_stream = use == OF_LANES ? r->stream[2] : NULL,
                         .beside_stream = use == OF_LANES ? NULL : r->stream[1]};
-    hd_model_limits limits = {.rows = ROWS, .logits = SEQS, .positions = POSITIONS};
+    hd_model_limits limits = {.rows = ROWS,
+                              .logits = SEQS,
+                              .positions = POSITIONS,
+                              .n_micro = MICRO,
+                              .micro_from = micro_from};
     open_exchange(r, parallel, &env, &limits);
-    assert_int_equal(hd_model_open(&r->model, &env, &limits, MICRO, NULL), HD_OK);
+    assert_int_equal(hd_model_open(&r->model, &env, &limits, NULL), HD_OK);
     r->n_pages = (int32_t)hd_ceil_div(POSITIONS, hd_kv_shape_of(spec).page_tokens);
     for (int32_t i = 0; i < SEQS * r->n_pages; i++) {
         r->pages[i / r->n_pages][i % r->n_pages] = i;
@@ -219,13 +227,11 @@ static void open_rank(rank *r, const hd_model_spec *spec, const hd_parallel_conf
     assert_int_equal(
         hd_kv_open(&r->kv, spec, spec->n_layers + spec->n_mtp, r->device, &kv, NULL), HD_OK);
     const hd_batch_limits batch = {ROWS, SEQS, r->n_pages};
-    for (int32_t i = 0; i < MICRO; i++) {
-        assert_int_equal(hd_batch_open(&r->batch[i], &batch, r->device, NULL), HD_OK);
-    }
+    assert_int_equal(hd_batch_open(&r->batch, &batch, r->device, NULL), HD_OK);
 }
 
 static void close_rank(rank *r) {
-    for (int32_t i = 0; i < MICRO; i++) hd_batch_close(&r->batch[i]);
+    hd_batch_close(&r->batch);
     hd_kv_close(r->kv);
     hd_model_close(r->model);
     hd_comm_emulated_close(r->emulated);
@@ -234,75 +240,74 @@ static void close_rank(rank *r) {
     hd_device_close(r->device);
 }
 
-/* Micro-batch i has sequence i, its rows of this step. */
+/* The first sequence has more rows, so that one of both micro-batches has some of each. */
 static void write_rows(rank *r, int32_t start, int32_t n) {
     int32_t tokens[PROMPT];
-    for (int32_t q = 0; q < MICRO; q++) {
-        for (int32_t i = 0; i < n; i++) {
-            const uint64_t at = (uint64_t)(start + i + 37 * q);
+    hd_batch_reset(&r->batch);
+    for (int32_t q = 0; q < SEQS; q++) {
+        const int32_t some = q && n > 1 ? n - 8 : n, first = q && start ? start - 8 : start;
+        for (int32_t i = 0; i < some; i++) {
+            const uint64_t at = (uint64_t)(first + i + 37 * q);
             tokens[i] = (int32_t)(hd_random_fill_at(7, at) % (uint64_t)r->spec->vocab);
         }
-        hd_batch_reset(&r->batch[q]);
-        hd_batch_add(&r->batch[q], &(hd_batch_seq){
-                                       .tokens = tokens,
-                                       .n = n,
-                                       .start = start,
-                                       .after = tokens[0],
-                                       .n_logits = 1,
-                                       .pages = {r->pages[q], r->pages[q]},
-                                       .n_pages = r->n_pages
+        hd_batch_add(&r->batch, &(hd_batch_seq){
+                                    .tokens = tokens,
+                                    .n = some,
+                                    .start = first,
+                                    .after = tokens[0],
+                                    .n_logits = 1,
+                                    .pages = {r->pages[q], r->pages[q]},
+                                    .n_pages = r->n_pages
         });
-        hd_batch_upload(&r->batch[q], r->stream[0]);
     }
+    r->batch.n_micro = hd_model_n_micro(r->model, &r->batch);
+    assert_int_equal(r->batch.n_micro, MICRO);
+    hd_batch_upload(&r->batch, r->stream[0]);
 }
 
 /* Downloads the logits of a step, and synchronizes the compute lane alone. */
 static void keep(const rank *r, float *out) {
-    const size_t n = (size_t)r->spec->vocab;
     hd_err err = {0};
-    for (int32_t q = 0; q < MICRO; q++) {
-        hd_stream_download(r->stream[0], out + (size_t)q * n, hd_model_logits(r->model, q),
-                           n * sizeof *out);
-    }
+    hd_stream_download(r->stream[0], out, hd_model_logits(r->model),
+                       SEQS * (size_t)r->spec->vocab * sizeof *out);
     if (hd_stream_sync(r->stream[0], &err) != HD_OK) fail_msg("%s", err.msg);
 }
 
-static void run_step(const rank *r, hd_batch *const *batches) {
+static void run_step(const rank *r) {
     hd_err err = {0};
     hd_graph *graph;
     if (r->on != CAPTURED) {
-        hd_model_step(r->model, r->kv, batches, MICRO);
+        hd_model_step(r->model, r->kv, &r->batch);
         return;
     }
     assert_int_equal(hd_stream_sync(r->stream[0], NULL), HD_OK);
     hd_stream_begin_capture(r->stream[0]);
-    hd_model_step(r->model, r->kv, batches, MICRO);
+    hd_model_step(r->model, r->kv, &r->batch);
     if (hd_stream_end_capture(r->stream[0], &graph, &err) != HD_OK) fail_msg("%s", err.msg);
     hd_stream_launch(r->stream[0], graph);
     assert_int_equal(hd_stream_sync(r->stream[0], NULL), HD_OK);
     hd_graph_close(graph);
 }
 
-/* A prompt, one token more, and a draft: the logits [STEPS, MICRO, vocab]; free() them. */
+/* A prompt, one token more, and a draft: the logits [STEPS, SEQS, vocab]; free() them. */
 static float *run_steps(rank *r) {
-    const size_t n = (size_t)MICRO * (size_t)r->spec->vocab;
-    hd_batch *batches[MICRO] = {&r->batch[0], &r->batch[1]};
+    const size_t n = (size_t)SEQS * (size_t)r->spec->vocab;
     float *logits = calloc(STEPS * n, sizeof *logits);
     assert_non_null(logits);
     write_rows(r, 0, PROMPT);
-    run_step(r, batches);
+    run_step(r);
     keep(r, logits);
     write_rows(r, PROMPT, 1);
-    run_step(r, batches);
+    run_step(r);
     keep(r, logits + n);
     if (r->spec->n_mtp == 0) return logits;
-    hd_model_draft(r->model, r->kv, batches, MICRO, false);
+    hd_model_draft(r->model, r->kv, &r->batch, false);
     keep(r, logits + 2 * n);
     return logits;
 }
 
 static bool same(const hd_model_spec *spec, const float *a, const float *b) {
-    return memcmp(a, b, (size_t)STEPS * MICRO * (size_t)spec->vocab * sizeof *a) == 0;
+    return memcmp(a, b, (size_t)STEPS * SEQS * (size_t)spec->vocab * sizeof *a) == 0;
 }
 
 /* Returns whether a rank with three streams in this order computes want. */
@@ -377,6 +382,35 @@ static void parts_beside_give_the_same_bits(void **state) {
     check_streams(OF_PARTS_BESIDE);
 }
 
+static hd_batch batch_of(int32_t rows) {
+    return (hd_batch){.n_rows = rows};
+}
+
+/* There is room for them in one. */
+static void steps_of_few_rows_are_not_cut(void **state) {
+    (void)state;
+    static const int32_t groups[] = {1, ROWS - 4},
+                         room[] = {ROWS / 2 + HD_MAX_DRAFTS + 1, ROWS - 4, ROWS};
+    hd_model_spec *spec = config_open("tiny_v3");
+    const hd_parallel_config experts = hd_parallel_expert(2, 0);
+    for (int32_t i = 0; i < 3; i++) {
+        rank r;
+        micro_from = i == 0 ? 0 : i == 1 ? ROWS - 4 : ROWS + 1;
+        open_rank(&r, spec, &experts, ON_CPU, 1, OF_LANES);
+        const hd_batch few = batch_of(1), some = batch_of(ROWS - 5), many = batch_of(ROWS - 4);
+        hd_batch other = few; /* another attention group has many */
+        other.group_rows = groups;
+        assert_int_equal(hd_model_n_micro(r.model, &few), 1);
+        assert_int_equal(hd_model_n_micro(r.model, &some), i == 0 ? MICRO : 1);
+        assert_int_equal(hd_model_n_micro(r.model, &many), i == 2 ? 1 : MICRO);
+        assert_int_equal(hd_model_n_micro(r.model, &other), i == 2 ? 1 : MICRO);
+        assert_int_equal(r.model->whole_rows, room[i]);
+        close_rank(&r);
+    }
+    micro_from = 0;
+    hd_model_spec_close(spec);
+}
+
 /* Lanes that are one stream record no event. */
 static void one_stream_has_no_events(void **state) {
     (void)state;
@@ -398,6 +432,7 @@ int test_lanes(void) {
         cmocka_unit_test(stages_follow_each_other_over_lanes),
         cmocka_unit_test(lanes_give_the_same_bits),
         cmocka_unit_test(parts_beside_give_the_same_bits),
+        cmocka_unit_test(steps_of_few_rows_are_not_cut),
         cmocka_unit_test(one_stream_has_no_events),
     };
     return cmocka_run_group_tests_name("lanes", tests, NULL, NULL);

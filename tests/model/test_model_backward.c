@@ -114,7 +114,7 @@ static void open_model(trained *t, hd_model **out, int32_t logits) {
                               .device = t->device,
                               .stream = t->stream};
     const hd_model_limits limits = {.rows = ROWS, .logits = logits, .positions = POSITIONS};
-    assert_int_equal(hd_model_open(out, &env, &limits, 1, NULL), HD_OK);
+    assert_int_equal(hd_model_open(out, &env, &limits, NULL), HD_OK);
 }
 
 static void fill_batch(trained *t) {
@@ -214,10 +214,9 @@ static double log_prob(const float *logits, int32_t vocab, int32_t target, doubl
 }
 
 static double loss_now(trained *t) {
-    hd_batch *batches[] = {&t->batch};
-    hd_model_step(t->whole, t->kv, batches, 1);
+    hd_model_step(t->whole, t->kv, &t->batch);
     assert_int_equal(hd_stream_sync(t->stream, NULL), HD_OK);
-    const float *logits = hd_model_logits(t->whole, 0);
+    const float *logits = hd_model_logits(t->whole);
     double loss = 0.0, entropy;
     for (int32_t r = 0; r < t->batch.n_rows; r++) {
         const double logp = log_prob(logits + (int64_t)r * t->spec->vocab, t->spec->vocab,

@@ -17,7 +17,7 @@
 #include "base/random_fill.h"
 #include "comm/local.h"
 #include "fakes/gpus.h"
-#include "model/model.h"
+#include "model/model_internal.h"
 #include "weights/configs.h"
 
 enum {
@@ -32,10 +32,11 @@ enum {
 
 /* How a world runs. */
 typedef struct variant {
-    int32_t n_micro; /* micro-batches of a step: 1, or one per sequence */
+    int32_t n_micro; /* micro-batches of a step, which cut sequences */
     bool rotates;    /* the experts of each rank's slots change before every step */
     int32_t room;    /* rows that a rank's experts take at once; 0: all */
     bool hot;        /* every row chooses expert HOT, of routers with a bias */
+    hd_expert_split split;
 } variant;
 
 enum { HOT = 5 };
@@ -64,12 +65,13 @@ typedef struct body {
     hd_weights *weights;
     hd_model *model;
     hd_kv *kv;
-    hd_batch batches[SEQS]; /* [n_micro] */
+    hd_batch batch;
     hd_ops ops;
     const hd_comm *comm;
     int32_t *before; /* [SEQS] on the device: tokens that drafts follow */
     int32_t pages[SEQS][POSITIONS];
     int32_t n_pages;
+    int32_t arrived; /* rows at this rank's experts in the last dispatch */
     int32_t group_rows[MAX_RANKS], group_logits[MAX_RANKS];
 } body;
 
@@ -94,7 +96,8 @@ static hd_status open_body(body *b, rank *r) {
                         .weights = b->weights,
                         .ops = &b->ops,
                         .device = b->device,
-                        .stream = b->stream};
+                        .stream = b->stream,
+                        .split = r->how.split};
     if (r->world) {
         HD_TRY(hd_comm_local_join(r->world, r->number, b->device, b->stream, &b->ops, &b->comm,
                                   err));
@@ -104,8 +107,9 @@ static hd_status open_body(body *b, rank *r) {
     const hd_model_limits limits = {.rows = ROWS,
                                     .logits = SEQS * hd_max_i32(r->spec->dspark.block, 1),
                                     .positions = POSITIONS,
-                                    .expert_rows = r->how.room ? r->how.room : choices};
-    HD_TRY(hd_model_open(&b->model, &env, &limits, r->how.n_micro, err));
+                                    .expert_rows = r->how.room ? r->how.room : choices,
+                                    .n_micro = r->how.n_micro};
+    HD_TRY(hd_model_open(&b->model, &env, &limits, err));
     b->n_pages = (int32_t)hd_ceil_div(POSITIONS, hd_kv_shape_of(r->spec).page_tokens);
     for (int32_t i = 0; i < SEQS * b->n_pages; i++) {
         b->pages[i / b->n_pages][i % b->n_pages] = i;
@@ -116,14 +120,12 @@ static hd_status open_body(body *b, rank *r) {
     HD_TRY(
         hd_kv_open(&b->kv, r->spec, r->spec->n_layers + r->spec->n_mtp, b->device, &kv, err));
     const hd_batch_limits batch = {ROWS, SEQS, b->n_pages};
-    for (int32_t i = 0; i < r->how.n_micro; i++) {
-        HD_TRY(hd_batch_open(&b->batches[i], &batch, b->device, err));
-    }
+    HD_TRY(hd_batch_open(&b->batch, &batch, b->device, err));
     return open_before(b, err);
 }
 
 static void close_body(body *b) {
-    for (int32_t i = 0; i < SEQS; i++) hd_batch_close(&b->batches[i]);
+    hd_batch_close(&b->batch);
     hd_kv_close(b->kv);
     hd_model_close(b->model);
     hd_weights_close(b->weights);
@@ -144,46 +146,46 @@ static int32_t tokens_of(const rank *r, int32_t owner, pass p) {
     return p == PASS_TOKEN ? 1 : r->spec->dspark.block;
 }
 
+static void upload(body *b) {
+    b->batch.n_micro = hd_model_n_micro(b->model, &b->batch);
+    hd_batch_upload(&b->batch, b->stream);
+}
+
 /* The ranks of an attention group have the same rows. */
 static void write_rows(body *b, const rank *r, pass p) {
-    const int32_t owner = r->owner, n = tokens_of(r, owner, p), each = SEQS / r->how.n_micro;
+    const int32_t owner = r->owner, n = tokens_of(r, owner, p);
     int32_t tokens[PROMPT], start = 0;
     for (int k = PASS_PROMPT; k < (int)p; k++) start += tokens_of(r, owner, (pass)k);
     for (int32_t k = 0; k < r->parallel.dp; k++) {
         const int32_t rows = tokens_of(r, k, p);
-        b->group_rows[k] = each * rows;
-        b->group_logits[k] = each * (p == PASS_BLOCK ? rows : rows > 0);
+        b->group_rows[k] = SEQS * rows;
+        b->group_logits[k] = SEQS * (p == PASS_BLOCK ? rows : rows > 0);
     }
-    for (int32_t i = 0; i < r->how.n_micro; i++) {
-        hd_batch_reset(&b->batches[i]);
-        b->batches[i].group_rows = r->parallel.dp > 1 ? b->group_rows : NULL;
-        b->batches[i].group_logits = r->parallel.dp > 1 ? b->group_logits : NULL;
-    }
+    hd_batch_reset(&b->batch);
+    b->batch.group_rows = r->parallel.dp > 1 ? b->group_rows : NULL;
+    b->batch.group_logits = r->parallel.dp > 1 ? b->group_logits : NULL;
     for (int32_t q = 0; q < SEQS && n; q++) {
         for (int32_t i = 0; i < n; i++) {
             const int32_t at = start + i + 37 * q + 101 * owner;
             tokens[i] =
                 (int32_t)(hd_random_fill_at(7, (uint64_t)at) % (uint64_t)r->spec->vocab);
         }
-        hd_batch_add(&b->batches[q % r->how.n_micro], &(hd_batch_seq){
-                                                          .tokens = tokens,
-                                                          .n = n,
-                                                          .start = start,
-                                                          .after = tokens[0],
-                                                          .n_logits = 1,
-                                                          .pages = {b->pages[q], b->pages[q]},
-                                                          .n_pages = b->n_pages
+        hd_batch_add(&b->batch, &(hd_batch_seq){
+                                    .tokens = tokens,
+                                    .n = n,
+                                    .start = start,
+                                    .after = tokens[0],
+                                    .n_logits = 1,
+                                    .pages = {b->pages[q], b->pages[q]},
+                                    .n_pages = b->n_pages
         });
     }
-    for (int32_t i = 0; i < r->how.n_micro; i++) hd_batch_upload(&b->batches[i], b->stream);
+    if (p != PASS_BLOCK) upload(b);
 }
 
 static void keep(const body *b, const rank *r, int32_t step) {
-    const size_t n = SEQS / (size_t)r->how.n_micro * (size_t)r->spec->vocab;
-    for (int32_t i = 0; i < r->how.n_micro; i++) {
-        hd_stream_download(b->stream, r->logits[step] + (size_t)i * n,
-                           hd_model_logits(b->model, i), n * sizeof(float));
-    }
+    hd_stream_download(b->stream, r->logits[step], hd_model_logits(b->model),
+                       SEQS * (size_t)r->spec->vocab * sizeof(float));
 }
 
 /* Every slot gets the expert of the rank's next slot, in all layers. */
@@ -203,41 +205,41 @@ static void rotate_slots(body *b, const rank *r) {
 }
 
 /* Runs a block of drafts after the token, and the first place of it. */
-static void run_block(body *b, const rank *r, hd_batch *const batches[]) {
-    const int32_t block = r->spec->dspark.block;
-    hd_model_absorb(b->model, b->kv, batches, r->how.n_micro);
+static void run_block(body *b, const rank *r) {
+    hd_model_absorb(b->model, b->kv, &b->batch);
     write_rows(b, r, PASS_BLOCK);
-    for (int32_t i = 0; i < r->how.n_micro; i++) {
-        batches[i]->n_logits = 0;
-        hd_batch_make_block(batches[i], block);
-        hd_batch_upload(batches[i], b->stream);
-    }
-    hd_model_draft_block(b->model, b->kv, batches, r->how.n_micro);
-    for (int32_t i = 0; i < r->how.n_micro; i++) {
-        const int32_t n = batches[i]->n_seqs;
-        hd_model_draft_place(b->model, i, 0, b->before, n, n);
-    }
+    b->batch.n_logits = 0;
+    hd_batch_make_block(&b->batch, r->spec->dspark.block);
+    upload(b);
+    hd_model_draft_block(b->model, b->kv, &b->batch);
+    const int32_t n = b->batch.n_seqs;
+    hd_model_draft_place(b->model, 0, b->before, n, n);
 }
 
 /* Runs a prompt, one token more, and its draft if there is a drafter. */
 static void run_body(body *b, const rank *r) {
-    hd_batch *batches[SEQS];
-    for (int32_t i = 0; i < r->how.n_micro; i++) batches[i] = &b->batches[i];
     rotate_slots(b, r);
     write_rows(b, r, PASS_PROMPT);
-    hd_model_step(b->model, b->kv, batches, r->how.n_micro);
+    hd_model_step(b->model, b->kv, &b->batch);
     keep(b, r, 0);
     rotate_slots(b, r);
     write_rows(b, r, PASS_TOKEN);
-    hd_model_step(b->model, b->kv, batches, r->how.n_micro);
+    hd_model_step(b->model, b->kv, &b->batch);
     keep(b, r, 1);
     if (r->spec->drafter == HD_DRAFTER_DSPARK) {
-        run_block(b, r, batches);
+        run_block(b, r);
     } else if (r->spec->drafter != HD_DRAFTER_NONE) {
-        hd_model_draft(b->model, b->kv, batches, r->how.n_micro, false);
+        hd_model_draft(b->model, b->kv, &b->batch, false);
     }
     if (r->spec->drafter != HD_DRAFTER_NONE) keep(b, r, 2);
     hd_stream_wait(b->stream);
+    const int32_t *in_offset = b->model->acts.in_offset;
+    if (in_offset) {
+        hd_stream_download(b->stream, &b->arrived,
+                           in_offset + hd_weights_shard(b->weights)->n_experts,
+                           sizeof b->arrived);
+        hd_stream_wait(b->stream);
+    }
 }
 
 /* A rank that fails ends communication, or the others would wait for it. */
@@ -380,8 +382,9 @@ static void describe(char *out, size_t size, const char *name, const hd_parallel
 }
 
 /* Every rank has the bits of one rank alone, or with sum_in_ranks nearly its values. Returns how
- * many dispatches each rank has made. */
-static int64_t check_variant(const char *name, const hd_parallel_config *l, variant how) {
+ * many dispatches each rank has made. most: rows at the busiest rank's experts in the last dispatch. */
+static int64_t check_variant_rows(const char *name, const hd_parallel_config *l, variant how,
+                                  int32_t *most) {
     hd_model_spec *spec = config_open(name);
     hd_weights *whole = make_weights(spec);
     if (how.hot) heat(whole, spec);
@@ -406,11 +409,20 @@ static int64_t check_variant(const char *name, const hd_parallel_config *l, vari
             }
         }
     }
-    for (int32_t r = 0; r < hd_parallel_world(l); r++) close_rank(&ranks[r]);
+    *most = 0;
+    for (int32_t r = 0; r < hd_parallel_world(l); r++) {
+        *most = hd_max_i32(*most, ranks[r].body->arrived);
+        close_rank(&ranks[r]);
+    }
     close_rank(&alone);
     hd_weights_close(whole);
     hd_model_spec_close(spec);
     return dispatches;
+}
+
+static int64_t check_variant(const char *name, const hd_parallel_config *l, variant how) {
+    int32_t most;
+    return check_variant_rows(name, l, how, &most);
 }
 
 static void check_layout(const char *name, const hd_parallel_config *l, int32_t n_micro,
@@ -443,7 +455,7 @@ static void check_expert_world(const char *name, int32_t ep, int32_t redundant, 
 static void expert_ranks_have_the_same_bits(void **state) {
     (void)state;
     for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
-        check_expert_world(names[k], 4, 0, 1, false);
+        check_expert_world(names[k], 4, 0, 1 + (int32_t)k % HD_MAX_MICRO, false);
     }
     check_expert_world("tiny_v3", 3, 2, SEQS, false);
     check_expert_world("tiny_v4", 3, 6, SEQS, false);
@@ -462,8 +474,8 @@ static void check_common(const char *name, int32_t tp, int32_t ep, int32_t n_mic
 static void common_rows_have_the_same_bits(void **state) {
     (void)state;
     for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
-        check_common(names[k], 1, 4, 1, false);
-        check_common(names[k], 2, 2, 1, false);
+        check_common(names[k], 1, 4, 3, false);
+        check_common(names[k], 2, 2, 1 + (int32_t)(k + 1) % HD_MAX_MICRO, false);
         check_common(names[k], 4, 2, 1, false);
     }
     check_common("tiny_v3", 1, 2, SEQS, true);
@@ -501,15 +513,15 @@ static void any_layout_has_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         int32_t n_micro;
     } cases[] = {
-        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, 3   },
         {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false, 0}, SEQS},
         {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, 0}, 4   },
+        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, 0}, 2   },
         {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false, 0}, SEQS},
         {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, 0}, 1   },
-        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, 0}, 1   },
+        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, 0}, 3   },
+        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, 0}, 4   },
         {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false, 0}, 1   },
         {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true, 0},  1   },
     };
@@ -530,7 +542,7 @@ static void rounds_have_the_same_bits(void **state) {
         {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false, 0}, 1   },
         {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false, 0}, SEQS},
         {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, SEQS},
-        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, 0}, 1   },
+        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, 0}, 3   },
         {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0}, SEQS},
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
@@ -572,6 +584,37 @@ static void moving_experts_have_the_same_bits(void **state) {
     check_expert_world("tiny_v4", 3, 6, 1, true);
 }
 
+/* Which copy of an expert computes a row changes no bit. With the rows of all ranks together the busiest
+ * rank has the fewest. */
+static void splits_have_the_same_bits(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
+        variant how;
+    } cases[] = {
+        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0}, {.n_micro = 1}                    },
+        {"tiny_v3",        {1, 3, 3, 1, 1, 1, 5, 0, 0, false, 0}, {.n_micro = SEQS, .rotates = true}},
+        {"tiny_v4",        {4, 1, 2, 2, 1, 4, 4, 0, 1, false, 0}, {.n_micro = 1}                    },
+        {"tiny_v4",        {2, 2, 2, 2, 4, 1, 6, 0, 0, false, 0}, {.n_micro = SEQS}                 },
+        {"tiny_v3",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0}, {.n_micro = 1, .room = 64}        },
+        {"tiny_v4_dspark",
+         {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0},
+         {.n_micro = SEQS, .room = 48}                                                              },
+    };
+    for (size_t i = 0; i < HD_LEN(cases) && (i < 1 || !is_brief()); i++) {
+        int32_t most[3];
+        for (int32_t k = HD_SPLIT_TURNS; k <= HD_SPLIT_FLOW; k++) {
+            variant how = cases[i].how;
+            how.split = (hd_expert_split)k;
+            check_variant_rows(cases[i].name, &cases[i].l, how, &most[k]);
+        }
+        if (cases[i].how.room || cases[i].how.n_micro > 1) continue; /* the last dispatch is a part */
+        assert_true(most[HD_SPLIT_FLOW] > 0 && most[HD_SPLIT_FLOW] <= most[HD_SPLIT_LOCAL]);
+        assert_true(most[HD_SPLIT_FLOW] <= most[HD_SPLIT_TURNS] - (i == 0));
+    }
+}
+
 /* The input of a layer is the output of the one before: a drafter that reads either side drafts
  * the same. */
 static void both_sides_of_a_tap_have_the_same_bits(void **state) {
@@ -607,11 +650,11 @@ static void a_shard_alone_is_refused(void **state) {
     hd_model *m;
     hd_ops ops;
     hd_err err = {0};
-    hd_ops_init_ref(&ops);
+    hd_ops_init_ref(&ops, HD_EXACT);
     assert_int_equal(hd_weights_open_shards(&w, whole, &two, 0, &err), HD_OK);
     const hd_model_env env = {.spec = spec, .weights = w, .ops = &ops};
-    const hd_model_limits limits = {1, 1, 1, 0};
-    assert_int_not_equal(hd_model_open(&m, &env, &limits, 1, &err), HD_OK);
+    const hd_model_limits limits = {.rows = 1, .logits = 1, .positions = 1};
+    assert_int_not_equal(hd_model_open(&m, &env, &limits, &err), HD_OK);
     assert_non_null(strstr(err.msg, "needs its other ranks"));
     hd_weights_close(w);
     hd_weights_close(whole);
@@ -628,6 +671,7 @@ int test_ranks(void) {
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(room_is_bounded),
         cmocka_unit_test(moving_experts_have_the_same_bits),
+        cmocka_unit_test(splits_have_the_same_bits),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
         cmocka_unit_test(a_shard_alone_is_refused),
     };
@@ -639,6 +683,7 @@ int test_ranks(void) {
         cmocka_unit_test(any_layout_has_the_same_bits),
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(moving_experts_have_the_same_bits),
+        cmocka_unit_test(splits_have_the_same_bits),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
     };
     int failed = cmocka_run_group_tests_name("ranks", tests, NULL, NULL);

@@ -251,6 +251,40 @@ static void moves_must_pay(void **state) {
     hd_rebalance_close(w.machine);
 }
 
+/* Rows that an exact split of copies evens out need no move; an even one needs some. */
+static void the_split_is_known(void **state) {
+    (void)state;
+    for (int32_t k = HD_SPLIT_TURNS; k <= HD_SPLIT_FLOW; k++) {
+        world w;
+        open_world(&w, 2, 6, 4);
+        hd_rebalance_close(w.machine);
+        w.o.split = (hd_expert_split)k;
+        assert_int_equal(hd_rebalance_open(&w.machine, &w.o, NULL), HD_OK);
+        w.hot = 3; /* without a copy, as is no other hot one */
+        run_steps(&w, 100);
+        const hd_rebalance_stats s = hd_rebalance_read_stats(w.machine);
+        const bool exact = k != HD_SPLIT_TURNS;
+        assert_int_equal(s.plans > 0, !exact);
+        assert_true(s.balancedness <= s.bound + 1e-9 && s.at_start <= s.balancedness + 1e-9);
+        assert_int_equal(s.at_start > 0.999, exact);
+        hd_rebalance_close(w.machine);
+    }
+    /* what no split of these places evens out still moves */
+    world w;
+    open_world(&w, 4, 20, 16);
+    hd_rebalance_close(w.machine);
+    w.o.split = HD_SPLIT_FLOW;
+    assert_int_equal(hd_rebalance_open(&w.machine, &w.o, NULL), HD_OK);
+    for (int32_t k = 0; k < 4; k++) {
+        w.hot = 3 * k + 1;
+        run_steps(&w, 80);
+        const hd_rebalance_stats s = hd_rebalance_read_stats(w.machine);
+        assert_true(s.balancedness >= near * s.bound && s.balancedness <= s.bound + 1e-9);
+    }
+    assert_true(hd_rebalance_read_stats(w.machine).plans > 0);
+    hd_rebalance_close(w.machine);
+}
+
 /* Not more bytes than the limit. */
 static void moves_are_slow(void **state) {
     (void)state;
@@ -378,6 +412,7 @@ int test_rebalance(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_follows_the_load),
         cmocka_unit_test(moves_must_pay),
+        cmocka_unit_test(the_split_is_known),
         cmocka_unit_test(moves_are_slow),
         cmocka_unit_test(a_step_pays_for_its_share),
         cmocka_unit_test(every_interruption_leaves_whole_maps),

@@ -97,8 +97,8 @@ static void splits_keep_their_order(void **state) {
                                   .jitter = 0.3};
     hd_traffic t = generate(&spec);
     for (int32_t plan = HD_SIM_NONE; plan <= HD_SIM_FLOW; plan++) {
-        double b[4];
-        for (int split = HD_SIM_EVEN; split <= HD_SIM_EXACT; split++) {
+        double b[5];
+        for (int split = HD_SIM_EVEN; split <= HD_SIM_LOCAL; split++) {
             const hd_sim_args a = {.traffic = &t,
                                    .slots = 80,
                                    .ranks = 8,
@@ -118,9 +118,10 @@ static void splits_keep_their_order(void **state) {
             }
             hd_sim_result_close(&r);
         }
-        for (int split = HD_SIM_EVEN; split < HD_SIM_EXACT; split++) {
+        for (int split = HD_SIM_EVEN; split <= HD_SIM_LOCAL; split++) {
             assert_true(b[split] <= b[HD_SIM_EXACT] + 1e-12);
         }
+        if (plan == HD_SIM_FLOW) assert_true(b[HD_SIM_LOCAL] > b[HD_SIM_EVEN] + 0.05);
     }
     hd_traffic_close(&t);
 }

@@ -198,7 +198,7 @@ ENTRY(linear_heads, int16)
 ENTRY(grouped_gemm, int16)
 
 void fast_ref_table(hd_ops *t, fast_form form) {
-    hd_ops_init_ref(t);
+    hd_ops_init_ref(t, HD_EXACT);
     t->name = form == FAST_BF16 ? "ref, fast in bf16" : "ref, fast in whole numbers";
     t->linear = form == FAST_BF16 ? linear_bf16 : linear_int16;
     t->linear_heads = form == FAST_BF16 ? linear_heads_bf16 : linear_heads_int16;

@@ -29,7 +29,7 @@ static struct {
 static const weight_format odd_formats[] = {
     {UNNAMED,  "BF16, F32 per 2 x 16",   HD_BF16, HD_F32,  2,  16, 1.0f},
     {UNNAMED,  "E4M3 without scales",    HD_E4M3, HD_NONE, 0,  0,  1.0f},
-    {UNNAMED,  "E4M3, E8M0 per 32 x 32", HD_E4M3, HD_E8M0, 32, 32, 1.0f},
+    {FP8_32,   "E4M3, E8M0 per 32 x 32", HD_E4M3, HD_E8M0, 32, 32, 1.0f},
     {UNNAMED,  "E4M3, BF16 per 3 x 48",  HD_E4M3, HD_BF16, 3,  48, 1.0f},
     {E4M3_ODD, "E4M3, F32 per 3 x 5",    HD_E4M3, HD_F32,  3,  5,  1.0f},
     {UNNAMED,  "E2M1, E8M0 per 6",       HD_E2M1, HD_E8M0, 1,  6,  1.0f},
@@ -92,7 +92,7 @@ static void find_tables(void) {
         features |= HD_CPU_FAST_BF16; /* some may not, to get its bits */
     hd_ops t;
     fix.n_tables = 0;
-    hd_ops_init_ref(&t);
+    hd_ops_init_ref(&t, HD_EXACT);
     add_table(fix.table, &fix.n_tables, &t);
     if (fix.brief) return;
     for (fast_form f = 0; f < FAST_FORMS; f++) {

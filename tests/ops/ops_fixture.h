@@ -31,6 +31,7 @@ void naive_on_gpu(void **state); /* test_ops_attention.c */
 void many_rows_on_gpu(void **state);
 
 /* tests of test_ops_csa2.c */
+void groups_are_rounded(void **state);
 void pools_are_those_of_whole_numbers(void **state);
 void pool_breaks_ties_downwards(void **state);
 void gates_know_their_answers(void **state);
@@ -54,6 +55,7 @@ REAL_OPS_LIST(X)
 #define ENTRY_TESTS_LIST(X)          \
     X(entries_are_the_nearest)       \
     X(entry_sizes)                   \
+    X(entries_are_rounded)           \
     X(entries_keep_nan)              \
     X(packed_entries_are_read)       \
     X(gradients_read_packed_entries) \
@@ -78,6 +80,7 @@ CHECK_TESTS_LIST(X)
 #define OFFICIAL_TESTS_LIST(X) \
     X(official_linear)         \
     X(official_grouped_gemm)   \
+    X(official_little_scratch) \
     X(official_tiles)          \
     X(official_leaves_the_rest)
 #define X(test) void test(void **state);
@@ -194,6 +197,7 @@ typedef struct weight_format {
 enum {
     UNNAMED = -1,
     E4M3_ODD = -2, /* scales per 3 x 5 */
+    FP8_32 = -3,   /* V4.1's: powers of two per 32 x 32 */
     F32_PLAIN = FORMAT_ID(HD_FORMAT_F32, HD_NONE),
     BF16_PLAIN = FORMAT_ID(HD_FORMAT_BF16, HD_NONE),
     FP8_F32 = FORMAT_ID(HD_FORMAT_FP8, HD_F32),

@@ -274,7 +274,9 @@ void grouped_gradients(void **state) {
                                                               .n_slots = N,
                                                               .n_rows = ROWS,
                                                               .cols = COLS,
-                                                              .top_k = TOP});
+                                                              .top_k = TOP,
+                                                              .rows = rows,
+                                                              .choice = m.assignment});
         backward_ops()->grouped_gemm_back(backward_stream(),
                                           &(hd_grouped_gemm_back_args){.dx = by_place,
                                                                        .g = hd_f32(t.g),
@@ -597,7 +599,8 @@ void loss_gradients(void **state) {
 
 /* ---- order ---- */
 
-/* Parameter gradients of all rows at once have the bits of those of pieces, one after another. */
+/* Parameter gradients of all rows at once have the bits of those of pieces, one after another. For a GPU
+ * a piece is a sequence. */
 void pieces_give_the_same_bits(void **state) {
     (void)state;
     enum { ROWS = 29, N = 9, COLS = 31, PIECE = 5 };
@@ -605,9 +608,16 @@ void pieces_give_the_same_bits(void **state) {
     float *whole = take_zeros(N * COLS), *pieces = take_zeros(N * COLS);
     float *norm_whole = take_zeros(COLS), *norm_pieces = take_zeros(COLS);
     float *dx = take_nan(ROWS * COLS);
+    int32_t *all = take_ints(ROWS / PIECE + 2), *one = take_ints(2);
+    for (int32_t i = 1; i <= ROWS / PIECE + 1; i++)
+        all[i] = PIECE * i < ROWS ? PIECE * i : ROWS;
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t first = 0, n = 0; first < ROWS; first += n) {
             n = pass == 0 ? ROWS : first + PIECE > ROWS ? ROWS - first : PIECE;
+            one[1] = n;
+            const hd_row_sums sums = {
+                .seqs = {.n = pass ? 1 : ROWS / PIECE + 1, .first_row = pass ? one : all}
+            };
             backward_ops()->weight_grad(
                 backward_stream(), &(hd_weight_grad_args){.dw = pass ? pieces : whole,
                                                           .left = hd_f32(g + first * N),
@@ -617,7 +627,8 @@ void pieces_give_the_same_bits(void **state) {
                                                           .n_rows = N,
                                                           .cols = COLS,
                                                           .left_head = N,
-                                                          .right_head = COLS});
+                                                          .right_head = COLS,
+                                                          .sums = sums});
             backward_ops()->rms_norm_back(
                 backward_stream(),
                 &(hd_rms_norm_back_args){.dx = hd_f32(dx),
@@ -627,7 +638,8 @@ void pieces_give_the_same_bits(void **state) {
                                          .scale = take(sizeof(double) * ROWS),
                                          .rows = n,
                                          .cols = COLS,
-                                         .eps = 1e-6f});
+                                         .eps = 1e-6f,
+                                         .sums = sums});
         }
     }
     check_bits("weight_grad in pieces", pieces, whole, N * COLS);

@@ -580,16 +580,46 @@ static void check_mixing(int32_t hc, int32_t iters, float spread, bool head) {
     float *dx = take_zeros(n_x), *dmix = take_nan(ROWS * n), *dfn = take_zeros(n_fn);
     float *dscale = take_zeros(n_scale), *dbase = take_zeros(n);
     if (head) {
-        backward_ops()->hc_head_back(
-            backward_stream(),
-            &(hd_hc_head_back_args){dx, dmix, dscale, dbase, part, hd_f32(t.g), hd_f32(x), fn,
-                                    scale, base, ROWS, COLS, hc, 1e-6f, 1e-6f});
+        backward_ops()->hc_head_back(backward_stream(), &(hd_hc_head_back_args){
+                                                            dx,
+                                                            dmix,
+                                                            dscale,
+                                                            dbase,
+                                                            part,
+                                                            hd_f32(t.g),
+                                                            hd_f32(x),
+                                                            fn,
+                                                            scale,
+                                                            base,
+                                                            ROWS,
+                                                            COLS,
+                                                            hc,
+                                                            1e-6f,
+                                                            1e-6f,
+                                                            {{0}, NULL, 0}
+        });
     } else {
-        backward_ops()->hc_pre_back(backward_stream(),
-                                    &(hd_hc_pre_back_args){dx, dmix, dscale, dbase, part,
-                                                           hd_f32(t.g), t.dpost, t.dcomb,
-                                                           hd_f32(x), fn, scale, base, ROWS,
-                                                           COLS, hc, iters, 1e-6f, 1e-6f});
+        backward_ops()->hc_pre_back(backward_stream(), &(hd_hc_pre_back_args){
+                                                           dx,
+                                                           dmix,
+                                                           dscale,
+                                                           dbase,
+                                                           part,
+                                                           hd_f32(t.g),
+                                                           t.dpost,
+                                                           t.dcomb,
+                                                           hd_f32(x),
+                                                           fn,
+                                                           scale,
+                                                           base,
+                                                           ROWS,
+                                                           COLS,
+                                                           hc,
+                                                           iters,
+                                                           1e-6f,
+                                                           1e-6f,
+                                                           {{0}, NULL, 0}
+        });
     }
     backward_ops()->weight_grad(backward_stream(), &(hd_weight_grad_args){.dw = dfn,
                                                                           .left = hd_f32(dmix),

@@ -47,19 +47,19 @@ static float *gradient_by(const matrix_shape *t, const float *left, const float 
         int32_t rows;
         const hd_seqs seqs = take_sequences(s, s + step < SEQS ? step : SEQS - s, &rows);
         rows *= t->streams;
-        hd_weight_grad_args a = {.dw = dw,
-                                 .left = hd_f32(left + row * t->heads * t->n_rows),
-                                 .right = hd_f32(right + row * t->heads * t->cols),
-                                 .rows = rows,
-                                 .heads = t->heads,
-                                 .n_rows = t->n_rows,
-                                 .cols = t->cols,
-                                 .head_rows = t->n_rows,
-                                 .left_head = t->n_rows,
-                                 .right_head = t->cols,
-                                 .seqs = seqs,
-                                 .parts = parts,
-                                 .n_parts = parts ? PARTS : 0};
+        hd_weight_grad_args a = {
+            .dw = dw,
+            .left = hd_f32(left + row * t->heads * t->n_rows),
+            .right = hd_f32(right + row * t->heads * t->cols),
+            .rows = rows,
+            .heads = t->heads,
+            .n_rows = t->n_rows,
+            .cols = t->cols,
+            .head_rows = t->n_rows,
+            .left_head = t->n_rows,
+            .right_head = t->cols,
+            .sums = {seqs, parts, parts ? PARTS : 0}
+        };
         backward_ops()->weight_grad(backward_stream(), &a);
         row += rows;
     }
@@ -100,7 +100,7 @@ void sequences_are_summed_alone(void **state) {
                                                               .head_rows = t->n_rows,
                                                               .left_head = t->n_rows,
                                                               .right_head = t->cols,
-                                                              .seqs = all});
+                                                              .sums = {.seqs = all}});
         const float *together = gradient_by(t, left, right, SEQS);
         check_close("weight_grad", together, want, size);
         check_bits("weight_grad of two", gradient_by(t, left, right, 2), together, size);
@@ -114,8 +114,8 @@ enum { SLOTS = 3, TOP = 2, N_ROWS = 20, COLS = 70 };
 
 /* Rows [row, row + rows) with two of three experts each, sorted by slot. */
 static float *experts_by(const int32_t *missing, const float *g, const float *x, int32_t step,
-                         const hd_backward_ops *ops, hd_stream *stream) {
-    float *dw = take_zeros(SLOTS * N_ROWS * COLS);
+                         int64_t n_parts, const hd_backward_ops *ops, hd_stream *stream) {
+    float *dw = take_zeros(SLOTS * N_ROWS * COLS), *parts = n_parts ? take_nan(n_parts) : NULL;
     int32_t row = 0, rows;
     for (int32_t s = 0; s < SEQS; s += step, row += rows) {
         const hd_seqs seqs = take_sequences(s, s + step < SEQS ? step : SEQS - s, &rows);
@@ -131,18 +131,20 @@ static float *experts_by(const int32_t *missing, const float *g, const float *x,
             }
             offset[e + 1] = n;
         }
-        ops->grouped_weight_grad(
-            stream, &(hd_grouped_weight_grad_args){.dw = dw,
-                                                   .g = hd_f32(sorted),
-                                                   .x = hd_f32(x + (int64_t)row * COLS),
-                                                   .offset = offset,
-                                                   .assignment = assignment,
-                                                   .n_slots = SLOTS,
-                                                   .n_rows = N_ROWS,
-                                                   .cols = COLS,
-                                                   .top_k = TOP,
-                                                   .seqs = seqs,
-                                                   .choice = assignment});
+        ops->grouped_weight_grad(stream, &(hd_grouped_weight_grad_args){
+                                             .dw = dw,
+                                             .g = hd_f32(sorted),
+                                             .x = hd_f32(x + (int64_t)row * COLS),
+                                             .offset = offset,
+                                             .assignment = assignment,
+                                             .n_slots = SLOTS,
+                                             .n_rows = N_ROWS,
+                                             .cols = COLS,
+                                             .top_k = TOP,
+                                             .rows = rows,
+                                             .choice = assignment,
+                                             .sums = {seqs, parts, n_parts}
+        });
     }
     return dw;
 }
@@ -156,13 +158,118 @@ void experts_are_summed_by_sequence(void **state) {
     const float *g = take_random(MOST_ROWS * TOP * N_ROWS, 1.0f);
     const float *x = take_random(MOST_ROWS * COLS, 1.0f);
     for (int32_t r = 0; r < MOST_ROWS; r++) missing[r] = random_below(8) ? 2 : 1;
-    const float *want = experts_by(missing, g, x, SEQS, &ref, fix.stream[0]);
-    const float *own = experts_by(missing, g, x, SEQS, backward_ops(), backward_stream());
+    const float *want = experts_by(missing, g, x, SEQS, 0, &ref, fix.stream[0]);
+    const float *own = experts_by(missing, g, x, SEQS, 0, backward_ops(), backward_stream());
     check_close("grouped_weight_grad", own, want, size);
-    for (int32_t step = 1; step < 3; step++) {
+    for (int32_t step = 1; step <= SEQS; step++) { /* two chunks at once */
         check_bits("grouped_weight_grad",
-                   experts_by(missing, g, x, step, backward_ops(), backward_stream()), own,
-                   size);
+                   experts_by(missing, g, x, step, step == 2 ? 0 : 2 * size, backward_ops(),
+                              backward_stream()),
+                   own, size);
+    }
+}
+
+/* ---- vectors ---- */
+
+enum { NORM_COLS = 70, RATIO = 4, WIDTH = 34, BIASES = 2 * RATIO * WIDTH };
+
+/* Inputs of all rows; gradients, and memory for their parts. */
+typedef struct vectors {
+    const float *x, *g, *ape, *freq;
+    float *dnorm, *dcompress, *dbias;
+    float *parts;
+    int64_t n_parts;
+} vectors;
+
+static void norm_sequences(const vectors *v, int32_t row, int32_t rows, hd_seqs seqs,
+                           const hd_backward_ops *ops, hd_stream *stream) {
+    const int64_t at = (int64_t)row * NORM_COLS;
+    ops->rms_norm_back(stream, &(hd_rms_norm_back_args){
+                                   .dx = hd_f32(take_nan(rows * NORM_COLS)),
+                                   .dweight = v->dnorm,
+                                   .g = hd_f32(v->g + at),
+                                   .x = hd_f32(v->x + at),
+                                   .scale = take((size_t)rows * sizeof(double)),
+                                   .rows = rows,
+                                   .cols = NORM_COLS,
+                                   .eps = 1e-6f,
+                                   .sums = {seqs, v->parts, v->n_parts}
+    });
+}
+
+/* Blocks of RATIO rows with those before. */
+static void compress_sequences(const vectors *v, int32_t row, int32_t rows, hd_seqs seqs,
+                               const hd_backward_ops *ops, hd_stream *stream) {
+    const int64_t at = (int64_t)row * 2 * WIDTH;
+    int32_t *first_entry = take_ints(seqs.n + 1);
+    float *g = take_nan((int64_t)rows / RATIO * WIDTH);
+    for (int32_t i = 0; i < seqs.n; i++) {
+        const int32_t first = seqs.first_row[i], n = (seqs.first_row[i + 1] - first) / RATIO;
+        first_entry[i + 1] = first_entry[i] + n;
+        for (int32_t e = 0; e < n; e++) { /* any numbers of its own */
+            memcpy(g + (int64_t)(first_entry[i] + e) * WIDTH,
+                   v->x + (int64_t)(row + first + e * RATIO) * NORM_COLS, WIDTH * sizeof *g);
+        }
+    }
+    ops->compress_back(stream,
+                       &(hd_compress_back_args){.dkv = take_nan((int64_t)rows * 2 * WIDTH),
+                                                .dgate = take_nan((int64_t)rows * 2 * WIDTH),
+                                                .dape = v->dbias,
+                                                .dnorm = v->dcompress,
+                                                .g = g,
+                                                .kv = v->x + at,
+                                                .gate = v->g + at,
+                                                .ape = v->ape,
+                                                .norm = v->ape,
+                                                .freq = v->freq,
+                                                .first_entry = first_entry,
+                                                .seqs = seqs,
+                                                .rows = rows,
+                                                .width = WIDTH,
+                                                .ratio = RATIO,
+                                                .pairs = 1,
+                                                .overlap = true,
+                                                .eps = 1e-6f,
+                                                .parts = v->parts,
+                                                .n_parts = v->n_parts});
+}
+
+/* v's gradients after calls of `step` sequences each. */
+static vectors vectors_by(vectors v, int32_t step, int64_t n_parts, const hd_backward_ops *ops,
+                          hd_stream *stream) {
+    int32_t row = 0, rows;
+    v.dnorm = take_zeros(NORM_COLS);
+    v.dcompress = take_zeros(WIDTH);
+    v.dbias = take_zeros(BIASES);
+    v.parts = n_parts ? take_nan(n_parts) : NULL;
+    v.n_parts = n_parts;
+    for (int32_t s = 0; s < SEQS; s += step, row += rows) {
+        const hd_seqs seqs = take_sequences(s, s + step < SEQS ? step : SEQS - s, &rows);
+        norm_sequences(&v, row, rows, seqs, ops, stream);
+        compress_sequences(&v, row, rows, seqs, ops, stream);
+    }
+    return v;
+}
+
+void vectors_are_summed_by_sequence(void **state) {
+    (void)state;
+    hd_backward_ops ref;
+    hd_backward_init_ref(&ref);
+    const vectors in = {.x = take_random(MOST_ROWS * NORM_COLS, 1.0f),
+                        .g = take_random(MOST_ROWS * NORM_COLS, 1.0f),
+                        .ape = take_random(BIASES, 1.0f),
+                        .freq = take_random(1, 1.0f)};
+    const vectors want = vectors_by(in, SEQS, 0, &ref, fix.stream[0]);
+    const vectors own = vectors_by(in, SEQS, 0, backward_ops(), backward_stream());
+    check_close("rms_norm_back", own.dnorm, want.dnorm, NORM_COLS);
+    check_close("compress_back, norm", own.dcompress, want.dcompress, WIDTH);
+    check_close("compress_back, bias", own.dbias, want.dbias, BIASES);
+    for (int32_t step = 1; step <= SEQS; step++) { /* two chunks of the biases at once */
+        const vectors v = vectors_by(in, step, step == 2 ? 0 : 2 * BIASES + 1, backward_ops(),
+                                     backward_stream());
+        check_bits("rms_norm_back by sequences", v.dnorm, own.dnorm, NORM_COLS);
+        check_bits("compress_back's norm by sequences", v.dcompress, own.dcompress, WIDTH);
+        check_bits("compress_back's bias by sequences", v.dbias, own.dbias, BIASES);
     }
 }
 

@@ -423,6 +423,7 @@ int test_ops(void) {
                         cmocka_unit_test_teardown(fast_products, forget_all),
         cmocka_unit_test_teardown(naive_on_gpu, forget_all),
         cmocka_unit_test_teardown(many_rows_on_gpu, forget_all),
+        cmocka_unit_test_teardown(groups_are_rounded, forget_all),
         cmocka_unit_test_teardown(pools_are_those_of_whole_numbers, forget_all),
         cmocka_unit_test_teardown(resident_refuses_too_much, forget_all),
         cmocka_unit_test_teardown(pool_breaks_ties_downwards, forget_all),

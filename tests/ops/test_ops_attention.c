@@ -26,6 +26,31 @@ static rows_of take_rows(int32_t longest) {
     return r;
 }
 
+/* Rows whose windows begin at a position of each sequence, and whose own are soon behind it. */
+static rows_of take_cut_rows(int32_t window, int32_t *from) {
+    rows_of r = {.seq = take_ints(ROWS), .pos = take_ints(ROWS)};
+    for (int32_t s = 0; s < SEQS; s++) from[s] = s * 61;
+    for (int32_t i = 0; i < ROWS; i++) {
+        r.seq[i] = random_below(SEQS);
+        r.pos[i] = from[r.seq[i]] + random_below(window + 9);
+        if (r.pos[i] >= r.n_tokens[r.seq[i]]) r.n_tokens[r.seq[i]] = r.pos[i] + 1;
+    }
+    return r;
+}
+
+/* What lies before them is NaN. */
+static void spoil(const hd_paged *wide, const hd_paged *narrow, const rows_of *r,
+                  const int32_t *from) {
+    for (int32_t s = 0; s < SEQS; s++) {
+        for (int32_t e = 0; e < from[s] && e < r->n_tokens[s]; e++) {
+            float *x = page_entry(wide, s, e);
+            const int64_t at = x - (const float *)wide->rows.data;
+            memset(x, 0xff, (size_t)wide->width * sizeof *x);
+            memset((uint16_t *)narrow->rows.data + at, 0xff, (size_t)wide->width * 2);
+        }
+    }
+}
+
 /* narrow: NULL, or the same entries rounded. */
 static hd_paged take_entries(const rows_of *r, int32_t ratio, int32_t page, int32_t width,
                              float spread, hd_paged *narrow) {
@@ -45,7 +70,7 @@ typedef struct attention_shape {
     int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected; /* n_selected 0: all */
     sink_kind sink;
     float spread;    /* of queries and keys */
-    int32_t longest; /* position, at most; the first few rows go to 300 */
+    int32_t longest; /* position, at most; the first few rows go to 300; 0: windows are cut */
 } attention_shape;
 
 static const float *take_sink(sink_kind kind, int32_t heads) {
@@ -74,7 +99,8 @@ static const int32_t *take_selected(const rows_of *r, int32_t ratio, int32_t n_s
 }
 
 static void attention_case(const attention_shape *sh) {
-    const rows_of r = take_rows(sh->longest);
+    int32_t *from = take_ints(SEQS);
+    const rows_of r = sh->longest ? take_rows(sh->longest) : take_cut_rows(sh->window, from);
     hd_attention_args a = {
         .q = hd_f32(take_random((int64_t)ROWS * sh->heads * sh->k_dim, sh->spread)),
         .sink = take_sink(sh->sink, sh->heads),
@@ -90,6 +116,10 @@ static void attention_case(const attention_shape *sh) {
     attention_lists lists = {0};
     if (sh->window) {
         a.recent = take_entries(&r, 1, 5, sh->k_dim, sh->spread, &lists.narrow_recent);
+    }
+    if (sh->longest == 0) {
+        a.window_from = from;
+        spoil(&a.recent, &lists.narrow_recent, &r, from);
     }
     if (sh->ratio) {
         a.entries =
@@ -127,6 +157,9 @@ void op_attention(void **state) {
         {"window of one",    ROWS, 3,   20,   20,   1,   0,   0,  NO_SINK,    1.0f,  300  },
         {"window",           ROWS, 3,   20,   20,   7,   0,   0,  SMALL_SINK, 1.0f,  300  },
         {"window, ratio 4",  ROWS, 16,  36,   36,   32,  4,   0,  SMALL_SINK, 1.0f,  300  },
+        {"cut windows",      ROWS, 3,   20,   20,   7,   0,   0,  SMALL_SINK, 1.0f,  0    },
+        {"cut, ratio 2",     ROWS, 17,  64,   64,   128, 2,   0,  SMALL_SINK, 1.0f,  0    },
+        {"cut, real widths", 12,   17,  512,  512,  128, 2,   0,  SMALL_SINK, 1.0f,  0    },
         {"ratio 4 alone",    ROWS, 4,   16,   16,   0,   4,   0,  NO_SINK,    1.0f,  300  },
         {"with a sink",      ROWS, 4,   16,   16,   0,   4,   0,  SMALL_SINK, 1.0f,  300  },
         {"ratio 128",        ROWS, 40,  33,   33,   128, 128, 0,  SMALL_SINK, 1.0f,  300  },

@@ -169,6 +169,57 @@ void op_store_groups(void **state) {
     }
 }
 
+/* Entries with a format are what it makes of those without, in float32 and in bfloat16. */
+void groups_are_rounded(void **state) {
+    (void)state;
+    enum { ROWS = 9, WIDTH = 300, PAIRS = 20 };
+    static const hd_group_format formats[] = {
+        {HD_E2M1, HD_E4M3, 16, 0},
+        {HD_E2M1, HD_E8M0, 32, 0}
+    };
+    const int32_t n_entries = ROWS;
+    int32_t *pos = take_ints(ROWS);
+    for (int32_t r = 0; r < ROWS; r++) pos[r] = 2 * r + 1;
+    const hd_paged wide = take_pages(1, &n_entries, PAGE, WIDTH, 1.0f);
+    const hd_paged narrow = narrow_pages(&wide, 1, &n_entries);
+    hd_store_groups_args a = {.x = take_random(ROWS * WIDTH, 1.0f),
+                              .freq = take_random(PAIRS, 1.0f),
+                              .seq = take_ints(ROWS),
+                              .pos = pos,
+                              .rows = ROWS,
+                              .ratio = 2,
+                              .pairs = PAIRS};
+    for (int32_t t = 0; t < 2 * fix.n_tables; t++) {
+        const hd_ops *ops = &fix.table[t / 2];
+        hd_stream *s = stream_for(ops, fix.stream[1]);
+        float *want = take_nan(ROWS * WIDTH), got[WIDTH];
+        a.entries = wide;
+        ops->store_groups(s, &a);
+        finish("store_groups", s);
+        for (int32_t e = 0; e < ROWS; e++) {
+            memcpy(want + e * WIDTH, page_entry(&wide, 0, e), WIDTH * sizeof *want);
+        }
+        fix.table[0].round_rows(fix.stream[0], &(hd_round_rows_args){.x = hd_f32(want),
+                                                                     .format = formats[t % 2],
+                                                                     .rows = ROWS,
+                                                                     .cols = WIDTH});
+        for (int k = 0; k < 2; k++) {
+            a.entries = k ? narrow : wide;
+            a.entries.format = formats[t % 2];
+            ops->store_groups(s, &a);
+            finish("store_groups", s);
+            for (int32_t e = 0; e < ROWS; e++) {
+                const float *there = page_entry(&wide, 0, e);
+                const int64_t at = there - (const float *)wide.rows.data;
+                for (int32_t c = 0; c < WIDTH; c++) {
+                    got[c] = k ? hd_dtype_at(HD_BF16, narrow.rows.data, at + c) : there[c];
+                }
+                check_bits(ops->name, got, want + e * WIDTH, WIDTH);
+            }
+        }
+    }
+}
+
 /* ---- the pool ---- */
 
 enum { TOPK_ROWS = 7, TOPK_KEYS = 90, HEADS = 3, KEY_WIDTH = 16, TOPK = 6, BLOCKS = 4 };

@@ -14,32 +14,49 @@ static const int32_t seq_entries[SEQS] = {70, 1, 131};
 typedef struct entry_format {
     hd_dtype type;
     int32_t width;
-    hd_entry_scales scales;
+    hd_group_format format;
 } entry_format;
 
+#define FP8(group, plain) \
+    { HD_E4M3, HD_E8M0, group, plain }
+#define FP4(scale, group) \
+    { HD_E2M1, scale, group, 0 }
+
 static const entry_format formats[] = {
-    {HD_BF16, 24,  {0}      },
-    {HD_BF16, 33,  {0}      },
-    {HD_E4M3, 33,  {16, 8}  }, /* groups of 16 and 9 */
-    {HD_E4M3, 40,  {64, 16} }, /* a group of 24 */
-    {HD_E4M3, 80,  {64, 0}  },
-    {HD_E4M3, 128, {128, 0} }, /* keys of the indexer */
-    {HD_E4M3, 512, {64, 64} }, /* V4 */
-    {HD_E4M3, 576, {128, 64}}, /* MLA */
+    {HD_BF16,      24,                       {HD_NONE, HD_NONE, 0, 0}},
+    {       HD_BF16,          33, {HD_NONE, HD_NONE, 0, 0}                        },
+    { HD_E4M3,      33,                            FP8(16,                         8)}, /* groups of 16 and 9 */
+    { HD_E4M3,      40,                           FP8(64,                         16)}, /* a group of 24 */
+    { HD_E4M3,      80,                            FP8(64,                         0)},
+    { HD_E4M3,     128,                           FP8(128,                         0)}, /* keys of the indexer */
+    { HD_E4M3,      512,                           FP8(64,                         64)}, /* V4 */
+    { HD_E4M3,     576,                          FP8(128,                         64)}, /* MLA */
+    { HD_E4M3,      512,                            FP8(32,                         0)}, /* V4.1: window vectors, entries, keys */
+    { HD_E2M1, 512,                      FP4(HD_E4M3,                         16)},
+    { HD_E2M1, 128,                      FP4(HD_E8M0,                         32)},
+    { HD_E2M1, 42,                      FP4(HD_E4M3,                         16)}, /* groups of 16, 16 and 10 */
+    { HD_E2M1, 70,                      FP4(HD_E8M0,                         32)},
 };
 
 static bool is_gpu(const hd_ops *ops) {
     return stream_for(ops, NULL) != NULL;
 }
 
-/* Runs test on every table of every precision. */
+/* Whether a table has cached entries of a format: a GPU has no E2M1. */
+static bool has_format(const hd_ops *ops, const entry_format *f) {
+    return !is_gpu(ops) || f->type != HD_E2M1;
+}
+
+/* Runs test on every table of every precision that has the format. */
 static void on_tables(void (*test)(const hd_ops *ops, const entry_format *f)) {
     for (size_t i = 0; i < HD_LEN(formats); i++) {
-        for (int32_t t = 0; t < fix.n_tables; t++) test(&fix.table[t], &formats[i]);
+        for (int32_t t = 0; t < fix.n_tables; t++) {
+            if (has_format(&fix.table[t], &formats[i])) test(&fix.table[t], &formats[i]);
+        }
         for (int k = 0; k < FAST_FORMS; k++) {
             for (int32_t t = 1; t < fix.n_fast[k]; t++) test(&fix.fast[k][t], &formats[i]);
         }
-        if (fix.gpu) test(&fix.gpu_fast, &formats[i]);
+        if (fix.gpu && has_format(&fix.gpu_fast, &formats[i])) test(&fix.gpu_fast, &formats[i]);
         forget_all(NULL);
     }
 }
@@ -56,7 +73,7 @@ static int32_t n_rows(void) {
 static hd_paged empty_pool(const hd_paged *like, const entry_format *f) {
     hd_paged p = *like;
     p.width = f->width;
-    p.scales = f->scales;
+    p.format = f->format;
     p.rows = (hd_rows){.type = f->type};
     const size_t bytes = (size_t)n_rows() * hd_paged_entry_bytes(&p);
     p.rows.data = memset(take(bytes), 0xff, bytes);
@@ -69,15 +86,23 @@ static const uint8_t *bytes_of(const hd_paged *p, int32_t seq, int32_t e) {
     return (const uint8_t *)p->rows.data + row * hd_paged_entry_bytes(p);
 }
 
-/* Column c of an entry, as ops/types.h describes it. */
+/* Of entries in groups. */
+static const uint8_t *plain_of(const hd_paged *p, const uint8_t *entry) {
+    return entry + hd_dtype_bytes(p->format.code, p->width - p->format.plain);
+}
+
+static const uint8_t *scales_of(const hd_paged *p, const uint8_t *entry) {
+    return plain_of(p, entry) + 2 * p->format.plain;
+}
+
+/* Column c of an entry, as ops/group_format.h describes it. */
 static float column(const hd_paged *p, const uint8_t *entry, int32_t c) {
-    const int32_t codes = p->width - p->scales.plain;
+    const hd_group_format f = p->format;
+    const int32_t codes = p->width - f.plain;
     if (p->rows.type == HD_BF16) return hd_dtype_at(HD_BF16, entry, c);
-    if (c >= codes) return hd_dtype_at(HD_BF16, entry + codes, c - codes);
-    const uint8_t scale = entry[codes + 2 * p->scales.plain + c / p->scales.group];
-    return scale == 255
-               ? NAN
-               : (float)ldexp((double)hd_dtypes[HD_E4M3].decode(entry[c]), scale - 127);
+    if (c >= codes) return hd_dtype_at(HD_BF16, plain_of(p, entry), c - codes);
+    return hd_dtype_at(f.code, entry, c) *
+           hd_dtype_at(f.scale_type, scales_of(p, entry), c / f.group);
 }
 
 typedef struct pools {
@@ -137,17 +162,34 @@ static pools take_pools(const hd_ops *ops, const entry_format *f) {
 
 /* ---- what is stored ---- */
 
-static void check_group(const float *x, const uint8_t *code, uint8_t scale, int32_t n) {
-    double most = (double)1e-4f;
-    for (int32_t c = 0; c < n; c++) most = fmax(most, fabs((double)x[c]));
-    const double s = ldexp(1.0, scale - 127);
-    assert_true(most <= 448.0 * s && most > 448.0 * s / 2);
-    for (int32_t c = 0; c < n; c++) {
-        const double off = fabs((double)x[c] - s * (double)hd_dtypes[HD_E4M3].decode(code[c]));
-        for (uint32_t other = 0; other < 256; other++) {
-            const double y = s * (double)hd_dtypes[HD_E4M3].decode(other);
-            if (fabs((double)x[c] - y) < off)
-                fail_msg("code %u is nearer than %u", other, code[c]);
+/* A power of two is the least one with room for the largest magnitude; E4M3 is the nearest. */
+static void check_scale(hd_group_format f, double most, double s) {
+    const double largest = f.code == HD_E4M3 ? 448.0 : 6.0;
+    if (f.scale_type == HD_E8M0) {
+        assert_true(most <= largest * s && most > largest * s / 2);
+        return;
+    }
+    for (uint32_t code = 0; code <= hd_dtypes[HD_E4M3].largest; code++) {
+        const double other = (double)hd_dtypes[HD_E4M3].decode(code);
+        assert_true(fabs(most / largest - s) <= fabs(most / largest - other) * (1 + 1e-6));
+    }
+}
+
+static void check_group(const hd_paged *p, const float *x, const uint8_t *entry, int32_t first,
+                        int32_t n) {
+    const hd_group_format f = p->format;
+    const double s = (double)hd_dtype_at(f.scale_type, scales_of(p, entry), first / f.group);
+    double most = f.code == HD_E4M3         ? (double)1e-4f
+                  : f.scale_type == HD_E8M0 ? 6.0 * 0x1p-126
+                                            : 6.0 * 0x1p-9;
+    for (int32_t c = first; c < first + n; c++) most = fmax(most, fabs((double)x[c]));
+    check_scale(f, most, s);
+    for (int32_t c = first; c < first + n; c++) {
+        const double off = fabs((double)x[c] - (double)column(p, entry, c));
+        for (uint32_t other = 0; other < 1u << hd_dtype_bits(f.code); other++) {
+            const double y = s * (double)hd_dtypes[f.code].decode(other);
+            if (fabs((double)x[c] - y) < off * (1 - 1e-6))
+                fail_msg("code %u is nearer than column %d", other, c);
         }
     }
 }
@@ -167,24 +209,22 @@ static void check_bytes(const pools *p, const entry_format *f) {
 static void check_stored(const hd_ops *ops, const entry_format *f) {
     const pools p = take_pools(ops, f);
     check_bytes(&p, f);
-    const int32_t codes = f->type == HD_E4M3 ? f->width - f->scales.plain : 0;
+    const bool packed = hd_is_packed(f->type);
+    const int32_t codes = packed ? f->width - f->format.plain : 0, group = f->format.group;
     for (int32_t s = 0; s < SEQS; s++) {
         for (int32_t e = 0; e < seq_entries[s]; e += 3) {
             const float *x = page_entry(&p.wide, s, e);
             const uint8_t *entry = bytes_of(&p.packed, s, e);
-            const uint8_t *scale = entry + codes + 2 * f->scales.plain;
-            for (int32_t c = 0; c < codes; c += f->scales.group) {
-                const int32_t left = codes - c;
-                check_group(x + c, entry + c, *scale++,
-                            left < f->scales.group ? left : f->scales.group);
+            for (int32_t c = 0; c < codes; c += group) {
+                check_group(&p.packed, x, entry, c, codes - c < group ? codes - c : group);
             }
             for (int32_t c = codes; c < f->width; c++) {
                 const uint16_t want = hd_f32_to_bf16(x[c]);
                 assert_int_equal(hd_f32_to_bf16(column(&p.packed, entry, c)), want);
             }
-            if (f->type != HD_E4M3) continue;
-            while (scale < entry + hd_paged_entry_bytes(&p.packed))
-                assert_int_equal(*scale++, 0);
+            if (!packed) continue;
+            const uint8_t *end = scales_of(&p.packed, entry) + (codes + group - 1) / group;
+            while (end < entry + hd_paged_entry_bytes(&p.packed)) assert_int_equal(*end++, 0);
         }
     }
 }
@@ -194,31 +234,103 @@ void entries_are_the_nearest(void **state) {
     on_tables(check_stored);
 }
 
+/* ---- numbers that are rounded, but not packed ---- */
+
+/* The format in a pool of another type, and rows of a pass, have the numbers of packed entries. */
+static void check_rounded(const hd_ops *ops, hd_stream *s, const entry_format *f,
+                          hd_dtype type) {
+    const pools p = take_pools(&fix.table[0], f);
+    const int32_t n = seq_entries[0];
+    int32_t *seq = take_ints(n), *pos = take_ints(n);
+    float *x = take_nan((int64_t)n * f->width), *want = take_nan((int64_t)n * f->width);
+    for (int32_t e = 0; e < n; e++) {
+        const uint8_t *entry = bytes_of(&p.packed, 0, e);
+        pos[e] = e;
+        memcpy(x + e * f->width, page_entry(&p.wide, 0, e), (size_t)f->width * sizeof *x);
+        for (int32_t c = 0; c < f->width; c++)
+            want[e * f->width + c] = column(&p.packed, entry, c);
+    }
+    const hd_paged to = empty_pool(&p.wide, &(entry_format){type, f->width, f->format});
+    ops->kv_store(
+        s, &(hd_kv_store_args){.pool = to, .x = hd_f32(x), .seq = seq, .pos = pos, .rows = n});
+    finish("kv_store", s);
+    for (int32_t e = 0; e < n; e++) {
+        float got[HD_MAX_ENTRY_COLS];
+        const uint8_t *entry = bytes_of(&to, 0, e);
+        for (int32_t c = 0; c < f->width; c++) got[c] = hd_dtype_at(type, entry, c);
+        check_bits("a rounded entry", got, want + e * f->width, f->width);
+    }
+    ops->round_rows(s, &(hd_round_rows_args){
+                           .x = hd_f32(x), .format = f->format, .rows = n, .cols = f->width});
+    finish("round_rows", s);
+    check_bits("rounded rows", x, want, (int64_t)n * f->width);
+}
+
+/* A GPU rounds whole groups of 16 and 32. */
+static bool on_gpu(const entry_format *f) {
+    const hd_group_format g = f->format;
+    return fix.gpu && g.plain == 0 && (g.group == 16 || g.group == 32);
+}
+
+void entries_are_rounded(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(formats); i++) {
+        if (!hd_is_packed(formats[i].type)) continue;
+        for (hd_dtype type = HD_F32; type <= HD_BF16; type++) {
+            if (type == HD_F16) continue;
+            for (int32_t t = 0; t < fix.n_tables; t++) {
+                if (is_gpu(&fix.table[t])) continue;
+                check_rounded(&fix.table[t], fix.stream[1], &formats[i], type);
+            }
+            if (on_gpu(&formats[i]))
+                check_rounded(&fix.gpu_official, fix.gpu_stream, &formats[i], type);
+        }
+    }
+}
+
 void entry_sizes(void **state) {
     (void)state;
-    assert_int_equal(hd_entry_bytes(HD_E4M3, 512, (hd_entry_scales){64, 64}), 584);
-    assert_int_equal(hd_entry_bytes(HD_E4M3, 576, (hd_entry_scales){128, 64}), 644);
-    assert_int_equal(hd_entry_bytes(HD_E4M3, 128, (hd_entry_scales){128, 0}), 132);
-    assert_int_equal(hd_entry_bytes(HD_BF16, 576, (hd_entry_scales){0}), 1152);
-    assert_int_equal(hd_entry_bytes(HD_F32, 576, (hd_entry_scales){0}), 2304);
+    static const struct {
+        entry_format f;
+        size_t bytes;
+    } sizes[] = {
+        {{HD_E4M3, 512, FP8(64, 64)},      584 },
+        {{HD_E4M3, 576, FP8(128, 64)},     644 },
+        {{HD_E4M3, 128, FP8(128, 0)},      132 },
+        {{HD_E4M3, 512, FP8(32, 0)},       528 },
+        {{HD_E2M1, 512, FP4(HD_E4M3, 16)}, 288 },
+        {{HD_E2M1, 128, FP4(HD_E8M0, 32)}, 68  },
+        {{HD_BF16, 576, FP8(128, 64)},     1152}, /* what is rounded and not packed */
+        {{HD_F32, 576, FP4(HD_E4M3, 16)},  2304},
+    };
+    for (size_t i = 0; i < HD_LEN(sizes); i++) {
+        const entry_format *f = &sizes[i].f;
+        assert_int_equal(hd_entry_bytes(f->type, f->width, f->format), sizes[i].bytes);
+    }
 }
 
 /* A group with NaN or infinity is NaN: nothing that overflowed looks like a number. */
 void entries_keep_nan(void **state) {
     (void)state;
     static const float bad[] = {NAN, INFINITY, -INFINITY};
-    const entry_format f = {
-        HD_E4M3, 40, {16, 8}
+    static const entry_format all[] = {
+        {HD_E4M3, 40, FP8(16,      8) },
+        {HD_E2M1, 40, FP4(HD_E4M3, 16)},
+        {HD_E2M1, 40, FP4(HD_E8M0, 16)}
     };
-    const hd_paged wide = take_pages(SEQS, seq_entries, PAGE, f.width, 1.0f);
-    for (int32_t i = 0; i < 3; i++) page_entry(&wide, 2, i)[20] = bad[i];
-    const hd_paged packed = empty_pool(&wide, &f);
-    for (int32_t t = 0; t < fix.n_tables; t++) {
-        store(&fix.table[t], &wide, &packed, f.width);
-        for (int32_t i = 0; i < 3; i++) {
-            const uint8_t *entry = bytes_of(&packed, 2, i);
-            for (int32_t c = 0; c < f.width; c++) {
-                assert_int_equal(isnan(column(&packed, entry, c)), c >= 16 && c < 32);
+    for (size_t k = 0; k < HD_LEN(all); k++) {
+        const entry_format *f = &all[k];
+        const hd_paged wide = take_pages(SEQS, seq_entries, PAGE, f->width, 1.0f);
+        for (int32_t i = 0; i < 3; i++) page_entry(&wide, 2, i)[20] = bad[i];
+        const hd_paged packed = empty_pool(&wide, f);
+        for (int32_t t = 0; t < fix.n_tables; t++) {
+            if (!has_format(&fix.table[t], f)) continue;
+            store(&fix.table[t], &wide, &packed, f->width);
+            for (int32_t i = 0; i < 3; i++) {
+                const uint8_t *entry = bytes_of(&packed, 2, i);
+                for (int32_t c = 0; c < f->width; c++) {
+                    assert_int_equal(isnan(column(&packed, entry, c)), c >= 16 && c < 32);
+                }
             }
         }
     }

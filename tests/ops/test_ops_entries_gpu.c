@@ -12,7 +12,8 @@ typedef struct pool_pair {
     hd_paged packed, plain;
 } pool_pair;
 
-static const hd_entry_scales mla = {128, 64}, v4 = {64, 64}, keys_of_indexer = {128, 0};
+static const hd_group_format mla = {HD_E4M3, HD_E8M0, 128, 64}, v4 = {HD_E4M3, HD_E8M0, 64, 64},
+                             keys_of_indexer = {HD_E4M3, HD_E8M0, 128, 0};
 
 /* Every 37th entry has magnitudes for which a scale has two factors, and every 41st is small. */
 static void fill(float *x, int32_t width, int32_t e) {
@@ -33,12 +34,12 @@ static size_t pool_rows(const hd_paged *p, const int32_t *n) {
 }
 
 /* Stores n[s] entries of every sequence on the GPU, and reads them with the reference. */
-static pool_pair take_pair(const int32_t *n, int32_t width, hd_entry_scales scales,
+static pool_pair take_pair(const int32_t *n, int32_t width, hd_group_format format,
                            hd_dtype plain) {
     const hd_paged wide = take_pages(SEQS, n, PAGE, width, 1.0f);
     pool_pair p = {.packed = wide};
     p.packed.rows = (hd_rows){.type = HD_E4M3};
-    p.packed.scales = scales;
+    p.packed.format = format;
     const size_t bytes = pool_rows(&wide, n) * hd_paged_entry_bytes(&p.packed);
     p.packed.rows.data = memset(take(bytes), 0xff, bytes);
     int32_t rows = 0, at = 0;
@@ -57,7 +58,7 @@ static pool_pair take_pair(const int32_t *n, int32_t width, hd_entry_scales scal
         &(hd_kv_store_args){
             .pool = p.packed, .x = hd_f32(x), .seq = seq, .pos = pos, .rows = rows});
     finish("kv_store", fix.gpu_stream);
-    const int32_t codes = width - scales.plain;
+    const int32_t codes = width - format.plain;
     for (int32_t i = 0; i < rows; i++) {
         const int32_t page = wide.table[seq[i] * wide.table_stride + pos[i] / PAGE];
         const uint8_t *from =
@@ -65,7 +66,7 @@ static pool_pair take_pair(const int32_t *n, int32_t width, hd_entry_scales scal
             ((size_t)page * PAGE + (size_t)(pos[i] % PAGE)) * hd_paged_entry_bytes(&p.packed);
         float *to = page_entry(&wide, seq[i], pos[i]);
         for (int32_t c = 0; c < width; c++) {
-            const uint8_t scale = from[codes + 2 * scales.plain + c / scales.group];
+            const uint8_t scale = from[codes + 2 * format.plain + c / format.group];
             to[c] = c < codes ? hd_e4m3_to_f32(from[c]) * hd_e8m0_to_f32(scale)
                               : hd_dtype_at(HD_BF16, from + codes, c - codes);
         }
@@ -79,6 +80,7 @@ static pool_pair take_pair(const int32_t *n, int32_t width, hd_entry_scales scal
 typedef struct attention_shape {
     const char *name;
     int32_t width, heads, window, ratio, n_selected, n_tokens[SEQS], rows;
+    int32_t run; /* rows of one sequence behind each other */
 } attention_shape;
 
 typedef struct attention_pools {
@@ -112,12 +114,12 @@ static void choose(int32_t *to, int32_t n, int32_t seen, int32_t row) {
 }
 
 static attention_pools take_attention(const attention_shape *sh) {
-    const hd_entry_scales scales = sh->width == 576 ? mla : v4;
+    const hd_group_format format = sh->width == 576 ? mla : v4;
     int32_t *seq = take_ints(sh->rows), *pos = take_ints(sh->rows);
     int32_t *selected = take_ints((int64_t)sh->rows * sh->n_selected), n_entries[SEQS];
     for (int32_t s = 0; s < SEQS; s++) n_entries[s] = sh->n_tokens[s] / sh->ratio;
     for (int32_t r = 0; r < sh->rows; r++) {
-        seq[r] = r % SEQS;
+        seq[r] = r / sh->run % SEQS;
         const int32_t last = sh->n_tokens[seq[r]] - 1;
         pos[r] = r < SEQS ? last : r == SEQS ? 0 : last - random_below(last / 3 + 1);
         if (sh->n_selected) {
@@ -125,7 +127,7 @@ static attention_pools take_attention(const attention_shape *sh) {
         }
     }
     attention_pools t = {
-        .entries = take_pair(n_entries, sh->width, scales, HD_BF16),
+        .entries = take_pair(n_entries, sh->width, format, HD_BF16),
         .a = {.q = hd_f32(take_random((int64_t)sh->rows * sh->heads * sh->width, 1.0f)),
               .selected = sh->n_selected ? selected : NULL,
               .sink = sh->window ? take_random(sh->heads, 2.0f) : NULL,
@@ -139,7 +141,7 @@ static attention_pools take_attention(const attention_shape *sh) {
               .n_selected = sh->n_selected,
               .scale = 0.04f}
     };
-    if (sh->window) t.recent = take_pair(sh->n_tokens, sh->width, scales, HD_BF16);
+    if (sh->window) t.recent = take_pair(sh->n_tokens, sh->width, format, HD_BF16);
     return t;
 }
 
@@ -162,16 +164,19 @@ static void attention_case(const attention_shape *sh) {
 void packed_attention_on_gpu(void **state) {
     (void)state;
     static const attention_shape shapes[] = {
-        {"MLA, 128 heads",            576, 128, 0,   1,   0,   {1, 63, 64},      5},
-        {"MLA, parts",                576, 128, 0,   1,   0,   {65, 3100, 130},  7},
-        {"MLA, 40 heads",             576, 40,  0,   1,   0,   {200, 7, 129},    9},
-        {"MLA, 16 heads",             576, 16,  0,   1,   0,   {65, 700, 2},     9},
-        {"V3.2, selected",            576, 128, 0,   1,   130, {1, 900, 128},    7},
-        {"V4, window and selected",   512, 64,  128, 4,   96,  {3, 1300, 129},   9},
-        {"V4, window and all",        512, 64,  128, 128, 0,   {127, 5000, 128}, 7},
-        {"V4, window and all, parts", 512, 33,  128, 4,   0,   {9, 16000, 5},    4},
-        {"V4, 16 heads",              512, 16,  128, 4,   96,  {3, 1300, 129},   9},
-        {"V4, 16 heads, all",         512, 16,  128, 128, 0,   {127, 9000, 128}, 4},
+        {"MLA, 128 heads",            576, 128, 0,   1,   0,   {1, 63, 64},      5,   1 },
+        {"MLA, parts",                576, 128, 0,   1,   0,   {65, 3100, 130},  7,   1 },
+        {"MLA, 40 heads",             576, 40,  0,   1,   0,   {200, 7, 129},    9,   1 },
+        {"MLA, 16 heads",             576, 16,  0,   1,   0,   {65, 700, 2},     9,   1 },
+        {"MLA, 4 heads, one page",    576, 4,   0,   1,   0,   {64, 40, 9},      30,  10},
+        {"MLA, rows share a block",   576, 4,   0,   1,   0,   {65, 700, 2},     300, 20},
+        {"MLA, two rows of 16 heads", 576, 16,  0,   1,   0,   {65, 700, 2},     300, 7 },
+        {"V3.2, selected",            576, 128, 0,   1,   130, {1, 900, 128},    7,   1 },
+        {"V4, window and selected",   512, 64,  128, 4,   96,  {3, 1300, 129},   9,   1 },
+        {"V4, window and all",        512, 64,  128, 128, 0,   {127, 5000, 128}, 7,   1 },
+        {"V4, window and all, parts", 512, 33,  128, 4,   0,   {9, 16000, 5},    4,   1 },
+        {"V4, 16 heads",              512, 16,  128, 4,   96,  {3, 1300, 129},   9,   1 },
+        {"V4, 16 heads, all",         512, 16,  128, 128, 0,   {127, 9000, 128}, 4,   1 },
     };
     if (!fix.gpu) return;
     for (size_t i = 0; i < HD_LEN(shapes); i++) attention_case(&shapes[i]);

@@ -1,9 +1,9 @@
-/* test_ops_official.c - --precision official: GEMMs on a GPU with x rounded as the official
- * programs round it.
+/* test_ops_official.c - --precision official: GEMMs with x rounded as the official programs round it.
  *
- * The test rounds x again, as docs/numerics.md says, and the reference multiplies. The
- * remaining difference is the order of float32 sums, and what tensor cores drop of a sum of 128
- * FP8 products. One row, seven, all rows and a captured graph must have the same bits. */
+ * The test rounds x again, as docs/numerics.md says, and the reference multiplies: with the same bits as
+ * the reference of `official`. On a GPU the remaining difference is the order of float32 sums, and what
+ * tensor cores drop of a sum of 128 FP8 products. One row, seven, all rows and a captured graph must have
+ * the same bits. */
 #include "ops/ops_fixture.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    SPAN = 128,
+    SPAN = 128, /* columns that share a scale; 32 in V4.1 */
     EXPERTS = 6,
     TOP_K = 2,
     MOST_PLACES = 250 /* the shape that the reference computes */
@@ -32,18 +32,18 @@ static float scale_for(float most, bool powers) {
     return ldexpf(1.0f, fraction > 0.5f ? exponent : exponent - 1);
 }
 
-static void round_span(float *x, bool powers) {
+static void round_span(float *x, int32_t n, bool powers) {
     float most = 0.0f;
-    for (int32_t i = 0; i < SPAN; i++) most = fmaxf(most, fabsf(x[i]));
+    for (int32_t i = 0; i < n; i++) most = fmaxf(most, fabsf(x[i]));
     const float scale = scale_for(most, powers);
-    for (int32_t i = 0; i < SPAN; i++)
-        x[i] = hd_e4m3_to_f32(hd_f32_to_e4m3(x[i] / scale)) * scale;
+    for (int32_t i = 0; i < n; i++) x[i] = hd_e4m3_to_f32(hd_f32_to_e4m3(x[i] / scale)) * scale;
 }
 
 static float *rounded(const float *x, int64_t n, const hd_weight *w) {
     float *y = take_copy(x, (size_t)n * sizeof *y);
-    for (int64_t i = 0; i < n; i += SPAN)
-        round_span(y + i, w->power_scales || w->scale_type == HD_E8M0);
+    const int32_t group = w->x_group ? w->x_group : SPAN;
+    for (int64_t i = 0; i < n; i += group)
+        round_span(y + i, group, w->power_scales || w->scale_type == HD_E8M0);
     return y;
 }
 
@@ -59,13 +59,25 @@ static float *take_x(int64_t n, spread how) {
     return x;
 }
 
+/* A stored matrix of a model whose x is rounded in groups of so many columns. */
+static const hd_weight *take_official(int32_t format, int32_t outs, int32_t cols, bool powers,
+                                      int32_t group) {
+    hd_weight *w = take_copy(take_aligned(format, outs, cols, powers), sizeof *w);
+    w->x_group = group == SPAN ? 0 : group;
+    return w;
+}
+
 static void check(op_case *c, const void *rounded_args, double within) {
-    void *want[MAX_OUTS];
+    void *want[MAX_OUTS], *got[MAX_OUTS];
+    hd_ops official;
     op_case exact = *c;
     exact.args = rounded_args;
     fix.poisoned = false;
     run_op(&exact, &fix.table[0], fix.stream[0], 0, c->rows, want);
-    check_gpu_table(c, &fix.gpu_official, within, want);
+    hd_ops_init_ref(&official, HD_OFFICIAL);
+    run_op(c, &official, fix.stream[0], 0, c->rows, got);
+    check_bits(c->name, got[0], want[0], (int64_t)c->rows * c->width[0]);
+    if (fix.gpu) check_gpu_table(c, &fix.gpu_official, within, want);
 }
 
 /* ---- one matrix ---- */
@@ -79,8 +91,9 @@ static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     ops->linear(s, &a);
 }
 
-static void linear_shape(int32_t format, int32_t rows, int32_t outs, int32_t cols, spread how) {
-    const hd_weight *w = take_aligned(format, outs, cols, rows % 2);
+static void linear_shape(int32_t format, int32_t rows, int32_t outs, int32_t cols, spread how,
+                         int32_t group) {
+    const hd_weight *w = take_official(format, outs, cols, rows % 2, group);
     const int64_t n = (int64_t)rows * cols;
     const float *x = take_x(n, how);
     const hd_linear_args a = {.w = w, .x = hd_f32(x)},
@@ -98,22 +111,30 @@ static void linear_shape(int32_t format, int32_t rows, int32_t outs, int32_t col
 void official_linear(void **state) {
     (void)state;
     static const struct {
-        int32_t format, rows, outs, cols;
+        int32_t format, rows, outs, cols, group;
     } shapes[] = {
-        {FP8_F32,  1,   2112, 7168},
-        {FP8_F32,  7,   264,  640 }, /* an edge of W, five spans */
-        {FP8_E8M0, 17,  512,  4096},
-        {FP8_F32,  65,  1536, 384 },
-        {FP8_E8M0, 129, 200,  896 },
-        {FP8_F32,  261, 456,  512 },
-        {E4M3_ODD, 7,   40,   256 }, /* not the kernels' */
-        {FP8_F32,  3,   129,  256 },
-        {FP4_E8M0, 9,   64,   512 },
+        {FP8_F32,  7,   264,  640,  SPAN}, /* an edge of W, five spans */
+        {FP8_32,   7,   264,  288,  32  }, /* a rank's part */
+        {FP8_F32,  1,   2112, 7168, SPAN},
+        {FP8_E8M0, 17,  512,  4096, SPAN},
+        {FP8_F32,  65,  1536, 384,  SPAN},
+        {FP8_E8M0, 129, 200,  896,  SPAN},
+        {FP8_F32,  261, 456,  512,  SPAN},
+        {E4M3_ODD, 7,   40,   256,  SPAN}, /* not the kernels' */
+        {FP8_F32,  3,   129,  256,  SPAN},
+        {FP4_E8M0, 9,   64,   512,  SPAN},
+        {FP8_32,   1,   1280, 5120, 32  },
+        {FP8_32,   17,  512,  1280, 32  },
+        {FP8_32,   65,  96,   2304, 32  },
+        {FP8_32,   129, 200,  96,   32  },
+        {FP8_32,   3,   33,   64,   32  },
+        {FP4_E8M0, 9,   64,   544,  32  },
     };
-    if (!fix.gpu) return;
-    for (size_t i = 0; i < (fix.brief ? 2 : HD_LEN(shapes)); i++) {
+    const size_t n = fix.brief || !fix.gpu ? 2 : HD_LEN(shapes);
+    for (size_t i = 0; i < n; i++) {
         for (spread how = EVEN; how < SPREADS; how++)
-            linear_shape(shapes[i].format, shapes[i].rows, shapes[i].outs, shapes[i].cols, how);
+            linear_shape(shapes[i].format, shapes[i].rows, shapes[i].outs, shapes[i].cols, how,
+                         shapes[i].group);
     }
 }
 
@@ -168,12 +189,12 @@ static void check_alone(const hd_grouped_gemm_args *all, const float *x, const f
 }
 
 static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, int32_t cols,
-                          spread how, bool assigned) {
+                          spread how, bool assigned, int32_t group) {
     int32_t *offset = take_ints(EXPERTS + 1);
     hd_weight *w = take(EXPERTS * sizeof *w);
     for (int32_t e = 0; e < EXPERTS; e++) {
         offset[e + 1] = offset[e] + counts[e];
-        w[e] = *take_aligned(format, outs, cols, false);
+        w[e] = *take_official(format, outs, cols, false, group);
     }
     const int32_t places = offset[EXPERTS], rows = assigned ? places / TOP_K : places;
     int32_t *assignment = take_ints(places);
@@ -201,8 +222,8 @@ static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, i
         r.x = hd_f32(rounded(x, n, w));
         check(&c, &r, how == OUTLIERS ? outlier_tolerance : tolerance);
     }
-    run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
-    if (!fix.brief) check_alone(&a, x, out[0]);
+    if (fix.gpu) run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
+    if (fix.gpu && !fix.brief) check_alone(&a, x, out[0]);
     forget_all(NULL);
 }
 
@@ -213,16 +234,74 @@ void official_grouped_gemm(void **state) {
         {3, 0, 1, 2,  14, 0  },
         {0, 9, 0, 33, 70, 130},
     };
-    static const int32_t formats[] = {FP8_F32, FP8_E8M0, FP4_E8M0};
-    if (!fix.gpu) return;
-    for (size_t f = 0; f < HD_LEN(formats); f++) {
-        for (size_t i = 0; i < (fix.brief ? 1 : HD_LEN(counts)); i++) {
+    static const struct {
+        int32_t format, group;
+    } kinds[] = {
+        {FP8_F32,  SPAN},
+        {FP8_E8M0, SPAN},
+        {FP4_E8M0, SPAN},
+        {FP4_E8M0, 32  }, /* V4.1 */
+        {FP8_32,   32  },
+    };
+    for (size_t f = 0; f < HD_LEN(kinds); f++) {
+        for (size_t i = 0; i < (fix.brief || !fix.gpu ? 1 : HD_LEN(counts)); i++) {
             for (spread how = EVEN; how < SPREADS; how++) {
-                grouped_shape(formats[f], counts[i], 264, 640, how, i % 2);
-                if (!fix.brief) grouped_shape(formats[f], counts[i], 512, 1024, how, !(i % 2));
+                const int32_t format = kinds[f].format, group = kinds[f].group;
+                grouped_shape(format, counts[i], 264, group == 32 ? 288 : 640, how, i % 2,
+                              group);
+                if (fix.brief || !fix.gpu) continue;
+                grouped_shape(format, counts[i], 512, 1024, how, !(i % 2), group);
             }
         }
     }
+}
+
+/* Rows and places that the scratch does not hold at once have the bits of those that it does. */
+void official_little_scratch(void **state) {
+    (void)state;
+    enum { ROWS = 1300, OUTS = 40, COLS = 288 };
+    static const int32_t counts[EXPERTS] = {300, 0, 161, 600, 5, 234};
+    hd_stream *little;
+    if (!fix.gpu || fix.brief) return;
+    assert_int_equal(hd_stream_open(&little, fix.gpu, NULL), HD_OK);
+    assert_int_equal(hd_stream_reserve(little, 4096, NULL), HD_OK);
+    const float *x = take_x((int64_t)ROWS * COLS, EVEN);
+    const hd_linear_args one = {.w = take_official(FP8_32, OUTS, COLS, true, 32),
+                                .x = hd_f32(x)};
+    int32_t *offset = take_ints(EXPERTS + 1), *assignment = take_ints(ROWS);
+    hd_weight *w = take(EXPERTS * sizeof *w);
+    for (int32_t e = 0; e < EXPERTS; e++) {
+        offset[e + 1] = offset[e] + counts[e];
+        w[e] = *take_official(FP4_E8M0, OUTS, COLS, false, 32);
+    }
+    for (int32_t k = 0; k < ROWS; k++) assignment[k] = (k * 7 + 3) % ROWS;
+    hd_expert_table table;
+    hd_expert_table_init(&table, w, EXPERTS);
+    const hd_grouped_gemm_args many = {.x = hd_f32(x),
+                                       .w = &table,
+                                       .offset = offset,
+                                       .assignment = assignment,
+                                       .top_k = 1,
+                                       .n_places = ROWS};
+    const op_case cases[] = {
+        {.name = "linear",       .rows = ROWS, .width = {OUTS}, .args = &one, .run = run_linear},
+        {.name = "grouped_gemm",
+         .rows = 1,
+         .width = {ROWS * OUTS},
+         .args = &many,
+         .run = run_grouped                                                                    },
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        op_case c = cases[i];
+        void *want[MAX_OUTS], *got[MAX_OUTS];
+        c.n_outs = 1;
+        fix.poisoned = false;
+        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, c.rows, want);
+        run_op(&c, &fix.gpu_official, little, 0, c.rows, got);
+        check_bits(c.name, got[0], want[0], (int64_t)ROWS * OUTS);
+    }
+    hd_stream_close(little);
+    forget_all(NULL);
 }
 
 /* Rows of a large batch have the bits of a small one, although each shape selects another
@@ -265,7 +344,7 @@ void official_tiles(void **state) {
         forget_all(NULL);
     }
     for (size_t i = 0; i < HD_LEN(counts); i++)
-        grouped_shape(FP8_F32, counts[i], 264, 640, EVEN, true);
+        grouped_shape(FP8_F32, counts[i], 264, 640, EVEN, true, SPAN);
 }
 
 /* Matrices whose x is rounded to bfloat16: the bits of `fast`. */

@@ -6,14 +6,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEQS = 3, PAGE = 4, MOST_ROWS = 5, RATIO = 2 };
-static const int32_t seq_entries[SEQS] = {37, 20, 51};
+enum { SEQS = 3, PAGE = 4, MOST_ROWS = 5, RATIO = 2, MOST_CHOICES = 2048 };
+static const int32_t seq_entries[SEQS] = {37, 20, 51}, many_entries[SEQS] = {900, 1200, 700};
 
 typedef enum how { ANY, ALL_SAME, STORM, FEW } how; /* what rows choose */
 
 typedef struct resident_case {
     hd_paged pool;
-    int32_t n_pool; /* entries of the pool, those of no sequence among them */
+    const int32_t *entries; /* [SEQS] of the pool */
+    int32_t n_pool;         /* entries of the pool, those of no sequence among them */
     int32_t n, top_k, rows, passes;
     bool writes;                   /* entries change between passes */
     const int32_t *seq, *selected; /* [passes, rows], [passes, rows, top_k] */
@@ -50,7 +51,7 @@ static int32_t pool_entry(const resident_case *t, int32_t seq, int32_t e) {
 
 /* Brings `wanted` into `all`, which is in order of rows. Returns how many were missing. */
 static int32_t pass_plainly(plain *all, int32_t n, const int32_t *wanted, int32_t n_wanted) {
-    int32_t missing[64], n_missing = 0;
+    int32_t missing[MOST_CHOICES], n_missing = 0;
     for (int32_t i = 0; i < n; i++) {
         if (all[i].age < HD_RESIDENT_AGES - 1) all[i].age++;
     }
@@ -145,13 +146,14 @@ static void run_resident(const op_case *c, const hd_ops *ops, hd_stream *s, int3
     const hd_resident b = take_buffer(t);
     hd_paged pool = t->pool;
     plain *list = calloc((size_t)t->n, sizeof *list);
+    int32_t *wanted = take_ints((int64_t)t->rows * t->top_k);
     int64_t selected = 0, fetched = 0;
     (void)first, (void)n;
     pool.rows = hd_f32(
         take_copy(pool.rows.data, sizeof(float) * (size_t)t->n_pool * (size_t)pool.width));
     for (int32_t i = 0; i < t->n; i++) list[i] = (plain){.entry = -1, .row = i};
     for (int32_t p = 0; p < t->passes; p++) {
-        int32_t *rows = (int32_t *)out[0] + p * t->rows * t->top_k, wanted[64];
+        int32_t *rows = (int32_t *)out[0] + p * t->rows * t->top_k;
         if (t->writes) write_entry(t, ops, s, &pool, &b, p, list);
         ops->resident(s, &(hd_resident_args){.out = rows,
                                              .selected = t->selected + p * t->rows * t->top_k,
@@ -178,9 +180,9 @@ static int by_number(const void *x, const void *y) {
 /* Ascending entries, then -1. */
 static void choose(const resident_case *t, how h, int32_t pass, int32_t row, int32_t seq,
                    int32_t *out) {
-    const int32_t all = seq_entries[seq];
+    const int32_t all = t->entries[seq];
     const int32_t n = h == FEW ? random_below(t->top_k + 1) : t->top_k;
-    bool taken[64] = {false};
+    bool taken[MOST_CHOICES] = {false};
     for (int32_t i = 0; i < t->top_k; i++) {
         out[i] = -1;
         if (i >= n) continue;
@@ -196,18 +198,20 @@ static void choose(const resident_case *t, how h, int32_t pass, int32_t row, int
 
 static void check_case(how h, int32_t width, int32_t n, int32_t top_k, int32_t rows,
                        int32_t passes, bool writes) {
-    resident_case t = {.pool = take_pages(SEQS, seq_entries, PAGE, width, 1.0f),
+    const int32_t *entries = rows > MOST_ROWS ? many_entries : seq_entries;
+    resident_case t = {.pool = take_pages(SEQS, entries, PAGE, width, 1.0f),
+                       .entries = entries,
                        .n = n,
                        .top_k = top_k,
                        .rows = rows,
                        .passes = passes,
                        .writes = writes};
     t.n_pool = PAGE; /* of the page that belongs to no sequence */
-    for (int32_t s = 0; s < SEQS; s++) t.n_pool += (seq_entries[s] + PAGE - 1) / PAGE * PAGE;
+    for (int32_t s = 0; s < SEQS; s++) t.n_pool += (entries[s] + PAGE - 1) / PAGE * PAGE;
     int32_t *seq = take_ints(passes * rows), *written = take_ints(passes);
     int32_t *selected = take_ints((int64_t)passes * rows * top_k);
     for (int32_t p = 0; p < passes; p++) {
-        written[p] = random_below(RATIO * seq_entries[0]);
+        written[p] = random_below(RATIO * entries[0]);
         for (int32_t r = 0; r < rows; r++) {
             const int32_t i = p * rows + r;
             seq[i] = h == ALL_SAME ? 0 : random_below(SEQS);
@@ -238,6 +242,7 @@ void op_resident(void **state) {
         check_case(h, 3, 112, 6, MOST_ROWS, 30, true);
     }
     check_case(ANY, 1, 12, 2, 1, HD_RESIDENT_AGES + 60, false); /* rows as old as can be */
+    for (how h = ANY; h <= FEW; h++) check_case(h, 8, 1700, 40, 40, 5, true); /* many threads */
 }
 
 /* A pass that needs more rows than there are is refused, and changes nothing. */

@@ -108,6 +108,52 @@ void op_add(void **state) {
     }
 }
 
+/* ---- numbers of a format; more of them in test_ops_entries.c ---- */
+
+typedef struct round_case {
+    hd_round_rows_args a;
+    const float *x; /* the values before */
+} round_case;
+
+static void run_round_rows(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                           int32_t n, void *const *out) {
+    const round_case *t = c->args;
+    hd_round_rows_args a = t->a;
+    memcpy(out[0], t->x + (int64_t)first * a.cols, (size_t)n * (size_t)a.cols * sizeof(float));
+    a.x = hd_f32(out[0]);
+    a.rows = n;
+    ops->round_rows(s, &a);
+}
+
+void op_round_rows(void **state) {
+    (void)state;
+    static const hd_group_format formats[] = {
+        {HD_E2M1, HD_E8M0, 32, 0},
+        {HD_E2M1, HD_E4M3, 16, 0},
+        {HD_E4M3, HD_E8M0, 32, 0},
+        {HD_E4M3, HD_F32,  32, 0}
+    };
+    static const int32_t cols[] = {128, 32, 16, 1, 33, 300, 512};
+    for (size_t f = 0; f < HD_LEN(formats); f++) {
+        for (size_t i = 0; i < HD_LEN(cols); i++) {
+            const int32_t rows = row_counts[i % 3];
+            const int64_t n = (int64_t)rows * cols[i];
+            float *x = take_random(n, 1.0f);
+            for (int64_t k = 0; k < n; k++) x[k] = ldexpf(x[k], (int)(k / 16 * 5 % 9) - 4);
+            round_case t = {
+                .a = {.format = formats[f], .cols = cols[i]},
+                  .x = x
+            };
+            check_op(&(op_case){.name = "round_rows",
+                                .rows = rows,
+                                .n_outs = 1,
+                                .width = {cols[i]},
+                                .args = &t,
+                                .run = run_round_rows});
+        }
+    }
+}
+
 /* ---- norms ---- */
 
 typedef struct norm_case {

@@ -153,6 +153,7 @@ class V41(dspark.DSpark):
         config["model_type"] = "deepseek_v4"  # the rotations of mtp.py
         super().__init__(config, tensors)
         self.classes = classes
+        self.windows_from = 0  # of the layers from the last source on, where the end of a prompt is replayed
 
     def collapse(self, p, streams):
         """The mixture that the block before predicted, and what this block predicts."""
@@ -198,6 +199,12 @@ class V41(dspark.DSpark):
         self.entries = self.rotate_tail(latent, at, "compress")
         self.keys = self.rotate_tail(key, at, "compress")
 
+    def window_key(self, p, h, position, kind="main"):
+        return self.rotate_tail(self.norm(p + "kv_norm", self.linear(p + "wkv", h)), position, kind)
+
+    def index_query(self, q):
+        return q
+
     def pool_of(self, score, visible):
         """[n, keys]: the keys of every row's best blocks, the newest block among them."""
         size, n = self.c["candidate_block_size"], score.shape[1]
@@ -214,7 +221,7 @@ class V41(dspark.DSpark):
         c, n = self.c, len(h)
         visible = np.arange(len(self.keys)) < (np.arange(n)[:, None] + 1) // ratio
         q = self.linear(p + "indexer.wq_b", latent).reshape(n, c["index_n_heads"], -1)
-        q = self.rotate_tail(q, np.arange(n), "compress")
+        q = self.index_query(self.rotate_tail(q, np.arange(n), "compress"))
         weight = self.linear(p + "indexer.weights_proj", h) * (q.shape[1] * q.shape[2]) ** -0.5
         hits = np.maximum(np.einsum("tad,wd->taw", q, self.keys), 0)
         score = np.where(visible, np.einsum("ta,taw->tw", weight, hits), -np.inf)
@@ -232,8 +239,10 @@ class V41(dspark.DSpark):
         ratio = c["compress_ratios"][layer]
         kind = "compress" if ratio else "main"
         latent, q = self.query(p, h, t, kind)
-        kv = self.rotate_tail(self.norm(p + "kv_norm", self.linear(p + "wkv", h)), t, kind)
+        kv = self.window_key(p, h, t, kind)
         mask = np.tri(n, dtype=bool) & ~np.tri(n, k=-c["sliding_window"], dtype=bool)
+        if layer >= c["kv_source_layer_ids"][-1]:
+            mask &= np.arange(n) >= self.windows_from
         if layer in c["kv_source_layer_ids"]:
             self.write_shared(p, h, ratio)
         if layer in c["index_source_layer_ids"]:

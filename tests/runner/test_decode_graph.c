@@ -293,7 +293,9 @@ static void run_on_two(const char *name, machine_rank r, float forced_acceptance
     open_machine_rank(&f.m, backend(), name, forced_acceptance, &r);
     assert_int_equal(pthread_create(&thread, NULL, follow, &f), 0);
     run_mixed(seed, 2 * HD_MAX_STEP_TOKENS);
-    assert_true(hd_model_runner_read_times(m.model_runner)->steps > 20);
+    const hd_model_runner_times *times = hd_model_runner_read_times(m.model_runner);
+    assert_true(times->steps > 20);
+    assert_int_equal(times->micro_steps > 20, r.n_micro > 1);
     hd_model_runner_end(m.model_runner);
     pthread_join(thread, NULL);
     if (f.st != HD_OK) fail_msg("%s", f.err.msg);
@@ -315,7 +317,8 @@ static void ranks_launch_the_same(void **state) {
         const float forced = i == 1 ? 1.7f : 0.0f;
         open_either(models[i], forced, false);
         machine_rank r = {.parallel =
-                              hd_parallel_common(tp_ep[i % 3][0], 1, tp_ep[i % 3][1], m.spec)};
+                              hd_parallel_common(tp_ep[i % 3][0], 1, tp_ep[i % 3][1], m.spec),
+                          .n_micro = 1 + (int32_t)i % 4};
         run_mixed(500 + i, 0);
         memcpy(before, crowd, sizeof before);
         close_machine(&m);
@@ -358,9 +361,9 @@ static void *run_group(void *arg) {
     return NULL;
 }
 
-static void run_groups(const char *name, uint64_t seed) {
+static void run_groups(const char *name, int32_t n_micro, uint64_t seed) {
     pthread_t threads[2];
-    machine_rank r = {.parallel = hd_parallel_common(1, 2, 2, m.spec)};
+    machine_rank r = {.parallel = hd_parallel_common(1, 2, 2, m.spec), .n_micro = n_micro};
     assert_int_equal(hd_comm_local_open(&r.world, &r.parallel, NULL), HD_OK);
     for (r.number = 0; r.number < 2; r.number++) {
         attention_group *g = &groups[r.number];
@@ -386,7 +389,7 @@ static void attention_groups_launch_the_same(void **state) {
     (void)state;
     for (size_t i = 0; i < HD_LEN(models); i++) {
         open_either(models[i], 0.0f, false);
-        run_groups(models[i], 600 + i);
+        run_groups(models[i], 1 + (int32_t)i % 3, 600 + i);
         for (uint64_t g = 0; g < 2; g++) {
             run_mixed(600 + i + 50 * g, 0);
             for (int32_t k = 0; k < SLOTS; k++) check_same(&groups[g].crowd[k], &crowd[k]);

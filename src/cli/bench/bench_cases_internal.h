@@ -55,4 +55,9 @@ bool op_case_is_there(const op_bench *b, const op_case *c);
 /* Uploads the case's integers and outputs. */
 void op_case_prepare(op_bench *b, const op_case *c);
 
+/* bench_split.c: moe_split */
+hd_status op_split_prepare(op_bench *b, const op_case *c, hd_err *err);
+void op_split_run(op_bench *b, const op_case *c);
+op_operands op_split_operands(const op_bench *b, const op_case *c);
+
 #endif

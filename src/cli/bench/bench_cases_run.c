@@ -59,22 +59,26 @@ static hd_dtype kv_type(const op_bench *b) {
 }
 
 static hd_dtype key_type(const op_bench *b) {
-    return kv_type(b) == HD_E4M3 ? HD_E4M3 : HD_F32;
+    return hd_is_packed(kv_type(b)) ? kv_type(b) : HD_F32;
 }
 
 /* As kv/ has them for entries and keys of these widths. */
-static hd_entry_scales scales_of(hd_dtype type, int32_t width) {
-    if (type != HD_E4M3) return (hd_entry_scales){0};
-    return (hd_entry_scales){width == 512 ? 64 : 128, width == 128 ? 0 : 64};
+static hd_group_format format_of(hd_dtype type, int32_t width) {
+    const bool key = width == 128;
+    if (type == HD_E4M3) {
+        return (hd_group_format){HD_E4M3, HD_E8M0, width == 512 ? 64 : 128, key ? 0 : 64};
+    }
+    if (type != HD_E2M1) return (hd_group_format){.group = 0};
+    return (hd_group_format){HD_E2M1, key ? HD_E8M0 : HD_E4M3, key ? 32 : 16, 0};
 }
 
 static double entry_bytes(hd_dtype type, int32_t width) {
-    return (double)hd_entry_bytes(type, width, scales_of(type, width));
+    return (double)hd_entry_bytes(type, width, format_of(type, width));
 }
 
 static hd_paged pages(op_bench *b, int32_t entries, int32_t width, hd_dtype type) {
-    const hd_entry_scales scales = scales_of(type, width);
-    const size_t bytes = (size_t)entries * hd_entry_bytes(type, width, scales);
+    const hd_group_format format = format_of(type, width);
+    const size_t bytes = (size_t)entries * hd_entry_bytes(type, width, format);
     void *data = (void *)(uintptr_t)operand(b, bytes + PAGE_ENTRIES * 4096);
     return (hd_paged){
         .rows = {.data = data, .type = type},
@@ -82,7 +86,7 @@ static hd_paged pages(op_bench *b, int32_t entries, int32_t width, hd_dtype type
         .table_stride = entries / PAGE_ENTRIES + 1,
         .page_entries = PAGE_ENTRIES,
         .width = width,
-        .scales = scales
+        .format = format
     };
 }
 
@@ -357,7 +361,7 @@ static void run_resident(op_bench *b, const op_case *c) {
         .table = b->ints,
         .page_entries = CASE_INTS,
         .width = c->cols,
-        .scales = scales_of(kv_type(b), c->cols)
+        .format = format_of(kv_type(b), c->cols)
     };
     const int32_t first = b->pass++ % 2 * missing_entries(c);
     b->ops.resident(b->stream, &(hd_resident_args){.out = scratch_ints(b),
@@ -551,6 +555,7 @@ static const struct {
     {"swiglu",          run_swiglu,        swiglu_operands       },
     {"moe_topk",        run_route,         route_operands        },
     {"moe_permute",     run_permute,       permute_operands      },
+    {"moe_split",       op_split_run,      op_split_operands     },
     {"moe_combine",     run_combine,       combine_operands      },
     {"argmax",          run_argmax,        logits_operands       },
     {"sample",          run_sample,        logits_operands       },
@@ -607,6 +612,9 @@ void op_case_prepare(op_bench *b, const op_case *c) {
     hd_err err = {0};
     upload_ints(b, c);
     if (c->run == run_resident && open_resident(b, c, &err) != HD_OK) {
+        hd_stream_fail(b->stream, err.status, err.msg);
+    }
+    if (c->run == op_split_run && op_split_prepare(b, c, &err) != HD_OK) {
         hd_stream_fail(b->stream, err.status, err.msg);
     }
     if (c->run == run_grouped || c->run == run_gated_experts) {

@@ -115,7 +115,8 @@ static hd_status open_pages(rig *r, hd_err *err) {
     }
     const hd_kv_options kv = {
         .n_pages = {(int32_t)n, shape.lookback ? (int32_t)n : 0},
-          .entry_type = r->ops.kv_type
+        .entry_type = r->ops.kv_type,
+        .rounds = r->ops.precision == HD_OFFICIAL
     };
     HD_TRY(hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err));
     hd_kv_random_fill(
@@ -136,7 +137,7 @@ static hd_status open_rig(rig *r, hd_err *err) {
                               .mla = r->mla};
     const hd_model_limits limits = {
         .rows = most_rows(r), .logits = (int32_t)r->set.batch, .positions = positions(r)};
-    HD_TRY(hd_model_open(&r->model, &env, &limits, 1, err));
+    HD_TRY(hd_model_open(&r->model, &env, &limits, err));
     HD_TRY(open_pages(r, err));
     const hd_batch_limits batch = {most_rows(r), (int32_t)r->set.batch, r->pages_each};
     return hd_batch_open(&r->batch, &batch, r->device, err);
@@ -170,10 +171,9 @@ static void add_sequence(rig *r, int32_t i, int32_t n, int32_t start) {
 }
 
 static hd_status run_step(rig *r, ops_phase *p, hd_err *err) {
-    hd_batch *batches[] = {&r->batch};
     hd_op_profiler_reset(&r->profiler);
     const int64_t begun = r->now();
-    hd_model_step(r->model, r->kv, batches, 1);
+    hd_model_step(r->model, r->kv, &r->batch);
     HD_TRY(hd_stream_sync(r->stream, err));
     p->seconds = (double)(r->now() - begun) * 1e-9;
     p->profiler = r->profiler;

@@ -13,6 +13,7 @@
 #include "base/philox.h"
 #include "base/progress.h"
 #include "cli/bench/bench_rank_internal.h"
+#include "cli/bench/bench_selection.h"
 #include "cli/engine_options.h"
 #include "comm/emulated.h"
 #include "kv/resident.h"
@@ -25,8 +26,8 @@ enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_ST
 
 typedef struct settings {
     engine_settings engine;
-    const char *config, *parallel, *acceptance;
-    int64_t layers, batch, prompt, context, drafts, steps, exchange_us;
+    const char *config, *parallel, *acceptance, *selection, *row_ns;
+    int64_t layers, batch, prompt, context, drafts, steps, exchange_us, overlap;
     int routing, exchange;
     bool json;
 } settings;
@@ -45,12 +46,15 @@ typedef struct rig {
     settings set;
     hd_parallel_config parallel;
     int32_t rank, drafts, rows_each, n_pages;
+    int32_t dispatch_ns, combine_ns;
     hd_acceptance forced;
     hd_model_spec *spec;
     hd_device *device;
-    hd_stream *stream, *beside_stream;
+    hd_stream *stream, *beside_stream, *comm_stream;
     hd_mla_form mla;
-    hd_ops inner, ops; /* ops: the model's table, profiled or not */
+    hd_ops backend, inner,
+        ops; /* inner: with the selection; ops: the model's table, profiled or not */
+    bench_selection *selection; /* NULL: the indexer's */
     hd_ops profiled;
     hd_weights *weights;
     hd_comm_emulated *emulated;
@@ -130,6 +134,30 @@ static hd_status parse_acceptance(rig *r, hd_err *err) {
     return HD_OK;
 }
 
+/* "1350,2450" */
+static hd_status parse_row_ns(rig *r, hd_err *err) {
+    const char *at = r->set.row_ns;
+    char *end = NULL;
+    if (!at) return HD_OK;
+    const long to = strtol(at, &end, 10);
+    const long back = end > at && *end == ',' ? strtol(end + 1, &end, 10) : -1;
+    if (to < 0 || to > 1000000 || back < 0 || back > 1000000 || *end) {
+        return HD_FAIL(err, HD_EINVAL, "--row-ns '%s': not two numbers of nanoseconds", at);
+    }
+    r->dispatch_ns = (int32_t)to;
+    r->combine_ns = (int32_t)back;
+    return HD_OK;
+}
+
+/* Emulated rows are those of equal micro-batches. */
+static hd_status check_overlap(const rig *r, hd_err *err) {
+    const int64_t rows = r->set.prompt ? r->rows_each * r->set.batch : r->set.batch;
+    if (rows % r->set.overlap == 0) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "--overlap %lld does not divide the %lld %s of a step",
+                   (long long)r->set.overlap, (long long)rows,
+                   r->set.prompt ? "tokens" : "sequences");
+}
+
 /* A block has so many drafts, and taps lie in the layers that are kept. */
 static hd_status fit_dspark(rig *r, hd_err *err) {
     hd_dspark_spec *d = &r->spec->dspark;
@@ -186,14 +214,48 @@ static void name_device(rig *r) {
              hd_stream_workers(r->stream));
 }
 
+/* In place of what the indexer selects. Rows of a step select in one pass. */
+static hd_status open_selection(rig *r, hd_err *err) {
+    const hd_model_spec *c = r->spec;
+    int32_t layers = 0, rows, ratio = 1;
+    if (!r->set.selection) return HD_OK;
+    HD_TRY(hd_kv_resident_rows(&rows, r->set.engine.options.hisparse, c, err));
+    if (rows / hd_max_i32(c->index_topk, 1) < r->report.rows) {
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "--selection needs --hisparse with at least %d rows, as many as a step selects",
+            r->report.rows * c->index_topk);
+    }
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        if (hd_kv_selected_pool(c, i) == HD_N_POOL_KINDS) continue;
+        layers++;
+        ratio = hd_max_i32(c->layers[i].compress_ratio, 1);
+    }
+    const bench_selection_options o = {.text = r->set.selection,
+                                       .device = r->device,
+                                       .stream = r->stream,
+                                       .ops = &r->backend,
+                                       .layers = layers,
+                                       .rows = r->report.rows,
+                                       .top_k = c->index_topk,
+                                       .entries = r->report.context / ratio,
+                                       .steps = 2 * ((int32_t)r->set.steps + WARM_UP)};
+    HD_TRY(bench_selection_open(&r->selection, &o, err));
+    bench_selection_install(r->selection, &r->inner);
+    return HD_OK;
+}
+
 static hd_status open_device(rig *r, hd_err *err) {
     hd_ops_options ops;
     HD_TRY(engine_settings_ops(&r->set.engine, &ops, &r->mla, err));
-    HD_TRY(hd_ops_open(&r->inner, &r->device, r->set.engine.options.backend, &ops, err));
+    HD_TRY(hd_ops_open(&r->backend, &r->device, r->set.engine.options.backend, &ops, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
+    r->inner = r->backend;
     if (!hd_device_is_host(r->device)) {
         HD_TRY(hd_stream_open(&r->beside_stream, r->device, err));
+        if (r->set.overlap > 1) HD_TRY(hd_stream_open(&r->comm_stream, r->device, err));
     }
+    HD_TRY(open_selection(r, err));
     r->ops = r->inner;
     r->report.table = r->inner.name;
     name_device(r);
@@ -214,13 +276,17 @@ static hd_status open_shard(rig *r, hd_err *err) {
                                     .device = r->device,
                                     .stream = r->stream};
     HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, &dummy, err));
+    const int32_t micro = (int32_t)r->set.overlap;
     const hd_comm_emulated_options o = {
         .spec = r->spec,
         .shard = hd_weights_shard(r->weights),
         .routing = (hd_routing)r->set.routing,
-        .rows = {r->report.rows, r->set.prompt ? r->report.rows : draft_rows(r)},
+        .rows = {r->report.rows / micro,
+                 (r->set.prompt ? r->report.rows : draft_rows(r)) / micro},
         .copies = r->set.exchange == 1,
         .exchange_us = (int32_t)r->set.exchange_us,
+        .dispatch_ns = r->dispatch_ns,
+        .combine_ns = r->combine_ns,
         .ops = &r->ops,
         .device = r->device,
         .stream = r->stream
@@ -313,6 +379,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
                               .ops = &r->ops,
                               .device = r->device,
                               .stream = r->stream,
+                              .comm_stream = r->comm_stream,
                               .beside_stream = r->beside_stream,
                               .mla = r->mla,
                               .comm = hd_comm_emulated_interface(r->emulated),
@@ -328,6 +395,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
         .max_drafts = r->drafts,
         .fixed_steps = !r->set.prompt,
         .expert_rows = hd_max_i32(r->report.expert_rows, r->parallel.ep),
+        .n_micro = (int32_t)r->set.overlap,
         .forced = r->forced
     };
     HD_TRY(hd_kv_resident_rows(&o.resident, r->set.engine.options.hisparse, r->spec, err));
@@ -364,7 +432,9 @@ static hd_status find_limits(rig *r, hd_err *err) {
 
 static hd_status open_rig(rig *r, hd_err *err) {
     HD_TRY(open_spec(r, err));
+    HD_TRY(parse_row_ns(r, err));
     r->rows_each = r->set.prompt ? (int32_t)r->set.prompt : 1 + r->drafts;
+    HD_TRY(check_overlap(r, err));
     const int64_t rows = r->rows_each * r->set.batch;
     if (rows > 1 << 20 || positions(r) > INT32_MAX / 2) {
         return HD_FAIL(err, HD_EINVAL, "%lld rows in a step or %lld positions: too many",
@@ -396,6 +466,8 @@ static void close_rig(rig *r) {
     hd_model_runner_close(r->model_runner);
     hd_comm_emulated_close(r->emulated);
     hd_op_profiler_close(&r->report.profiler);
+    hd_stream_close(r->comm_stream);
+    bench_selection_close(r->selection);
     hd_stream_close(r->beside_stream);
     hd_stream_close(r->stream);
     hd_device_close(r->device);
@@ -449,6 +521,7 @@ static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
     const hd_runner runner = hd_model_runner_interface(r->model_runner);
     const int32_t n = r->report.batch;
     for (int32_t i = 0; i < n; i++) write_inputs(r, i, which);
+    bench_selection_begin_step(r->selection);
     HD_TRY(runner.run(runner.ctx, NULL, 0, r->inputs, n, r->outputs, err));
     for (int32_t i = 0; i < n; i++) {
         if (r->outputs[i].status != HD_OK) {
@@ -568,17 +641,28 @@ static hd_status measure(rig *r, hd_err *err) {
 }
 
 /* The same steps with exchanges that take time, in a rig of their own. */
-static hd_status measure_charged(rig *r, const settings *set, hd_err *err) {
+static hd_status measure_charged(rig *r, const settings *set, int64_t overlap, hd_err *err) {
     rig *charged = calloc(1, sizeof *charged);
     if (!charged) return HD_FAIL(err, HD_ENOMEM, "no memory for a bench");
     charged->set = *set;
+    charged->set.overlap = overlap;
     hd_status st = open_rig(charged, err);
     if (st == HD_OK) st = measure(charged, err);
-    r->report.exchange_us = (int32_t)set->exchange_us;
-    r->report.charged_step = charged->report.step;
-    r->report.charged_device_step = charged->report.ahead_step > 0
-                                        ? charged->report.ahead_step
-                                        : charged->report.device_step;
+    const rank_report *c = &charged->report;
+    rank_report *to = &r->report;
+    const double device_step = c->ahead_step > 0 ? c->ahead_step : c->device_step;
+    to->exchange_us = (int32_t)set->exchange_us;
+    to->dispatch_ns = charged->dispatch_ns;
+    to->combine_ns = charged->combine_ns;
+    if (overlap == 1) {
+        to->charged_step = c->step;
+        to->charged_device_step = device_step;
+    } else {
+        to->overlap = (int32_t)overlap;
+        to->overlapped_step = c->step;
+        to->overlapped_device_step = device_step;
+        to->overlapped_activations = c->memory.activations;
+    }
     close_rig(charged);
     free(charged);
     return st;
@@ -589,7 +673,13 @@ static hd_status bench(const settings *set, hd_err *err) {
     if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for a bench");
     r->set = *set;
     r->set.exchange_us = 0;
-    hd_status st = set->exchange_us ? measure_charged(r, set, err) : HD_OK;
+    r->set.row_ns = NULL;
+    r->set.overlap = 1;
+    hd_status st = HD_OK;
+    if (set->overlap > 1) st = measure_charged(r, set, set->overlap, err);
+    if (st == HD_OK && (set->exchange_us || set->row_ns || set->overlap > 1)) {
+        st = measure_charged(r, set, 1, err);
+    }
     if (st == HD_OK) st = open_rig(r, err);
     if (st == HD_OK) st = measure(r, err);
     if (st == HD_OK) st = profiler_steps(r, err);
@@ -616,6 +706,7 @@ int bench_rank(int argc, char **argv) {
                     .batch = 1,
                     .context = 4096,
                     .steps = 20,
+                    .overlap = 1,
                     .routing = HD_ROUTING_UNIFORM};
     const option options[] = {
         option_text("dummy-weights", &set.config, "CONFIG", "a config.json or its folder"),
@@ -631,10 +722,19 @@ int bench_rank(int argc, char **argv) {
                     "how probably each draft stands if those before it do; a first 0: as the "
                     "model says"),
         option_choice("router", &set.routing, routings, "who chooses experts"),
+        option_text("selection", &set.selection, "RULE",
+                    "with --hisparse: which entries rows select, uniform, zipf=S or repeat=P; "
+                    "without it, what the indexer says"),
         option_choice("communication", &set.exchange, exchanges,
                       "what stands for it: nothing, or copies of the same rows"),
         option_int("exchange-us", &set.exchange_us, 0, 100000,
                    "also run with exchanges that take so long each; 0: do not"),
+        option_text(
+            "row-ns", &set.row_ns, "N,N",
+            "in that run a row also takes so many nanoseconds to its experts, and back"),
+        option_int("overlap", &set.overlap, 1, HD_MAX_MICRO,
+                   "also run steps in so many micro-batches, of which one computes while rows "
+                   "of another travel"),
         option_int("steps", &set.steps, 1, MAX_STEPS, "to time; the median one is shown"),
         option_flag("json", &set.json, "print one JSON object"),
     };

@@ -38,8 +38,11 @@ typedef struct rank_report {
     double distinct;       /* experts of a layer with rows, in a step alone */
     double ahead_distinct; /* and in a step of an engine */
     int32_t exchanges;     /* with other ranks in a step, and how long each took in */
-    int32_t exchange_us;   /* the run whose figures these are; 0: there was none */
+    /* the run whose figures these are; all 0: there was none */
+    int32_t exchange_us, dispatch_ns, combine_ns;
     double charged_step, charged_device_step;
+    int32_t overlap; /* and those in so many micro-batches; 0: there was none */
+    double overlapped_step, overlapped_device_step, overlapped_activations;
     double fetched; /* of the entries that rows selected in an engine's steps, with HiSparse */
     rank_memory memory;
     rank_limits limits;

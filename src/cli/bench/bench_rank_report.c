@@ -207,12 +207,21 @@ static void print_sums(const rank_report *r, screen *to) {
         screen_print(to, "as run, host included: %.3f ms (median of %d)\n", 1e3 * r->step,
                      r->steps);
     }
-    if (r->exchange_us) {
+    if (r->charged_step > 0) {
+        screen_print(
+            to,
+            "with %d exchanges of %d us each, and %d + %d ns of a row: %.3f ms a step, "
+            "device %.3f ms, %.1f steps/s\n",
+            r->exchanges, r->exchange_us, r->dispatch_ns, r->combine_ns, 1e3 * r->charged_step,
+            1e3 * r->charged_device_step, 1 / r->charged_step);
+    }
+    if (r->overlap) {
         screen_print(to,
-                     "with %d exchanges of %d us each: %.3f ms a step, device %.3f ms, %.1f "
-                     "steps/s\n",
-                     r->exchanges, r->exchange_us, 1e3 * r->charged_step,
-                     1e3 * r->charged_device_step, 1 / r->charged_step);
+                     "the same in %d micro-batches: %.3f ms a step, device %.3f ms, %.1f "
+                     "steps/s, %.2f times as fast; activations %.3f GB\n",
+                     r->overlap, 1e3 * r->overlapped_step, 1e3 * r->overlapped_device_step,
+                     1 / r->overlapped_step, r->charged_step / r->overlapped_step,
+                     1e-9 * r->overlapped_activations);
     }
     screen_print(to, "%.1f steps/s and %.0f %s tokens/s of this rank at the device's time%s\n",
                  1 / device, tokens / device, r->prompt ? "prompt" : "output",
@@ -269,11 +278,21 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
         r->launches, "ops", lines);
     json_object_update(j, more);
     json_object_set_new(j, "exchanges", json_integer(r->exchanges));
-    if (r->exchange_us) {
-        json_object_set_new(j, "exchange_us", json_integer(r->exchange_us));
-        json_object_set_new(j, "charged_step_seconds", json_real(r->charged_step));
-        json_object_set_new(j, "charged_device_step_seconds",
-                            json_real(r->charged_device_step));
+    if (r->charged_step > 0) {
+        json_t *with =
+            json_pack("{s:i, s:i, s:i, s:f, s:f}", "exchange_us", r->exchange_us, "dispatch_ns",
+                      r->dispatch_ns, "combine_ns", r->combine_ns, "charged_step_seconds",
+                      r->charged_step, "charged_device_step_seconds", r->charged_device_step);
+        json_object_update(j, with);
+        json_decref(with);
+    }
+    if (r->overlap) {
+        json_t *cut = json_pack("{s:i, s:f, s:f, s:f}", "overlap", r->overlap,
+                                "overlapped_step_seconds", r->overlapped_step,
+                                "overlapped_device_step_seconds", r->overlapped_device_step,
+                                "overlapped_activation_bytes", r->overlapped_activations);
+        json_object_update(j, cut);
+        json_decref(cut);
     }
     json_dumpf(j, to, JSON_INDENT(1));
     fputc('\n', to);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/cpu.h"
 #include "base/json.h"
 #include "base/progress.h"
@@ -15,7 +16,7 @@
 #include "cli/options.h"
 #include "cli/token_lists.h"
 #include "ops/profile/op_profiler.h"
-#include "train/trainer.h"
+#include "train/memory.h"
 #include "weights/summary.h"
 #include "weights/update.h"
 
@@ -32,11 +33,12 @@ static const struct {
     [FORWARD] = {"forward",   "log-probabilities of all tokens",                      1},
     [BACKWARD] = {"backward",  "a forward pass with gradients, less forward",          2},
     [OPTIMIZER] = {"optimizer", "masters, rounding to the stored formats, new weights", 0},
-    [STEP] = {"step",      "all of them; the forward pass counts once",            3},
+    [STEP] = {"step",      "a forward pass with gradients, and the optimizer",     3},
 };
 
 typedef struct settings {
-    const char *model_dir, *tokens;
+    const char *model_dir, *config, *tokens; /* config: gradients of dummy weights */
+    int64_t layer;                           /* of config, alone; -1: all */
     int64_t sequences, length, times, rows, keep_gib, threads;
     int backend;
     bool muon, cpu_time, json;
@@ -55,10 +57,47 @@ typedef struct run {
     double loss;
     double flops_per_token; /* of a forward pass: products with matrices, attention left out */
     double limit;           /* float32 operations per second; 0: unknown */
+    hd_device *gpu;         /* NULL: a CPU */
+    size_t gpu_free;        /* before the trainer was opened */
     double seconds[N_PARTS][MAX_TIMES];
 } run;
 
 /* ---- opening ---- */
+
+enum { LAYER_VOCAB = 1024 }; /* so that the head of one layer is small beside it */
+
+/* Leaves one layer of the model, and a small vocabulary. */
+static hd_status keep_layer(hd_model_spec *s, int64_t layer, hd_err *err) {
+    if (layer >= s->n_layers || s->family == HD_FAMILY_V41) {
+        return HD_FAIL(err, HD_EINVAL, "no layer %lld that can be trained alone",
+                       (long long)layer);
+    }
+    s->layers[0] = s->layers[layer];
+    s->n_layers = 1;
+    s->n_hash_layers = s->layers[0].mlp == HD_MLP_MOE_HASH;
+    s->n_mtp = 0;
+    s->drafter = HD_DRAFTER_NONE;
+    s->dspark = (hd_dspark_spec){0};
+    s->vocab = hd_min_i32(s->vocab, LAYER_VOCAB);
+    return HD_OK;
+}
+
+static hd_status open_spec(run *r, hd_err *err) {
+    const settings *set = &r->set;
+    if (!set->model_dir == !set->config) {
+        return HD_FAIL(err, HD_EINVAL, "give either MODEL_DIR or --dummy-weights CONFIG");
+    }
+    if (set->layer >= 0 && !set->config) {
+        return HD_FAIL(err, HD_EINVAL, "--layer belongs to --dummy-weights");
+    }
+    HD_TRY(hd_model_spec_open(&r->spec, set->config ? set->config : set->model_dir, err));
+    return set->layer >= 0 ? keep_layer(r->spec, set->layer, err) : HD_OK;
+}
+
+static hd_status open_weights(run *r, hd_err *err) {
+    if (r->set.config) return hd_weights_open_dummy(&r->weights, r->spec, NULL, err);
+    return hd_weights_open_updatable(&r->weights, r->set.model_dir, r->spec, err);
+}
 
 static hd_status random_lists(run *r, hd_err *err) {
     token_lists *l = &r->lists;
@@ -114,7 +153,7 @@ static hd_status count_products(run *r, hd_err *err) {
 static hd_status open_all(run *r, hd_err *err) {
     if (r->set.cpu_time) r->set.threads = 1;
     r->now = r->set.cpu_time ? hd_thread_ns : hd_now_ns;
-    HD_TRY(hd_model_spec_open(&r->spec, r->set.model_dir, err));
+    HD_TRY(open_spec(r, err));
     if (r->set.tokens) {
         HD_TRY(token_lists_load(&r->lists, r->set.tokens, r->spec->vocab,
                                 r->spec->max_positions, err));
@@ -123,7 +162,7 @@ static hd_status open_all(run *r, hd_err *err) {
     }
     HD_TRY(place_sequences(r, err));
     HD_TRY(count_products(r, err));
-    HD_TRY(hd_weights_open_updatable(&r->weights, r->set.model_dir, r->spec, err));
+    HD_TRY(open_weights(r, err));
     const int32_t least = r->lists.longest - 1;
     const hd_trainer_options o = {
         .spec = r->spec,
@@ -133,10 +172,15 @@ static hd_status open_all(run *r, hd_err *err) {
         .rows = !r->set.rows || r->set.rows > least ? (int32_t)r->set.rows : least,
         .context = r->lists.longest,
         .threads = (int32_t)r->set.threads,
-        .keep_bytes = r->set.keep_gib << 30,
+        .keep_bytes = hd_keep_bytes(r->set.keep_gib),
+        .gradients_only = r->set.config != NULL,
         .matrices = r->set.muon ? HD_UPDATE_MUON : HD_UPDATE_ADAMW,
         .optimizer = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .momentum = 0.95, .clip = 1.0}
     };
+    if (r->set.backend) {
+        HD_TRY(hd_device_open_cuda(&r->gpu, 0, err));
+        r->gpu_free = hd_device_free_bytes(r->gpu);
+    }
     HD_TRY(hd_trainer_open(&r->trainer, &o, err));
     if (r->set.backend == 0)
         r->limit = hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), r->now);
@@ -145,6 +189,7 @@ static hd_status open_all(run *r, hd_err *err) {
 
 static void close_all(run *r) {
     hd_trainer_close(r->trainer);
+    hd_device_close(r->gpu);
     hd_weights_close(r->weights);
     hd_model_spec_close(r->spec);
     token_lists_free(&r->lists);
@@ -185,8 +230,8 @@ static hd_status run_once(run *r, int64_t time, hd_err *err) {
     HD_TRY(hd_trainer_accumulate(r->trainer, r->seqs, r->lists.n, err));
     const double both = since(r, start);
     start = r->now();
-    HD_TRY(optimize(r, err));
-    const double last = since(r, start);
+    if (!r->set.config) HD_TRY(optimize(r, err));
+    const double last = r->set.config ? 0.0 : since(r, start);
     const double seconds[N_PARTS] = {forward, both - forward, last, both + last};
     for (int i = 0; i < N_PARTS && time >= 0; i++) r->seconds[i][time] = seconds[i];
     note_loss(r);
@@ -194,6 +239,18 @@ static hd_status run_once(run *r, int64_t time, hd_err *err) {
 }
 
 /* ---- the report ---- */
+
+/* Bytes of a GPU: as planned, and as taken, with what the driver takes for the program. */
+typedef struct gpu_memory {
+    int64_t planned, taken;
+} gpu_memory;
+
+static gpu_memory measure_memory(const run *r) {
+    hd_trainer_memory m;
+    hd_trainer_memory_now(&m, r->trainer);
+    return (gpu_memory){hd_trainer_memory_peak(&m),
+                        (int64_t)(r->gpu_free - hd_device_free_bytes(r->gpu))};
+}
 
 static double share_of_limit(const run *r, int i, double seconds) {
     const double tokens = (double)(r->lists.total - r->lists.n);
@@ -208,19 +265,31 @@ static void print_lines(const run *r, const hd_quantiles *q) {
     putchar('\n');
     printf("%-9s %12s %12s %10s %9s\n", "part", "ms", "90th ms", "tokens/s", "of limit");
     for (int i = 0; i < N_PARTS; i++) {
+        if (i == OPTIMIZER && r->set.config) continue;
         printf("%-9s %12.1f %12.1f %10.0f %9.3f  %s\n", parts[i].name, q[i].median * 1e3,
                q[i].p90 * 1e3, (double)r->lists.total / q[i].median,
                share_of_limit(r, i, q[i].median), parts[i].about);
     }
+    if (!r->gpu) return;
+    const gpu_memory m = measure_memory(r);
+    printf("memory %.1f MB, planned %.1f MB\n", (double)m.taken * 1e-6,
+           (double)m.planned * 1e-6);
 }
 
 static hd_status print_json(const run *r, const hd_quantiles *q, hd_err *err) {
-    json_t *o = json_pack("{s:I, s:I, s:f, s:f}", "tokens", (json_int_t)r->lists.total, "times",
-                          (json_int_t)r->set.times, "loss", r->loss, "limit_flops", r->limit);
+    json_t *o = json_pack("{s:I, s:I, s:f, s:f, s:f}", "tokens", (json_int_t)r->lists.total,
+                          "times", (json_int_t)r->set.times, "loss", r->loss, "limit_flops",
+                          r->limit, "flops_per_token", r->flops_per_token);
     for (int i = 0; i < N_PARTS; i++) {
+        if (i == OPTIMIZER && r->set.config) continue;
         json_object_set_new(o, parts[i].name,
                             json_pack("{s:f, s:f, s:f}", "seconds", q[i].median, "p90",
                                       q[i].p90, "of_limit", share_of_limit(r, i, q[i].median)));
+    }
+    if (r->gpu) {
+        const gpu_memory m = measure_memory(r);
+        json_object_set_new(o, "memory", json_integer((json_int_t)m.taken));
+        json_object_set_new(o, "planned_memory", json_integer((json_int_t)m.planned));
     }
     char *text = hd_json_write(o, JSON_COMPACT);
     json_decref(o);
@@ -248,8 +317,14 @@ int bench_train(int argc, char **argv) {
         HD_FAIL(&err, HD_ENOMEM, "no memory for a benchmark");
         return report_error(&err);
     }
-    r->set = (settings){.sequences = 16, .length = 256, .times = 5, .keep_gib = HD_KEEP_GIB};
+    r->set =
+        (settings){.sequences = 16, .length = 256, .times = 5, .keep_gib = -1, .layer = -1};
     const option options[] = {
+        option_text("dummy-weights", &r->set.config, "CONFIG",
+                    "instead of MODEL_DIR: random weights of a config.json, without optimizer"),
+        option_int(
+            "layer", &r->set.layer, 0, 1000,
+            "with --dummy-weights: this layer alone, with 1024 tokens in the vocabulary"),
         option_text("tokens", &r->set.tokens, "FILE",
                     "a JSON list of sequences of token ids; default: random ones"),
         option_int("sequences", &r->set.sequences, 1, 1 << 20,
@@ -260,7 +335,7 @@ int bench_train(int argc, char **argv) {
         option_int("rows", &r->set.rows, 1, 1 << 20,
                    "tokens of a micro-batch at least; default 1024, on a GPU 16384"),
         option_int("keep-activations", &r->set.keep_gib, 0, 1 << 20,
-                   "GiB of activations that are not computed again; default 2"),
+                   "GiB of activations that are not computed again; default 2, on a GPU 16"),
         option_choice("backend", &r->set.backend, backends, "cpu (default) or cuda"),
         option_flag("muon", &r->set.muon, "hidden matrices by Muon, not AdamW"),
         option_int("threads", &r->set.threads, 0, 1024, "default: one per core"),
@@ -268,7 +343,7 @@ int bench_train(int argc, char **argv) {
                     "one thread, by its processor time: for a machine with other work"),
         option_flag("json", &r->set.json, "print one JSON object"),
     };
-    const positional model = {"MODEL_DIR", &r->set.model_dir, false, POSITIONAL_MODEL};
+    const positional model = {"MODEL_DIR", &r->set.model_dir, true, POSITIONAL_MODEL};
     const command_line line = {
         .command = "bench train",
         .summary = "Tokens per second of training: forward, backward, optimizer.",

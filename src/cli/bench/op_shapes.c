@@ -89,6 +89,8 @@ const op_shape op_shapes[] = {
     OTHER("V3 route", "v3", moe_topk, 0, 256, 8, 8, 0, 1, 128),
     OTHER("V4 route", "v4_flash", moe_topk, 0, 256, 0, 6, 0, 1, 128),
     OTHER("V4 permute", "v4_flash", moe_permute, 0, 0, 256, 6, 0, 1, 128, 4096),
+    OTHER("V3 split, 32 ranks", "v3", moe_split, 32, 32, 256, 8, 0, 8, 128, 1024),
+    OTHER("V3 split, 72 ranks", "v3", moe_split, 32, 72, 256, 8, 0, 128),
     OTHER("V4 combine", "v4_flash", moe_combine, 0, 4096, 0, 6, 0, 1, 128, 1024),
     OTHER("argmax", "v3", argmax, 0, 129280, 0, 0, 0, 1, 64),
     OTHER("sample, top-k, top-p", "v3", sample, 0, 129280, 0, 0, 0, 1, 64),

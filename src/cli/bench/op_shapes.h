@@ -20,6 +20,7 @@ enum { OP_SHAPE_ROWS = 8, OP_SHAPE_ROLES = 2 };
  *     indexer_topk  outs heads, keys of cols, n keys, the best top_k
  *     resident      entries of cols, top_k of a row, of which outs of 100 are missing
  *     hc_*          n streams of cols
+ *     moe_split     n experts on cols ranks, outs spare slots, top_k per row of each rank
  *     moe_*         rows of cols (moe_topk: experts; n groups), n experts, top_k per row
  *     others        rows of cols */
 typedef struct op_shape {

@@ -27,14 +27,15 @@ static void print_group(const hd_disk_survey *s, int group, bool check) {
     printf("\n");
 }
 
-static hd_status look(const char *dir, bool check, int *code, hd_err *err) {
+static hd_status look(const char *dir, int32_t store, bool check, int *code, hd_err *err) {
     hd_disk_files f;
     hd_disk_survey s;
     char all[32];
-    HD_TRY(hd_disk_files_open(&f, dir, false, err));
+    HD_TRY(hd_disk_files_open(&f, dir, store, false, err));
     const hd_status st = hd_disk_survey_read(&s, &f, dir, check, err);
     f.close(f.ctx);
     if (st != HD_OK) return st;
+    if (store) printf("\nattention group %d\n", store);
     printf("%s\n%u tokens in a page, %s in files\n", s.header.identity, s.header.page_tokens,
            hd_bytes_text(all, sizeof all, (double)s.bytes));
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
@@ -44,16 +45,34 @@ static hd_status look(const char *dir, bool check, int *code, hd_err *err) {
     return HD_OK;
 }
 
+/* Attention groups in other processes have stores of their own. */
+static hd_status look_at_all(const char *dir, bool check, int *code, hd_err *err) {
+    HD_TRY(look(dir, 0, check, code, err));
+    for (int32_t i = 1; i < HD_DISK_STORES; i++) {
+        hd_err none = {0};
+        const hd_status st = look(dir, i, check, code, &none);
+        if (st == HD_OK || st == HD_EINVAL) continue;
+        return HD_FAIL(err, st, "%s", none.msg);
+    }
+    return HD_OK;
+}
+
 static hd_status drop(const char *dir, hd_err *err) {
-    int n;
-    HD_TRY(hd_disk_files_delete(dir, &n, err));
+    int n, more;
+    HD_TRY(hd_disk_files_delete(dir, 0, &n, err));
+    for (int32_t i = 1; i < HD_DISK_STORES; i++) {
+        hd_err none = {0};
+        const hd_status st = hd_disk_files_delete(dir, i, &more, &none);
+        if (st != HD_OK && st != HD_EINVAL) return HD_FAIL(err, st, "%s", none.msg);
+        n += more;
+    }
     printf("%d file%s deleted\n", n, n == 1 ? "" : "s");
     return HD_OK;
 }
 
 static hd_status run(const char *action, const char *dir, int *code, hd_err *err) {
-    if (strcmp(action, "list") == 0) return look(dir, false, code, err);
-    if (strcmp(action, "check") == 0) return look(dir, true, code, err);
+    if (strcmp(action, "list") == 0) return look_at_all(dir, false, code, err);
+    if (strcmp(action, "check") == 0) return look_at_all(dir, true, code, err);
     if (strcmp(action, "drop") == 0) return drop(dir, err);
     return HD_FAIL(err, HD_EINVAL, "'%s' is not list, check or drop", action);
 }

@@ -201,7 +201,7 @@ static hd_status open_rig(rig *r, hd_err *err) {
                               .device = r->device,
                               .stream = r->stream,
                               .probe = &r->probe};
-    HD_TRY(hd_model_open(&r->model, &env, &limits, 1, err));
+    HD_TRY(hd_model_open(&r->model, &env, &limits, err));
     HD_TRY(
         hd_kv_open(&r->kv, r->spec, r->spec->n_layers + r->spec->n_mtp, r->device, &kv, err));
     return hd_batch_open(&r->batch, &batch, r->device, err);
@@ -219,8 +219,7 @@ static void close_rig(rig *r) {
 static void draft_block(rig *r) {
     static const int32_t tokens[HD_MAX_DRAFTS] = {0}, pages[1] = {0};
     const int32_t block = r->spec->dspark.block;
-    hd_batch *batches[] = {&r->batch};
-    hd_model_absorb(r->model, r->kv, batches, 1);
+    hd_model_absorb(r->model, r->kv, &r->batch);
     hd_batch_reset(&r->batch);
     hd_batch_add(&r->batch,
                  &(hd_batch_seq){
@@ -229,13 +228,12 @@ static void draft_block(rig *r) {
     });
     hd_batch_make_block(&r->batch, block);
     hd_batch_upload(&r->batch, r->stream);
-    hd_model_draft_block(r->model, r->kv, batches, 1);
-    hd_model_draft_place(r->model, 0, 0, r->batch.device.tokens, 1, 1);
+    hd_model_draft_block(r->model, r->kv, &r->batch);
+    hd_model_draft_place(r->model, 0, r->batch.device.tokens, 1, 1);
 }
 
 static hd_status run_pass(rig *r, hd_err *err) {
     static const int32_t tokens[STAGE_ROWS] = {0}, pages[1] = {0};
-    hd_batch *batches[] = {&r->batch};
     hd_batch_add(&r->batch, &(hd_batch_seq){
                                 .tokens = tokens,
                                 .n = STAGE_ROWS,
@@ -244,8 +242,8 @@ static hd_status run_pass(rig *r, hd_err *err) {
                                 .n_pages = 1
     });
     hd_batch_upload(&r->batch, r->stream);
-    hd_model_step(r->model, r->kv, batches, 1);
-    if (r->spec->drafter == HD_DRAFTER_MTP) hd_model_draft(r->model, r->kv, batches, 1, false);
+    hd_model_step(r->model, r->kv, &r->batch);
+    if (r->spec->drafter == HD_DRAFTER_MTP) hd_model_draft(r->model, r->kv, &r->batch, false);
     if (r->spec->drafter == HD_DRAFTER_DSPARK) draft_block(r);
     end_block(r);
     return r->failed ? HD_FAIL(err, HD_ENOMEM, "no memory for a list of operators")

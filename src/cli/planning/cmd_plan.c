@@ -111,9 +111,18 @@ static hd_status one_layout(plan_settings *s, hd_parallel_config *out, hd_err *e
     return HD_OK;
 }
 
+/* A server on a CPU takes all types. */
+static bool plans_gpus(const plan_settings *s) {
+    return strcmp(s->gpu_name, "cpu") != 0;
+}
+
 /* Spare slots on top of those that make the number of slots even. */
 hd_status plan_complete_layout(const plan_settings *s, hd_parallel_config *l, hd_err *err) {
     const int64_t slots = s->spec->route.n_experts + s->redundant;
+    if (plans_gpus(s)) {
+        const int32_t heads = hd_shard_of(l, 0, s->spec).n_heads;
+        HD_TRY(hd_kv_check_heads(s->spec, heads, s->args.kv_type, err));
+    }
     l->sum_in_ranks = s->sum_in_ranks;
     if (s->sum_in_ranks && l->ep > 1) l->dense_tp = 1; /* as serve does */
     if (!s->redundant) return HD_OK;
@@ -173,13 +182,10 @@ static hd_status check_pools(const plan_settings *s, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "--layout and --chart are for one pool of GPUs");
 }
 
-/* A server on a CPU takes all types. */
 static hd_status set_kv_type(plan_settings *s, hd_err *err) {
     HD_TRY(hd_kv_type_of(&s->args.kv_type, hd_kv_type_names[s->kv_type], err));
-    if (strcmp(s->gpu_name, "cpu") == 0 ||
-        hd_cuda_has_kv_type(s->args.precision, s->args.kv_type)) {
-        return HD_OK;
-    }
+    HD_TRY(hd_kv_check_type(s->spec, s->args.kv_type, err));
+    if (!plans_gpus(s) || hd_cuda_has_kv_type(s->args.precision, s->args.kv_type)) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED,
                    "--kv-cache-dtype %s: with this precision a GPU caches %s",
                    hd_kv_type_names[s->kv_type], hd_cuda_kv_types(s->args.precision));
@@ -190,7 +196,9 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
     int32_t n = 1;
     HD_TRY(hd_gpu_find(&s->gpu, s->gpu_name, err));
     HD_TRY(hd_model_spec_open(&s->spec, s->config, err));
-    HD_TRY(hd_kv_resident_rows(&s->args.hisparse, s->hisparse, s->spec, err));
+    s->args.hisparse_auto = s->hisparse && strcmp(s->hisparse, "auto") == 0;
+    if (!s->args.hisparse_auto)
+        HD_TRY(hd_kv_resident_rows(&s->args.hisparse, s->hisparse, s->spec, err));
     HD_TRY(plan_check_training(s, err));
     if (s->training.train) return plan_training(s, err);
     s->args.spec = s->spec;
@@ -256,7 +264,7 @@ int cmd_plan(int argc, char **argv) {
         option_int("prompt", &prompt, 1, MAX_TOKENS, "tokens of a prompt; default 4096"),
         option_int("output", &output, 1, MAX_TOKENS, "tokens of an answer; default 1024"),
         option_int("chunk", &chunk, 1, 1 << 17, "rows of a prefill step; default 2048"),
-        option_text("hisparse", &s.hisparse, "ROWS", "as serve's --hisparse"),
+        option_text("hisparse", &s.hisparse, "auto|ROWS", "as serve's --hisparse"),
         option_int("drafts", &drafts, 0, HD_MAX_DRAFTS, "drafts of a sequence and step"),
         option_real("accepted", &accepted, 0, HD_MAX_DRAFTS, "of these, the mean of a step"),
         option_real("balancedness", &balancedness, 0.01, 1,

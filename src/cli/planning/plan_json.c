@@ -53,6 +53,16 @@ static json_t *capacity_json(const plan_settings *s, const hd_capacity *c, bool 
         c->prefill_s, "user_tokens_per_second", c->user_tokens_s, "output_tokens_per_second",
         c->output_tokens_s, "input_tokens_per_second", c->input_tokens_s,
         "output_tokens_per_second_of_a_gpu", c->output_tokens_s / (double)s->gpus);
+    if (c->sizes.resident || s->args.hisparse_auto) {
+        const hd_hisparse_choice *h = &c->hisparse;
+        json_t *more = json_pack("{s:b, s:i, s:f, s:f}", "on", h->on, "rows", h->rows,
+                                 "requests", h->requests, "miss_seconds", h->miss_s);
+        if (s->args.hisparse_auto && h->fitting >= 1 && more) {
+            json_object_set_new(more, "fitting", json_real(h->fitting));
+            json_object_set_new(more, "gain_seconds", json_real(h->gain_s));
+        }
+        json_object_set_new(to, "hisparse", more);
+    }
     if (s->price > 0) {
         json_object_set_new(to, "price_per_million_output_tokens", json_real(plan_price(s, c)));
     }

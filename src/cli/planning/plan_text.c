@@ -68,8 +68,8 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
     if (s->kv_type) {
         snprintf(entries, sizeof entries, " --kv-cache-dtype %s", hd_kv_type_names[s->kv_type]);
     }
-    if (s->args.hisparse) {
-        snprintf(hisparse, sizeof hisparse, " --hisparse %d", s->args.hisparse);
+    if (c->sizes.resident) {
+        snprintf(hisparse, sizeof hisparse, " --hisparse %d", c->sizes.resident);
     }
     printf("\n* no other layout that fits has more of both tokens/s\n"
            "serve's options of the one with most: %s%s%s%s%s --max-running %d "
@@ -78,6 +78,25 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
            c->sizes.running, c->sizes.context,
            (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens,
            c->sizes.chunk);
+}
+
+/* Entries in host memory: what fetching them takes, and what the larger batch gains. */
+static void print_hisparse(const plan_settings *s, const hd_capacity *c) {
+    const hd_hisparse_choice *h = &c->hisparse;
+    if (!s->args.hisparse_auto && !c->sizes.resident) return;
+    if (h->rows == 0) {
+        printf("\nhisparse: off, since %s\n",
+               c->free < 0 ? "attention selects no entries" : "all entries fit on the device");
+        return;
+    }
+    printf("\nhisparse: %s", h->on ? "on" : "off");
+    if (s->args.hisparse_auto)
+        printf("; %.0f requests of a group fit without it, of %.0f", h->fitting, h->requests);
+    printf("\n  with %d rows of each layer a step of decode fetches for %.2f ms", h->rows,
+           h->miss_s * 1e3);
+    if (s->args.hisparse_auto && h->fitting >= 1)
+        printf("; its batch gains %.2f ms", h->gain_s * 1e3);
+    printf("\n");
 }
 
 /* Experts that are elsewhere: how many, what a step fetches of them, and what that leads to. */
@@ -206,6 +225,7 @@ static void explain(const plan_settings *s, const hd_capacity *c) {
 void plan_print_text(const plan_settings *s, const plan_result *r) {
     plan_print_assumed(s);
     print_table(s, r);
+    print_hisparse(s, &r->all[r->first]);
     print_elsewhere(s, &r->all[r->first]);
     print_verdict(s, r);
     if (s->explain) explain(s, &r->all[r->first]);

@@ -1,4 +1,5 @@
-/* plan_train.c - `hadal plan --train`: the memory of training, before anything is read. */
+/* plan_train.c - `hadal plan --train`: the memory of training, before anything is read. That of a GPU is
+ * asked of one. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -6,13 +7,15 @@
 #include "train/memory.h"
 
 static const char *const optimizers[] = {"adamw", "muon", NULL};
+static const char *const backends[] = {"cpu", "cuda", NULL};
 
 void plan_train_options(option_list *list, plan_train_settings *s) {
     const option options[] = {
-        option_flag("train", &s->train, "memory of `hadal train` on the CPU, by rank"),
-        option_int("rows", &s->rows, 2, 1 << 20, "with --train, as train's; default 1024"),
-        option_int("keep-activations", &s->keep_gib, 0, 1 << 20,
-                   "with --train, as train's; default 2"),
+        option_flag("train", &s->train, "memory of `hadal train`, by rank"),
+        option_choice("backend", &s->backend, backends,
+                      "with --train: cpu (default), or cuda, which asks a GPU"),
+        option_int("rows", &s->rows, 2, 1 << 20, "with --train, as train's"),
+        option_int("keep-activations", &s->keep_gib, 0, 1 << 20, "with --train, as train's"),
         option_int("dp", &s->ranks, 1, 64, "with --train, as train's; default 1"),
         option_int("threads", &s->threads, 1, 1024, "with --train, as train's"),
         option_choice("optimizer", &s->optimizer, optimizers, "with --train, as train's"),
@@ -25,20 +28,19 @@ void plan_train_options(option_list *list, plan_train_settings *s) {
 hd_status plan_check_training(plan_settings *s, hd_err *err) {
     plan_train_settings *t = &s->training;
     const bool given = t->rows || t->keep_gib >= 0 || t->ranks || t->threads || t->optimizer ||
-                       t->freeze || t->drafts;
+                       t->backend || t->freeze || t->drafts;
     if (given && !t->train) {
         return HD_FAIL(err, HD_EINVAL,
-                       "--rows, --keep-activations, --dp, --threads, --optimizer, --freeze and "
-                       "--mtp belong to --train");
+                       "--backend, --rows, --keep-activations, --dp, --threads, --optimizer, "
+                       "--freeze and --mtp belong to --train");
     }
     if (t->train && plan_serves(s)) {
         return HD_FAIL(err, HD_EINVAL,
-                       "--train plans training on the CPU: only --rows, --keep-activations, "
+                       "--train plans training: only --backend, --rows, --keep-activations, "
                        "--dp, --threads, "
                        "--optimizer, --freeze, --mtp and --json belong to it");
     }
-    if (!t->rows) t->rows = 1024;
-    if (t->keep_gib < 0) t->keep_gib = HD_KEEP_GIB;
+    if (!t->rows) t->rows = t->backend ? HD_TRAIN_GPU_ROWS : HD_TRAIN_ROWS;
     if (!t->ranks) t->ranks = 1;
     return HD_OK;
 }
@@ -91,8 +93,9 @@ static hd_status measure(hd_trainer_memory *out, const plan_settings *s, hd_weig
     hd_trainer_options o = {
         .spec = s->spec,
         .weights = w,
+        .backend = backends[t->backend],
         .rows = (int32_t)t->rows,
-        .keep_bytes = t->keep_gib << 30,
+        .keep_bytes = hd_keep_bytes(t->keep_gib),
         .context =
             (int32_t)(longest < s->spec->max_positions ? longest : s->spec->max_positions),
         .threads = (int32_t)t->threads,

@@ -20,7 +20,7 @@ train_settings train_settings_default(void) {
     return (train_settings){.steps = 100,
                             .ranks = 1,
                             .processes = rank_options_default(),
-                            .keep_gib = HD_KEEP_GIB,
+                            .keep_gib = -1,
                             .seed = 1,
                             .keep = 2,
                             .rate = 1e-4,
@@ -67,7 +67,7 @@ void train_options_add(option_list *list, train_settings *s) {
             "rows", &s->rows, 1, 1 << 20,
             "tokens of a micro-batch, which changes no result; default 1024, on a GPU 16384"),
         option_int("keep-activations", &s->keep_gib, 0, 1 << 20,
-                   "GiB of activations that are not computed again; default 2"),
+                   "GiB of activations that are not computed again; default 2, on a GPU 16"),
         option_choice("backend", &s->backend, backends,
                       "cpu (default), cuda, or auto: a GPU if there is one"),
         option_choice("kv-cache-dtype", &s->kv_type, hd_kv_type_names,
@@ -97,7 +97,7 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
                                  hd_err *err) {
     *out = (hd_trainer_options){
         .rows = (int32_t)s->rows,
-        .keep_bytes = s->keep_gib << 30,
+        .keep_bytes = hd_keep_bytes(s->keep_gib),
         .context = (int32_t)(s->context ? s->context : (s->rows ? s->rows : HD_TRAIN_ROWS) + 1),
         .backend = train_settings_backend(s),
         .threads = (int32_t)s->threads,

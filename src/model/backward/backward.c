@@ -88,6 +88,7 @@ static void place_head(hd_backward *b, hd_arena *a) {
     d->merged = take(a, n * c->hidden);
     d->logit_x = take(a, c->hc_mult ? n * c->hc_mult * c->hidden : 0);
     d->logit_mix = take(a, n * c->hc_mult);
+    d->first_logit = hd_arena_take(a, ((size_t)n + 1) * sizeof *d->first_logit, 64);
 }
 
 static void place_mtp(hd_backward *b, hd_arena *a) {
@@ -115,7 +116,7 @@ static void place_kept(hd_backward *b, hd_arena *a) {
     for (int32_t i = n_blocks(b->m) - 1; i >= 0; i--) {
         kept_block *k = &b->blocks[i];
         hd_arena alone = hd_arena_measure();
-        k->t = b->m->acts[0];
+        k->t = b->m->acts;
         model_place_block(&k->t, &alone, b->m, i % 2);
         left -= (int64_t)alone.peak;
         k->kept = left >= 0;
@@ -188,7 +189,9 @@ static hd_status open_block(hd_backward *b, hd_err *err) {
 static hd_status open_rows(hd_backward *b, hd_err *err) {
     const size_t bytes = (size_t)b->m->limits.rows * sizeof *b->row;
     b->first_entry = malloc(bytes);
-    if (!b->first_entry) return HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
+    b->first_logit = malloc(((size_t)b->m->limits.logits + 1) * sizeof *b->first_logit);
+    if (!b->first_entry || !b->first_logit)
+        return HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
     /* until a step needs it, it has the numbers of rows */
     for (int32_t i = 0; i < b->m->limits.rows; i++) b->first_entry[i] = i;
     hd_stream_upload(b->m->env.stream, b->row, b->first_entry, bytes);
@@ -220,6 +223,7 @@ void hd_backward_close(hd_backward *b) {
     if (!b) return;
     hd_device_release(b->m->env.device, b->block);
     free(b->first_entry);
+    free(b->first_logit);
     free(b->blocks);
     free(b);
 }
@@ -340,7 +344,7 @@ static void back_drafts(const back_step *k, model_step *s, const hd_batch *batch
     back_mtp_again(k);
     model_mtp_start(s, layer, false);
     run_layer(k->b, s, layer, true);
-    back_head(k, layer, &rows, &own);
+    back_head(k, layer, &rows, drafts->host_rows, &own);
     back_layer(k, s, layer);
     back_mtp_start(k, layer);
     if (k->detached) back_clear_residual(k);
@@ -364,12 +368,12 @@ void hd_backward_score(hd_backward *b, const hd_kv *kv, hd_batch *batch, const h
     hd_batch rows = *batch;
     rows.n_logits = 0; /* the head has its own parts */
     const model_replay replay = replay_of(b, loss);
-    model_step s = model_step_of(b->m, kv, &rows, 0);
+    model_step s = model_step_of(b->m, kv, &rows);
     s.apart = true;
     if (loss->routes || loss->keys) s.replay = &replay;
-    const back_step k = {b, &s, NULL, false};
+    const back_step k = {.b = b, .s = &s};
     forward(b, &s, false);
-    back_head(&k, HD_GLOBAL, batch, loss);
+    back_head(&k, HD_GLOBAL, batch, batch->host.logit_rows, loss);
 }
 
 void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss,
@@ -377,14 +381,14 @@ void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd
     hd_batch rows = *batch;
     rows.n_logits = 0; /* the head has its own parts */
     const model_replay replay = replay_of(b, loss);
-    model_step s = model_step_of(b->m, kv, &rows, 0);
+    model_step s = model_step_of(b->m, kv, &rows);
     s.apart = true;
     if (loss->routes || loss->keys) s.replay = &replay;
-    const back_step k = {b, &s, g, loss->drafts.detached};
+    const back_step k = {.b = b, .s = &s, .g = g, .detached = loss->drafts.detached};
     forward(b, &s, true);
     back_clear_residual(&k);
     if (loss->drafts.rows) back_drafts(&k, &s, batch, loss);
-    back_head(&k, HD_GLOBAL, batch, loss);
+    back_head(&k, HD_GLOBAL, batch, batch->host.logit_rows, loss);
     for (int32_t l = b->m->env.spec->n_layers - 1; l >= 0; l--) back_layer(&k, &s, l);
     back_embedding(&k);
 }

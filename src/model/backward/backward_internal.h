@@ -14,7 +14,7 @@ typedef struct backward_activations {
     float *post, *comb, *mix;
     float *part;        /* [n, 3 + mixing values] for hc_pre_back and hc_head_back */
     double *norm_scale; /* [n, streams] for rms_norm_back */
-    float *parts;       /* [n_parts] of weight_grad, on a GPU */
+    float *parts;       /* [n_parts] of hd_row_sums, on a GPU */
     int64_t n_parts;
 
     /* attention */
@@ -31,6 +31,7 @@ typedef struct backward_activations {
 
     /* head */
     float *merged, *logit_x, *logit_mix;
+    int32_t *first_logit; /* [logits + 1] of each piece of a part */
 
     float *paired; /* V3's MTP layer [n, 2 * hidden] */
 } backward_activations;
@@ -52,6 +53,7 @@ struct hd_backward {
     backward_activations d;
     int32_t *row;         /* [rows] 0, 1, ... */
     int32_t *first_entry; /* [seqs] d.first_entry on the host */
+    int32_t *first_logit; /* [logits + 1] d.first_logit on the host */
     hd_replay_count replayed;
     void *block;
     size_t bytes;
@@ -62,7 +64,8 @@ typedef struct back_step {
     const hd_backward *b;
     const model_step *s;
     const hd_gradients *g;
-    bool detached; /* what the MTP layer shares with the main model gets no gradient */
+    bool detached;  /* what the MTP layer shares with the main model gets no gradient */
+    hd_seqs logits; /* pieces of the logits rows, where the step's rows are those */
 } back_step;
 
 /* Whether gradients of MLA are those of its naive form, which takes fewer products. */
@@ -75,8 +78,8 @@ float *backward_kept(const hd_backward *b, int32_t layer, int32_t block);
  * step. */
 model_activations *backward_block(const hd_backward *b, int32_t layer, int32_t block);
 
-/* The sequences of the step's rows; none where those are rows of logits. */
-hd_seqs back_sequences(const back_step *k);
+/* How the step's rows are summed, which may be rows of logits. */
+hd_row_sums back_sums(const back_step *k);
 
 /* The gradient of a matrix of out = x W^T: dw += g^T x, unless dw is NULL. */
 void back_matrix(const back_step *k, float *dw, hd_rows g, hd_rows x, int32_t rows,
@@ -114,8 +117,9 @@ back_block_fn back_mla, back_mla_sparse, back_hybrid, back_dense, back_moe;
 void back_through(const back_step *k, int32_t layer, int32_t block, back_block_fn *fn);
 
 /* head_back.c: logits, loss, and unless k->g is NULL d.x after the last layer, which is added to what
- * d.x has. layer: HD_GLOBAL, or the MTP layer. */
-void back_head(const back_step *k, int32_t layer, const hd_batch *batch, const hd_loss *loss);
+ * d.x has. layer: HD_GLOBAL, or the MTP layer. host_rows: the batch's logits rows in host memory. */
+void back_head(const back_step *k, int32_t layer, const hd_batch *batch,
+               const int32_t *host_rows, const hd_loss *loss);
 void back_clear_residual(const back_step *k); /* d.x = 0 */
 
 /* mtp_back.c: x and, of V3, h as they are before the MTP layer; x alone; and from d.x after its

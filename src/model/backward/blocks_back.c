@@ -8,17 +8,15 @@ void back_add(const back_step *k, float *x, const float *y, int32_t rows, int32_
             .x = hd_f32(x), .y = hd_f32(y), .rows = rows, .cols = cols, .repeat = 1});
 }
 
-hd_seqs back_sequences(const back_step *k) {
+hd_row_sums back_sums(const back_step *k) {
     const hd_batch *b = k->s->b;
-    if (b->n_logits) return (hd_seqs){0};
-    return (hd_seqs){b->n_seqs, b->device.first_row, b->device.pos, 0};
+    const hd_seqs rows = {b->n_seqs, b->device.first_row, b->device.pos, 0};
+    return (hd_row_sums){b->n_logits ? k->logits : rows, k->b->d.parts, k->b->d.n_parts};
 }
 
 /* The gradient of a matrix, of rows of the step. */
 static void back_weight(const back_step *k, hd_weight_grad_args a) {
-    a.seqs = back_sequences(k);
-    a.parts = k->b->d.parts;
-    a.n_parts = k->b->d.n_parts;
+    a.sums = back_sums(k);
     if (a.dw) k->b->ops->weight_grad(k->s->stream, &a);
 }
 
@@ -109,7 +107,8 @@ void back_norm(const back_step *k, int32_t layer, hd_role role, hd_rows dx, hd_r
                                  .scale = k->b->d.norm_scale,
                                  .rows = rows,
                                  .cols = cols,
-                                 .eps = eps});
+                                 .eps = eps,
+                                 .sums = back_sums(k)});
 }
 
 void back_rope(const back_step *k, const float *cos_sin, float *x, int32_t at, int32_t heads,
@@ -176,7 +175,8 @@ static void back_mix(const back_step *k, int32_t layer, const hc_roles *r, const
                                              .hc = c->hc_mult,
                                              .iters = c->hc_sinkhorn_iters,
                                              .norm_eps = c->norm_eps,
-                                             .eps = c->hc_eps});
+                                             .eps = c->hc_eps,
+                                             .sums = back_sums(k)});
     back_matrix(k, dfn, hd_f32(d->mix), hd_f32(x), k->s->b->n_rows, n, wide);
 }
 

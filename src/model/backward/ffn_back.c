@@ -58,8 +58,9 @@ static void back_experts(const back_step *k, int32_t layer, hd_role role, float 
                                            .n_rows = w->shape.rows,
                                            .cols = w->shape.cols,
                                            .top_k = top_k,
-                                           .seqs = back_sequences(k),
-                                           .choice = s->t->assignment});
+                                           .rows = s->b->n_rows,
+                                           .choice = s->t->assignment,
+                                           .sums = back_sums(k)});
     }
     k->b->ops->grouped_gemm_back(
         s->stream, &(hd_grouped_gemm_back_args){.dx = dx,

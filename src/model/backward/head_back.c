@@ -46,7 +46,8 @@ static void back_streams(const back_step *k, int32_t layer) {
                                 .cols = c->hidden,
                                 .hc = hc,
                                 .norm_eps = c->norm_eps,
-                                .eps = c->hc_eps});
+                                .eps = c->hc_eps,
+                                .sums = back_sums(k)});
     back_matrix(k, dfn, hd_f32(d->logit_mix), s->t->logit_x, n, hc, wide);
     scatter(k, d->logit_x, wide);
 }
@@ -114,18 +115,52 @@ void back_clear_residual(const back_step *k) {
     hd_stream_clear(k->s->stream, k->b->d.x, n * sizeof(float));
 }
 
+/* The end of the piece from logits row `first` on: rows of one sequence, as many as a GPU sums at most. A
+ * CPU sums them all. */
+static int32_t piece_end(const back_step *k, const hd_batch *batch, const int32_t *host_rows,
+                         int32_t first) {
+    const int32_t *seq = batch->host.seq;
+    int32_t end = first + 1;
+    if (hd_device_is_host(k->s->m->env.device)) return batch->n_logits;
+    while (end < batch->n_logits && end - first < HD_SUM_ROWS &&
+           seq[host_rows[end]] == seq[host_rows[first]]) {
+        end++;
+    }
+    return end;
+}
+
+/* Logits rows from `first` on, at most `most`, in whole pieces where one fits; their borders. */
+static hd_seqs next_part(const back_step *k, const hd_batch *batch, const int32_t *host_rows,
+                         int32_t first) {
+    const int32_t most = k->s->m->limits.logits;
+    int32_t *border = k->b->first_logit, n = 0, end = first;
+    border[0] = 0;
+    while (end < batch->n_logits && end - first < most) {
+        const int32_t next = piece_end(k, batch, host_rows, end);
+        if (next - first > most && n > 0) break;
+        end = next - first > most ? first + most : next;
+        border[++n] = end - first;
+    }
+    return (hd_seqs){.n = n, .first_row = border};
+}
+
 /* The logits of a batch never exist all at once: parts of limits.logits rows. */
-void back_head(const back_step *k, int32_t layer, const hd_batch *batch, const hd_loss *loss) {
+void back_head(const back_step *k, int32_t layer, const hd_batch *batch,
+               const int32_t *host_rows, const hd_loss *loss) {
     const model_step *s = k->s;
-    const int32_t most = s->m->limits.logits;
-    for (int32_t first = 0; first < batch->n_logits; first += most) {
+    for (int32_t first = 0; first < batch->n_logits;) {
         hd_batch part = *batch;
         model_step step = *s;
         back_step at = *k;
-        part.n_logits = batch->n_logits - first < most ? batch->n_logits - first : most;
+        at.logits = next_part(k, batch, host_rows, first);
+        part.n_logits = at.logits.first_row[at.logits.n];
         part.device.logit_rows += first;
+        hd_stream_upload(s->stream, k->b->d.first_logit, at.logits.first_row,
+                         ((size_t)at.logits.n + 1) * sizeof(int32_t));
+        at.logits.first_row = k->b->d.first_logit;
         step.b = &part;
         at.s = &step;
         back_part(&at, layer, loss, first);
+        first += part.n_logits;
     }
 }

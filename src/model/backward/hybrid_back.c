@@ -56,7 +56,9 @@ static void back_attention(const back_step *k, int32_t layer) {
                        .window = c->window,
                        .ratio = kind->compress_ratio,
                        .n_selected = choose ? c->index_topk : 0,
-                       .scale = s->m->softmax_scale
+                       .scale = s->m->softmax_scale,
+                       .parts = d->parts,
+                       .n_parts = d->n_parts
     });
 }
 
@@ -125,7 +127,9 @@ static void back_compress(const back_step *k, int32_t layer) {
                        .ratio = kind->compress_ratio,
                        .pairs = c->rope_dim / 2,
                        .overlap = kind->attention == HD_ATTN_CSA,
-                       .eps = c->norm_eps
+                       .eps = c->norm_eps,
+                       .parts = d->parts,
+                       .n_parts = d->n_parts
     });
     back_linear(k, layer, HD_COMP_KV, d->h, true, hd_f32(d->compress_kv), s->t->h, n);
     back_linear(k, layer, HD_COMP_GATE, d->h, true, hd_f32(d->compress_gate), s->t->h, n);

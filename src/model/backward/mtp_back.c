@@ -64,7 +64,8 @@ static void back_v3(const back_step *k, int32_t layer) {
             .scale = d->norm_scale,
             .rows = n,
             .cols = cols,
-            .eps = c->norm_eps});
+            .eps = c->norm_eps,
+            .sums = back_sums(k)});
 }
 
 /* d.h = the sum of d.x over the streams */

@@ -2,14 +2,20 @@
  * absorbed, and V4's window and compressed entries. A tile of queries has consecutive pairs of row and
  * head. */
 #include "ops/backward/attention_tiles_internal.cuh"
+#include "ops/backward/row_sums_internal.cuh"
 
-typedef tile_sizes<32, 576, 512> of;
-constexpr int TILE = of::TILE, EACH = of::EACH;
+constexpr int TILE = 32, K_MOST = 576, V_MOST = 512; /* pairs and keys; columns */
+constexpr int K_PITCH = row_pitch(K_MOST), V_PITCH = row_pitch(V_MOST);
+constexpr int K_GROUPS = (K_MOST / GROUP + WARPS - 1) / WARPS; /* of a warp, at most */
+
+/* Scores of pairs and keys: [pair][key]. Pairs are rows of the left factor of dq, keys of that of dk. */
+constexpr int PAIRS_PITCH = row_pitch(TILE), KEYS_PITCH = term_pitch(TILE);
 
 /* Queries with the gradients of their outputs, and keys; zero where there are none. */
 struct attention_shared {
-    float q[TILE][of::K_PITCH], g[TILE][of::V_PITCH], key[TILE][of::K_PITCH];
-    float slope[TILE][of::PITCH], weight[TILE][of::PITCH]; /* [own, other] */
+    float q[TILE][K_PITCH], g[TILE][V_PITCH], key[TILE][K_PITCH];
+    float slope[TILE * KEYS_PITCH], weight[TILE * KEYS_PITCH];
+    part_sum part[2][TILE];
     float lse[TILE], delta[TILE];
 };
 
@@ -89,48 +95,134 @@ static __device__ bool next_keys(key_tile *t, const attention_job &j, int32_t fi
 
 static __device__ void load_queries(attention_shared *s, const attention_job &j, int32_t first,
                                     int32_t end) {
-#pragma unroll 2
     for (int i = (int)threadIdx.x / WARP; i < TILE; i += WARPS) {
         const int64_t at = j.pair_at(first + i);
         const bool live = first + i < end;
-        put_row<of::K_MOST>(s->q[i], live ? floats(j.a.q) + at * j.a.k_dim : nullptr,
-                            j.a.k_dim);
-        put_row<of::V_MOST>(s->g[i], live ? floats(j.a.g) + at * j.a.v_dim : nullptr,
-                            j.a.v_dim);
+        put_row<K_MOST>(s->q[i], live ? floats(j.a.q) + at * j.a.k_dim : nullptr, j.a.k_dim);
+        put_row<V_MOST>(s->g[i], live ? floats(j.a.g) + at * j.a.v_dim : nullptr, j.a.v_dim);
     }
 }
 
 static __device__ void load_keys(attention_shared *s, const attention_job &j,
                                  const key_tile &t) {
     const hd_paged &pool = t.recent ? j.a.recent : j.a.entries;
-#pragma unroll 2
     for (int i = (int)threadIdx.x / WARP; i < TILE; i += WARPS) {
         const float *from = nullptr;
         if (t.first + i < t.end) {
             from = floats(pool.rows) + paged_at(pool, j.seq, t.first + i);
         }
-        put_row<of::K_MOST>(s->key[i], from, j.a.k_dim);
+        put_row<K_MOST>(s->key[i], from, j.a.k_dim);
     }
 }
 
-/* Whether the pairs from `pair` on that this thread has see its keys, as bits; `own` says whether pairs or
- * keys are its own rows. */
-template <bool OWN_PAIRS>
+/* ---- scores: a warp has 16 pairs, 16 keys and half of the columns ---- */
+
+constexpr int SCORES = 8; /* of a thread: pair own_pair(i), key own_key(i) */
+
+enum { SCORE, ALONG, N_SCORES }; /* <q, key>, <g, key> */
+
+typedef float tile_scores[N_SCORES][2][4];
+
+static __device__ __forceinline__ bool has_scores() {
+    return threadIdx.x < THREADS / 2;
+}
+
+static __device__ __forceinline__ int own_pair(int i) {
+    return (int)threadIdx.x / (2 * WARP) % 2 * 16 + sum_row(i % 4);
+}
+
+static __device__ __forceinline__ int own_key(int i) {
+    return (int)threadIdx.x / WARP % 2 * 16 + i / 4 * 8 + sum_col(i % 4);
+}
+
+/* Whether the pairs from `pair` on that this thread has see its keys, as bits. */
 static __device__ uint32_t seen(const attention_job &j, int32_t pair, int32_t end,
                                 const key_tile &t) {
     uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            const int own = own_y() + SIDE * i, other = own_x() + SIDE * k;
-            const int32_t p = pair + (OWN_PAIRS ? own : other);
-            const int32_t key = t.first + (OWN_PAIRS ? other : own);
-            const bool live = p < end && key < t.end && sees(j, p / j.a.heads, t.recent, key);
-            bits |= (uint32_t)live << (i * EACH + k);
-        }
+    for (int i = 0; i < SCORES; i++) {
+        const int32_t p = pair + own_pair(i), key = t.first + own_key(i);
+        const bool live = p < end && key < t.end && sees(j, p / j.a.heads, t.recent, key);
+        bits |= (uint32_t)live << i;
     }
     return bits;
+}
+
+/* The first N scores of the tile, complete in threads that have them. Between barriers slope and weight take
+ * the others' halves. */
+template <int N>
+static __device__ __forceinline__ void score_tile(tile_scores &t, attention_shared *s,
+                                                  const hd_attention_back_args &a) {
+    const int32_t groups = (a.k_dim + GROUP - 1) / GROUP;
+    const int32_t middle = (groups + 1) / 2 * GROUP, from = has_scores() ? 0 : middle;
+    const int32_t to = has_scores() ? middle : groups * GROUP;
+    const int32_t values = N > ALONG ? (a.v_dim + GROUP - 1) / GROUP * GROUP : 0;
+    const int32_t both = max(min(to, values), from); /* columns of both */
+    const int pair = (int)threadIdx.x / (2 * WARP) % 2 * 16,
+              key = (int)threadIdx.x / WARP % 2 * 16;
+    const tile_rows own[] = {
+        {&s->q[pair][from], K_PITCH},
+        {&s->g[pair][from], V_PITCH}
+    };
+    const tile_rows rest = {&s->q[pair][both], K_PITCH};
+#pragma unroll
+    for (int i = 0; i < N_SCORES * SCORES; i++) t[i / SCORES][i / 4 % 2][i % 4] = 0.0f;
+    if (N > ALONG) multiply_rows<2, 2>(t, own, {&s->key[key][from], K_PITCH}, both - from);
+    multiply_rows<1, 2>(t, &rest, {&s->key[key][both], K_PITCH}, to - both);
+    float *const parts[] = {s->slope, s->weight};
+#pragma unroll
+    for (int i = 0; i < N * SCORES && !has_scores(); i++) {
+        const int at = own_pair(i) * KEYS_PITCH + own_key(i % SCORES);
+        parts[i / SCORES][at] = t[i / SCORES][i / 4 % 2][i % 4];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N * SCORES && has_scores(); i++) {
+        const int at = own_pair(i) * KEYS_PITCH + own_key(i % SCORES);
+        t[i / SCORES][i / 4 % 2][i % 4] += parts[i / SCORES][at];
+    }
+    __syncthreads();
+}
+
+/* From scores to slopes, and to weights where they are asked for, [pair][key]. */
+template <int PITCH, bool WEIGHTS>
+static __device__ __forceinline__ void slope_tile(attention_shared *s, const tile_scores &t,
+                                                  uint32_t bits, float scale) {
+#pragma unroll
+    for (int i = 0; i < SCORES && has_scores(); i++) {
+        const int pair = own_pair(i), at = pair * PITCH + own_key(i);
+        const bool live = bits >> i & 1;
+        const float p = live ? expf(t[SCORE][i / 4][i % 4] * scale - s->lse[pair]) : 0.0f;
+        s->slope[at] = live ? p * (t[ALONG][i / 4][i % 4] - s->delta[pair]) * scale : 0.0f;
+        if (WEIGHTS) s->weight[at] = p;
+    }
+}
+
+/* ---- sums: a warp has every WARPS-th group of columns ---- */
+
+typedef group_sum<2> tile_sum[K_GROUPS];
+
+/* sum += factor times rows, in the first `cols` columns. */
+template <typename FACTOR>
+static __device__ __forceinline__ void add_rows(tile_sum &sum, FACTOR factor, const float *rows,
+                                                int pitch, int32_t cols) {
+#pragma unroll
+    for (int k = 0; k < K_GROUPS; k++) {
+        const int first = ((int)threadIdx.x / WARP + k * WARPS) * GROUP;
+        if (first < cols) add_group<TILE>(sum[k], factor, rows + first, pitch);
+    }
+}
+
+/* The first n rows, `cols` columns each, at `to`. */
+static __device__ __forceinline__ void store_rows(const tile_sum &sum, int n, int32_t cols,
+                                                  float *to) {
+#pragma unroll
+    for (int k = 0; k < K_GROUPS; k++) {
+        const int first = ((int)threadIdx.x / WARP + k * WARPS) * GROUP;
+        for_group(sum[k], [&](int row, int col, float value) {
+            if (row < n && first + col < cols) to[(int64_t)row * cols + first + col] = value;
+        });
+    }
 }
 
 /* ---- queries ---- */
@@ -139,31 +231,40 @@ static __device__ uint32_t seen(const attention_job &j, int32_t pair, int32_t en
 static __device__ void find_denominators(attention_shared *s, const attention_job &j,
                                          const row_tile &t) {
     const hd_attention_back_args &a = j.a;
-    part_sum part[EACH];
-    for (int i = 0; i < EACH; i++) part[i] = {-CUDART_INF_F, 0.0f};
+    part_sum part[2] = {
+  /* of the thread's rows */
+        {-CUDART_INF_F, 0.0f},
+        {-CUDART_INF_F, 0.0f}
+    };
     key_tile keys = {true, 0, -1};
     while (next_keys(&keys, j, t.first / a.heads, (t.end - 1) / a.heads)) {
-        const uint32_t bits = seen<true>(j, t.first, t.end, keys);
-        float score[EACH][EACH] = {};
+        const uint32_t bits = seen(j, t.first, t.end, keys);
+        tile_scores scores;
         if (!__syncthreads_or(bits != 0)) continue;
         load_keys(s, j, keys);
+        wait_for_copies();
         __syncthreads();
-        multiply<EACH>(score, s->q[0], of::K_PITCH, s->key[0], of::K_PITCH, a.k_dim);
+        score_tile<1>(scores, s, a);
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-#pragma unroll
-            for (int k = 0; k < EACH; k++) {
-                if (!(bits >> (i * EACH + k) & 1)) continue;
-                part[i] = joined(part[i], {score[i][k] * a.scale, 1.0f});
-            }
+        for (int i = 0; i < SCORES; i++) {
+            if (!(bits >> i & 1)) continue;
+            const float score = scores[SCORE][i / 4][i % 4] * a.scale;
+            part[i % 4 / 2] = joined(part[i % 4 / 2], {score, 1.0f});
         }
     }
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        part_sum all = joined_over_row(part[i]);
-        const int own = own_y() + SIDE * i;
+    for (int i = 0; i < 2; i++) {
+        const part_sum all = joined_over_row(part[i]);
+        if (has_scores() && own_term() == 0) {
+            s->part[threadIdx.x / WARP % 2][own_pair(2 * i)] = all;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < TILE) {
+        const int own = (int)threadIdx.x;
+        part_sum all = joined(s->part[0][own], s->part[1][own]);
         if (a.sink) all = joined(all, {a.sink[(t.first + own) % a.heads], 1.0f});
-        if (own_x() == 0) s->lse[own] = all.top + logf(all.total);
+        s->lse[own] = all.top + logf(all.total);
     }
     for (int i = (int)threadIdx.x / WARP; i < t.end - t.first; i += WARPS) {
         const int64_t at = j.pair_at(t.first + i) * a.v_dim;
@@ -185,32 +286,23 @@ static __global__ void __launch_bounds__(THREADS, 1) query_back(hd_attention_bac
     if (t.first == t.end) return;
     load_queries(s, j, t.first, t.end);
     find_denominators(s, j, t);
-    float4 dq[EACH][of::K_QUADS] = {};
+    tile_sum dq = {};
     key_tile keys = {true, 0, -1};
     while (next_keys(&keys, j, t.first / a.heads, (t.end - 1) / a.heads)) {
-        const uint32_t bits = seen<true>(j, t.first, t.end, keys);
-        float score[EACH][EACH] = {}, along[EACH][EACH] = {};
+        const uint32_t bits = seen(j, t.first, t.end, keys);
+        tile_scores scores;
         if (!__syncthreads_or(bits != 0)) continue;
         load_keys(s, j, keys);
+        wait_for_copies();
         __syncthreads();
-        multiply<EACH>(score, s->q[0], of::K_PITCH, s->key[0], of::K_PITCH, a.k_dim);
-        multiply<EACH>(along, s->g[0], of::V_PITCH, s->key[0], of::K_PITCH, a.v_dim);
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int own = own_y() + SIDE * i;
-#pragma unroll
-            for (int k = 0; k < EACH; k++) {
-                const bool live = bits >> (i * EACH + k) & 1;
-                const float p = live ? expf(score[i][k] * a.scale - s->lse[own]) : 0.0f;
-                s->slope[own][own_x() + SIDE * k] =
-                    live ? p * (along[i][k] - s->delta[own]) * a.scale : 0.0f;
-            }
-        }
+        score_tile<N_SCORES>(scores, s, a);
+        slope_tile<PAIRS_PITCH, false>(s, scores, bits, a.scale);
         __syncthreads();
-        add_rows<TILE, of::K_QUADS>(dq, s->slope[0], s->key[0], of::K_PITCH, a.k_dim);
+        add_rows(
+            dq, [&](int pair, int key) { return s->slope[pair * PAIRS_PITCH + key]; },
+            s->key[0], K_PITCH, a.k_dim);
     }
-    store_rows<EACH>(dq, t.end - t.first, a.k_dim,
-                     [&](int i, int c) { return a.dq + j.pair_at(t.first + i) * a.k_dim + c; });
+    store_rows(dq, t.end - t.first, a.k_dim, a.dq + j.pair_at(t.first) * a.k_dim);
 }
 
 /* ---- keys ---- */
@@ -220,39 +312,28 @@ static __device__ void key_back(attention_shared *s, const attention_job &j, con
                                 int32_t first, int32_t last, float *to) {
     const hd_attention_back_args &a = j.a;
     const int32_t end = min(last + 1, j.rows) * a.heads;
-    float4 dk[EACH][of::K_QUADS] = {};
+    const auto slope = [&](int key, int pair) { return s->slope[pair * KEYS_PITCH + key]; };
+    const auto weight = [&](int key, int pair) { return s->weight[pair * KEYS_PITCH + key]; };
+    tile_sum dk = {};
     load_keys(s, j, t);
     for (int32_t pair = first * a.heads; pair < end; pair += TILE) {
-        const uint32_t bits = seen<false>(j, pair, end, t);
-        float score[EACH][EACH] = {}, along[EACH][EACH] = {};
+        const uint32_t bits = seen(j, pair, end, t);
+        tile_scores scores;
         if (!__syncthreads_or(bits != 0)) continue;
         load_queries(s, j, pair, end);
         for (int i = (int)threadIdx.x; i < TILE && pair + i < end; i += THREADS) {
             s->lse[i] = a.lse[j.pair_at(pair + i)];
             s->delta[i] = a.delta[j.pair_at(pair + i)];
         }
+        wait_for_copies();
         __syncthreads();
-        multiply<EACH>(score, s->key[0], of::K_PITCH, s->q[0], of::K_PITCH, a.k_dim);
-        multiply<EACH>(along, s->key[0], of::K_PITCH, s->g[0], of::V_PITCH, a.v_dim);
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const int own = own_y() + SIDE * i;
-#pragma unroll
-            for (int k = 0; k < EACH; k++) {
-                const int other = own_x() + SIDE * k;
-                const bool live = bits >> (i * EACH + k) & 1;
-                const float p = live ? expf(score[i][k] * a.scale - s->lse[other]) : 0.0f;
-                s->weight[own][other] = p;
-                s->slope[own][other] =
-                    live ? p * (along[i][k] - s->delta[other]) * a.scale : 0.0f;
-            }
-        }
+        score_tile<N_SCORES>(scores, s, a);
+        slope_tile<KEYS_PITCH, true>(s, scores, bits, a.scale);
         __syncthreads();
-        add_rows<TILE, of::K_QUADS>(dk, s->slope[0], s->q[0], of::K_PITCH, a.k_dim);
-        add_rows<TILE, of::V_QUADS>(dk, s->weight[0], s->g[0], of::V_PITCH, a.v_dim);
+        add_rows(dk, slope, s->q[0], K_PITCH, a.k_dim);
+        add_rows(dk, weight, s->g[0], V_PITCH, a.v_dim);
     }
-    store_rows<EACH>(dk, t.end - t.first, a.k_dim,
-                     [&](int i, int c) { return to + (int64_t)i * a.k_dim + c; });
+    store_rows(dk, t.end - t.first, a.k_dim, to);
 }
 
 static __global__ void __launch_bounds__(THREADS, 1) recent_back(hd_attention_back_args a) {
@@ -274,24 +355,30 @@ static __global__ void __launch_bounds__(THREADS, 1) entries_back(hd_attention_b
              a.dentries + ((int64_t)a.first_entry[t.seq] + t.first) * a.k_dim);
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS) sink_back(hd_attention_back_args a) {
-    const int32_t first = (int32_t)blockIdx.x * WARP, heads = min(a.heads - first, WARP);
-    const auto term = [&](int64_t r, int32_t h) {
-        const int64_t at = r * a.heads + first + h;
-        return -(float)((double)a.delta[at] *
-                        exp((double)a.sink[first + h] - (double)a.lse[at]));
-    };
-    float *to = a.dsink + first + threadIdx.x % WARP;
-    const float sum = sum_in_order(has_sum(heads) ? *to : 0.0f, a.rows, heads, term);
-    if (has_sum(heads)) *to = sum;
-}
+struct sink_term {
+    hd_attention_back_args a;
+
+    __device__ float *to(int32_t head) const {
+        return a.dsink + head;
+    }
+
+    __device__ void span(int64_t *first, int32_t *n, const row_chunk &c) const {
+        *first = c.first;
+        *n = c.end - c.first;
+    }
+
+    __device__ float at(int64_t r, int32_t head, const row_chunk &) const {
+        const int64_t at = r * a.heads + head;
+        return -(float)((double)a.delta[at] * exp((double)a.sink[head] - (double)a.lse[at]));
+    }
+};
 
 void hd_attention_back_cuda(hd_stream *s, const hd_attention_back_args *a) {
     constexpr size_t SHARED = sizeof(attention_shared);
     cudaStream_t queue = hd_cuda_stream(s);
     const unsigned seqs = (unsigned)a->seqs.n;
     if (a->rows == 0) return;
-    if (a->k_dim > of::K_MOST || a->v_dim > of::V_MOST) {
+    if (a->k_dim > K_MOST || a->v_dim > V_MOST) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "keys this wide cannot be trained on a GPU");
         return;
     }
@@ -307,6 +394,9 @@ void hd_attention_back_cuda(hd_stream *s, const hd_attention_back_args *a) {
         const unsigned tiles = blocks_for(a->rows / a->ratio, TILE) + seqs;
         entries_back<<<tiles, THREADS, SHARED, queue>>>(*a);
     }
-    if (a->dsink) sink_back<<<blocks_for(a->heads, WARP), SUM_THREADS, 0, queue>>>(*a);
+    if (a->dsink) {
+        sum_columns(queue, sink_term{*a}, hd_row_sums{a->seqs, a->parts, a->n_parts}, a->rows,
+                    a->heads);
+    }
     hd_cuda_check(s, "attention_back");
 }

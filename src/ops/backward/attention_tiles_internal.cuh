@@ -1,5 +1,5 @@
 /* attention_tiles_internal.cuh - gradients of attention in tiles of T queries and T keys, whose rows lie in
- * shared memory.
+ * shared memory; products are of tf32_internal.cuh.
  *
  * A block owns a tile of queries for dq, or a tile of keys for theirs, and walks through the tiles that it
  * sees, in order. Tiles begin at the beginning of a sequence, so what a row gets depends on its sequence
@@ -7,146 +7,152 @@
 #ifndef HD_OPS_BACKWARD_ATTENTION_TILES_INTERNAL_CUH
 #define HD_OPS_BACKWARD_ATTENTION_TILES_INTERNAL_CUH
 
-#include "ops/backward/backward_cuda_internal.cuh"
+#include "ops/backward/tf32_internal.cuh"
 
-constexpr int SIDE = 16, THREADS = SIDE * SIDE, WARPS = THREADS / WARP;
+constexpr int WARPS = 8, THREADS = WARPS * WARP;
+constexpr int GROUP =
+    32; /* columns that are summed by the tensor cores before they are added */
 
-/* Sizes of a kind of attention: tiles of T rows, keys of up to K and values of up to V columns. A thread
- * has EACH x EACH scores, and quads of columns of EACH rows of a sum. */
-template <int T, int K, int V>
-struct tile_sizes {
-    enum {
-        TILE = T,
-        EACH = T / SIDE,
-        K_QUADS = K / (4 * SIDE),
-        V_QUADS = V / (4 * SIDE),
-        K_MOST = K,
-        V_MOST = V,
-        K_PITCH = K + 4, /* so that neither side's accesses collide */
-        V_PITCH = V + 4,
-        PITCH = T + 4
-    };
-};
+/* Pitches of rows in shared memory: no two accesses of a warp in one bank, as rows with terms as columns, and
+ * as terms with rows as columns. */
+constexpr int row_pitch(int cols) {
+    return cols + 4;
+}
+
+constexpr int term_pitch(int cols) {
+    return cols + 8;
+}
 
 /* Rows [first, end) of a sequence, which begins with row `begin` and ends before `last`. */
 struct row_tile {
     int32_t seq, begin, last, first, end;
 };
 
-/* The block's tile: of the rows of all sequences in groups of `divide`, `times` as many; first == end:
- * there are fewer. */
-template <int TILE>
+/* The block's tile of T: of the rows of all sequences in groups of `divide`, `times` as many; first ==
+ * end: there are fewer. */
+template <int T>
 static __device__ row_tile find_tile(const hd_seqs &s, int32_t times, int32_t divide) {
     int32_t left = (int32_t)blockIdx.x;
     for (int32_t q = 0; q < s.n; q++) {
         const int32_t n = (s.first_row[q + 1] - s.first_row[q]) / divide * times;
-        const int32_t tiles = (n + TILE - 1) / TILE;
-        if (left < tiles) return {q, 0, n, left * TILE, min((left + 1) * TILE, n)};
+        const int32_t tiles = (n + T - 1) / T;
+        if (left < tiles) return {q, 0, n, left * T, min((left + 1) * T, n)};
         left -= tiles;
     }
     return {0, 0, 0, 0, 0};
 }
 
-/* x [width] as columns of a row in shared memory, zeros behind; a warp's work. NULL: zeros. */
+/* x [width] on its way to columns of a row in shared memory, zeros behind up to MOST; a warp's work. NULL:
+ * zeros. */
 template <int MOST>
 static __device__ __forceinline__ void put_row(float *to, const float *x, int32_t width) {
+    const int lane = (int)threadIdx.x % WARP;
+    if (!x) {
+        for (int c = lane; c < MOST; c += WARP) to[c] = 0.0f;
+    } else if (in_quads(x, 0, width)) {
 #pragma unroll
-    for (int c = (int)threadIdx.x % WARP; c < MOST; c += WARP) {
-        to[c] = x && c < width ? x[c] : 0.0f;
-    }
-}
-
-static __device__ __forceinline__ int own_x() {
-    return (int)threadIdx.x % SIDE;
-}
-
-static __device__ __forceinline__ int own_y() {
-    return (int)threadIdx.x / SIDE;
-}
-
-/* sum[i][j] = <own row y + SIDE i, other row x + SIDE j>, of `width` columns */
-template <int EACH>
-static __device__ __forceinline__ void multiply(float (*sum)[EACH], const float *own,
-                                                int own_pitch, const float *other,
-                                                int other_pitch, int32_t width) {
-    own += own_y() * own_pitch;
-    other += own_x() * other_pitch;
+        for (int c = QUAD * lane; c < MOST; c += QUAD * WARP) {
+            copy_async<16>(to + c, c < width ? x + c : x, c < width);
+        }
+    } else {
 #pragma unroll 4
-    for (int c = 0; c < width; c += 4) {
-        float4 left[EACH], right[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            left[i] = *reinterpret_cast<const float4 *>(own + SIDE * i * own_pitch + c);
-            right[i] = *reinterpret_cast<const float4 *>(other + SIDE * i * other_pitch + c);
-        }
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-#pragma unroll
-            for (int j = 0; j < EACH; j++) {
-                sum[i][j] = fmaf(left[i].x, right[j].x, sum[i][j]);
-                sum[i][j] = fmaf(left[i].y, right[j].y, sum[i][j]);
-                sum[i][j] = fmaf(left[i].z, right[j].z, sum[i][j]);
-                sum[i][j] = fmaf(left[i].w, right[j].w, sum[i][j]);
-            }
+        for (int c = lane; c < MOST; c += WARP) {
+            copy_async<4>(to + c, c < width ? x + c : x, c < width);
         }
     }
 }
 
-/* sum[i][quad of columns x + SIDE j] += the sum over rows r of factor[y + SIDE i][r] rows[r], for the
- * first N quads that have one of `width` columns. */
-template <int T, int N, int QUADS>
-static __device__ __forceinline__ void add_rows(float4 (*sum)[QUADS], const float *factor,
-                                                const float *rows, int pitch, int32_t width) {
-    constexpr int EACH = T / SIDE, PITCH = T + 4;
-    factor += own_y() * PITCH;
-    rows += 4 * own_x();
-    for (int r = 0; r < T; r += 4) {
-        float4 f[EACH];
+/* ---- products ---- */
+
+/* Rows in shared memory, of which a product begins with one. */
+struct tile_rows {
+    const float *at;
+    int pitch;
+};
+
+/* sum[k][x] += rows of own[k] [16] times rows 8 x + ... of other, over `cols` columns, whole groups; rows of
+ * zeros behind what there is. */
+template <int K, int X>
+static __device__ __forceinline__ void multiply_rows(float (*sum)[X][4], const tile_rows *own,
+                                                     const tile_rows &other, int32_t cols) {
+    for (int32_t first = 0; first < cols; first += GROUP) {
+        float part[K][X][4] = {};
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            f[i] = *reinterpret_cast<const float4 *>(factor + SIDE * i * PITCH + r);
+        for (int c = 0; c < GROUP; c += 8) {
+            split_tf32<4> a[K];
+            split_tf32<2> b[X];
+#pragma unroll
+            for (int k = 0; k < K; k++) {
+                load_left(&a[k], [&](int row, int term) {
+                    return own[k].at[row * own[k].pitch + first + c + term];
+                });
+            }
+#pragma unroll
+            for (int x = 0; x < X; x++) {
+                load_right(&b[x], [&](int term, int row) {
+                    return other.at[(8 * x + row) * other.pitch + first + c + term];
+                });
+            }
+            add_products<K, X>(part, a, b);
         }
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            if (4 * SIDE * j >= width) break;
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const float4 v =
-                    *reinterpret_cast<const float4 *>(rows + (r + k) * pitch + 4 * SIDE * j);
-#pragma unroll
-                for (int i = 0; i < EACH; i++) {
-                    const float a = k == 0   ? f[i].x
-                                    : k == 1 ? f[i].y
-                                    : k == 2 ? f[i].z
-                                             : f[i].w;
-                    sum[i][j].x = fmaf(a, v.x, sum[i][j].x);
-                    sum[i][j].y = fmaf(a, v.y, sum[i][j].y);
-                    sum[i][j].z = fmaf(a, v.z, sum[i][j].z);
-                    sum[i][j].w = fmaf(a, v.w, sum[i][j].w);
-                }
-            }
+        for (int i = 0; i < 4 * K * X; i++) {
+            sum[i / (4 * X)][i / 4 % X][i % 4] += part[i / (4 * X)][i / 4 % X][i % 4];
         }
     }
 }
 
-/* A thread's part of sums: columns [0, width) of the tile's rows below n. to(i, c): where a column is. */
-template <int EACH, int QUADS, typename TO>
-static __device__ __forceinline__ void store_rows(const float4 (*sum)[QUADS], int n,
-                                                  int32_t width, TO to) {
+/* Column of element `col` of part x of a group: eight rows of four terms are in 32 banks. */
+static __device__ __forceinline__ int group_col(int x, int col) {
+    return 4 * x + col % 4 + col / 4 * 16;
+}
+
+/* The sum of a tile's rows in a group of columns: Y times 16 rows. */
+template <int Y>
+struct group_sum {
+    float at[Y][4][4];
+};
+
+/* sum += factor times `rows` [T, pitch], from the group's first column on. factor(row, term) is an element. */
+template <int T, int Y, typename FACTOR>
+static __device__ __forceinline__ void add_group(group_sum<Y> &sum, FACTOR factor,
+                                                 const float *rows, int pitch) {
+    float part[Y][4][4] = {};
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        if (own_y() + SIDE * i >= n) continue;
+    for (int k = 0; k < T; k += 8) {
+        split_tf32<4> a[Y];
+        split_tf32<2> b[4];
 #pragma unroll
-        for (int j = 0; j < QUADS; j++) {
-            const float v[4] = {sum[i][j].x, sum[i][j].y, sum[i][j].z, sum[i][j].w};
+        for (int y = 0; y < Y; y++) {
+            load_left(&a[y], [&](int row, int term) { return factor(16 * y + row, k + term); });
+        }
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const int c = 4 * (own_x() + SIDE * j) + k;
-                if (c < width) *to(own_y() + SIDE * i, c) = v[k];
-            }
+        for (int x = 0; x < 4; x++) {
+            load_right(&b[x], [&](int term, int col) {
+                return rows[(k + term) * pitch + group_col(x, col)];
+            });
+        }
+        add_products<Y, 4>(part, a, b);
+        if (k % GROUP != GROUP - 8) continue;
+#pragma unroll
+        for (int i = 0; i < 16 * Y; i++) {
+            sum.at[i / 16][i / 4 % 4][i % 4] += part[i / 16][i / 4 % 4][i % 4];
+            part[i / 16][i / 4 % 4][i % 4] = 0.0f;
         }
     }
 }
+
+/* put(row, column of the group, value) for every element of the lane. */
+template <int Y, typename PUT>
+static __device__ __forceinline__ void for_group(const group_sum<Y> &sum, PUT put) {
+#pragma unroll
+    for (int i = 0; i < 16 * Y; i++) {
+        const int y = i / 16, x = i / 4 % 4, e = i % 4;
+        put(16 * y + sum_row(e), group_col(x, sum_col(e)), sum.at[y][x][e]);
+    }
+}
+
+/* ---- softmax ---- */
 
 /* The part of a softmax that a thread has of one row: its largest score, and the sum of exp(score -
  * top). */
@@ -160,9 +166,9 @@ static __device__ __forceinline__ part_sum joined(part_sum a, part_sum b) {
     return {top, a.total * expf(a.top - top) + b.total * expf(b.top - top)};
 }
 
-/* Of the SIDE threads that share a row. */
+/* Of the four lanes that share a row. */
 static __device__ __forceinline__ part_sum joined_over_row(part_sum own) {
-    for (int step = 1; step < SIDE; step *= 2) {
+    for (int step = 1; step < 4; step *= 2) {
         own = joined(own, {__shfl_xor_sync(ALL_LANES, own.top, step),
                            __shfl_xor_sync(ALL_LANES, own.total, step)});
     }

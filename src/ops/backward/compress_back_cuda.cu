@@ -1,5 +1,5 @@
 /* compress_back_cuda.cu - gradients of V4's compressor: a block per entry, sums in float64. */
-#include "ops/backward/backward_cuda_internal.cuh"
+#include "ops/backward/row_sums_internal.cuh"
 
 /* The sequence of entry number `at` of all; false: there are fewer. */
 static __device__ bool find_entry(int32_t *seq, const hd_seqs &s, const int32_t *first_entry,
@@ -101,33 +101,45 @@ static __global__ void __launch_bounds__(BLOCK) compress_back(hd_compress_back_a
     }
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS) compress_norm(hd_compress_back_args a) {
-    const int32_t first = (int32_t)blockIdx.x * WARP, cols = min(a.width - first, WARP);
-    const int32_t last = a.seqs.n - 1;
-    const int32_t n =
-        a.first_entry[last] + (a.seqs.first_row[last + 1] - a.seqs.first_row[last]) / a.ratio;
-    const auto term = [&](int64_t e, int32_t c) { return a.g[e * a.width + first + c]; };
-    float *to = a.dnorm + first + threadIdx.x % WARP;
-    const float sum = sum_in_order(has_sum(cols) ? *to : 0.0f, n, cols, term);
-    if (has_sum(cols)) *to = sum;
-}
+/* The blocks of a sequence that end in a chunk. */
+struct compress_norm_term {
+    hd_compress_back_args a;
 
-/* A block has channels of one position in the blocks of all sequences. */
-static __global__ void __launch_bounds__(SUM_THREADS) compress_bias(hd_compress_back_args a) {
-    const int32_t wide = (a.overlap ? 2 : 1) * a.width, i = (int32_t)blockIdx.y;
-    const int32_t first = (int32_t)blockIdx.x * WARP, cols = min(wide - first, WARP);
-    float *to = a.dape + (int64_t)i * wide + first + threadIdx.x % WARP;
-    float sum = has_sum(cols) ? *to : 0.0f;
-    for (int32_t q = 0; q < a.seqs.n; q++) {
-        const int64_t row = a.seqs.first_row[q] + i;
-        const int32_t n = (int32_t)(a.seqs.first_row[q + 1] - row + a.ratio - 1) / a.ratio;
-        const auto term = [&](int64_t k, int32_t c) {
-            return a.dgate[(row + k * a.ratio) * wide + first + c];
-        };
-        sum = sum_in_order(sum, n, cols, term);
+    __device__ float *to(int32_t col) const {
+        return a.dnorm + col;
     }
-    if (has_sum(cols)) *to = sum;
-}
+
+    __device__ void span(int64_t *first, int32_t *n, const row_chunk &c) const {
+        const int32_t before = (c.first - c.begin) / a.ratio;
+        *first = a.first_entry[c.seq] + before;
+        *n = (c.end - c.begin) / a.ratio - before;
+    }
+
+    __device__ float at(int64_t e, int32_t col, const row_chunk &) const {
+        return a.g[e * a.width + col];
+    }
+};
+
+/* Column i * wide + c: the rows of position i of a block, of which term k is in block k. */
+struct compress_bias_term {
+    hd_compress_back_args a;
+    int32_t wide;
+
+    __device__ float *to(int32_t col) const {
+        return a.dape + col;
+    }
+
+    __device__ void span(int64_t *first, int32_t *n, const row_chunk &c) const {
+        const int32_t before = (c.first - c.begin) / a.ratio;
+        *first = before;
+        *n = (c.end - c.begin + a.ratio - 1) / a.ratio - before;
+    }
+
+    __device__ float at(int64_t k, int32_t col, const row_chunk &c) const {
+        const int64_t row = c.begin + k * a.ratio + col / wide;
+        return row >= c.first && row < c.end ? a.dgate[row * wide + col % wide] : 0.0f;
+    }
+};
 
 void hd_compress_back_cuda(hd_stream *s, const hd_compress_back_args *a) {
     cudaStream_t queue = hd_cuda_stream(s);
@@ -140,10 +152,10 @@ void hd_compress_back_cuda(hd_stream *s, const hd_compress_back_args *a) {
     if (a->rows >= a->ratio) {
         compress_back<<<(unsigned)(a->rows / a->ratio), BLOCK, shared, queue>>>(*a);
     }
-    if (a->dnorm) compress_norm<<<blocks_for(a->width, WARP), SUM_THREADS, 0, queue>>>(*a);
+    const hd_row_sums sums = {a->seqs, a->parts, a->n_parts};
+    if (a->dnorm) sum_columns(queue, compress_norm_term{*a}, sums, a->rows, a->width);
     if (a->dape) {
-        const dim3 grid(blocks_for(wide, WARP), (unsigned)a->ratio);
-        compress_bias<<<grid, SUM_THREADS, 0, queue>>>(*a);
+        sum_columns(queue, compress_bias_term{*a, wide}, sums, a->rows, a->ratio * wide);
     }
     hd_cuda_check(s, "compress_back");
 }

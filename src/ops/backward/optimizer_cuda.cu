@@ -73,7 +73,11 @@ void hd_adamw_cuda(hd_stream *s, const hd_adamw_args *a) {
 
 /* ---- Muon: a block row of the grid's z per matrix ---- */
 
-constexpr int NEWTON_SCHULZ_STEPS = 5, SIDE = 16; /* of a tile: a thread has one element */
+constexpr int NEWTON_SCHULZ_STEPS = 5;
+constexpr int SIDE = 32;            /* of a tile of a product, a block's */
+constexpr int LANES = 16, EACH = 8; /* of gram: a thread has one lane of EACH x EACH elements */
+constexpr int GRAM_PITCH = LANES + 2;                        /* no two of a warp in one bank */
+constexpr int MULTIPLIERS = 128, OWN_ROWS = 2, OWN_COLS = 4; /* threads; elements of one */
 
 /* Matrices of one launch, each with its part of the stream's scratch. */
 struct muon_job {
@@ -116,78 +120,162 @@ static __global__ void __launch_bounds__(BLOCK) muon_look_ahead(muon_job j) {
     room_of(j).x[0][transposed_at(j, i)] = plus(g, times(j.a.momentum, first));
 }
 
+/* 1 / the matrix's norm, where its square will be. */
+static __global__ void __launch_bounds__(BLOCK) muon_norm(muon_job j) {
+    const muon_room m = room_of(j);
+    const double square = square_sum(m.x[0], (int64_t)j.n * j.k);
+    if (threadIdx.x == 0) *m.square = (float)(1.0 / (sqrt(square) + 1e-7));
+}
+
 static __global__ void __launch_bounds__(BLOCK) muon_normalize(muon_job j) {
-    float *x = room_of(j).x[0];
-    const int64_t n = (int64_t)j.n * j.k;
-    const float inverse = (float)(1.0 / (sqrt(square_sum(x, n)) + 1e-7));
-    for (int64_t i = threadIdx.x; i < n; i += BLOCK) x[i] = times(x[i], inverse);
+    const int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    const muon_room m = room_of(j);
+    if (i < (int64_t)j.n * j.k) m.x[0][i] = times(m.x[0][i], *m.square);
 }
 
-/* gram = x x^T */
+/* SIDE rows of x and LANES columns, from (row, col) on; zeros outside. */
+static __device__ __forceinline__ void load_lanes(float (*to)[GRAM_PITCH], const float *x,
+                                                  int32_t n, int32_t k, int32_t row,
+                                                  int32_t col) {
+    const int32_t c = (int32_t)threadIdx.x % LANES;
+#pragma unroll
+    for (int r = (int)threadIdx.x / LANES; r < SIDE; r += BLOCK / LANES) {
+        const bool inside = row + r < n && col + c < k;
+        to[r][c] = inside ? x[(int64_t)(row + r) * k + col + c] : 0.0f;
+    }
+}
+
+/* Adds up the lanes of elements EACH y + i, for every y, behind the terms of the last columns, of which there
+ * are `rest`; and stores them. */
+static __device__ __forceinline__ void add_lanes(const muon_room &m, int32_t n, int32_t row,
+                                                 int32_t col, const float (*left)[GRAM_PITCH],
+                                                 const float (*right)[GRAM_PITCH],
+                                                 const float (*part)[SIDE / EACH][SIDE], int i,
+                                                 int rest) {
+    const int c = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE, r = EACH * y + i;
+    float sum = 0.0f;
+    if (y >= SIDE / EACH || row + r >= n || col + c >= n) return;
+    for (int l = 0; l < rest; l++) sum = plus(sum, times(left[r][l], right[c][l]));
+#pragma unroll
+    for (int l = 0; l < LANES; l++) sum = plus(sum, part[l][y][c]);
+    m.gram[(int64_t)(row + r) * n + col + c] = sum;
+}
+
+/* gram = x x^T; lane l of a sum has columns l, l + LANES, ... */
 static __global__ void __launch_bounds__(BLOCK) muon_gram(muon_job j, int step) {
-    __shared__ float left[SIDE][SIDE + 1], right[SIDE][SIDE + 1];
+    __shared__ float left[SIDE][GRAM_PITCH], right[SIDE][GRAM_PITCH];
+    __shared__ float part[LANES][SIDE / EACH][SIDE];
     const muon_room m = room_of(j);
-    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    const float *x = m.x[step % 2];
+    const int l = (int)threadIdx.x % LANES, own = (int)threadIdx.x / LANES;
+    const int r0 = own / (SIDE / EACH) * EACH, c0 = own % (SIDE / EACH) * EACH;
     const int32_t row = (int32_t)blockIdx.y * SIDE, col = (int32_t)blockIdx.x * SIDE;
-    float part[SIDE] = {}, sum = 0.0f;
-    for (int32_t c = 0; c < j.k; c += SIDE) {
-        const bool inside = c + x < j.k;
-        const float *from = m.x[step % 2] + c + x;
-        left[y][x] = inside && row + y < j.n ? from[(int64_t)(row + y) * j.k] : 0.0f;
-        right[y][x] = inside && col + y < j.n ? from[(int64_t)(col + y) * j.k] : 0.0f;
+    const int32_t whole = j.k / LANES * LANES;
+    float sum[EACH][EACH] = {};
+    for (int32_t c = 0; c < whole; c += LANES) {
+        load_lanes(left, x, j.n, j.k, row, c);
+        load_lanes(right, x, j.n, j.k, col, c);
         __syncthreads();
-        if (c + SIDE <= j.k) {
+        float other[EACH];
 #pragma unroll
-            for (int l = 0; l < SIDE; l++) {
-                part[l] = plus(part[l], times(left[y][l], right[x][l]));
+        for (int k = 0; k < EACH; k++) other[k] = right[c0 + k][l];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float f = left[r0 + i][l];
+#pragma unroll
+            for (int k = 0; k < EACH; k++) sum[i][k] = plus(sum[i][k], times(f, other[k]));
+        }
+        __syncthreads();
+    }
+    load_lanes(left, x, j.n, j.k, row, whole);
+    load_lanes(right, x, j.n, j.k, col, whole);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+#pragma unroll
+        for (int k = 0; k < EACH; k++) part[l][r0 / EACH][c0 + k] = sum[i][k];
+        __syncthreads();
+        add_lanes(m, j.n, row, col, left, right, part, i, j.k - whole);
+        __syncthreads();
+    }
+}
+
+/* sum = alpha y + a y of a [n, n] and y [n, cols], in order: a thread's elements, from (row, col) on. */
+static __device__ __forceinline__ void multiply(float (*sum)[OWN_COLS], const float *a,
+                                                const float *y, int32_t n, int32_t cols,
+                                                float alpha, int32_t row, int32_t col) {
+    __shared__ float left[SIDE][SIDE + 1];
+    __shared__ __align__(16) float right[SIDE][SIDE];
+    const int32_t first_row = (int32_t)blockIdx.y * SIDE,
+                  first_col = (int32_t)blockIdx.x * SIDE;
+    const int x = (int)threadIdx.x % SIDE, own_row = row - first_row, own_col = col - first_col;
+#pragma unroll
+    for (int i = 0; i < OWN_ROWS * OWN_COLS; i++) {
+        const int32_t r = row + i / OWN_COLS, c = col + i % OWN_COLS;
+        const bool inside = r < n && c < cols;
+        sum[i / OWN_COLS][i % OWN_COLS] =
+            inside ? times(alpha, y[(int64_t)r * cols + c]) : 0.0f;
+    }
+    for (int32_t k = 0; k < n; k += SIDE) {
+#pragma unroll
+        for (int r = (int)threadIdx.x / SIDE; r < SIDE; r += MULTIPLIERS / SIDE) {
+            const bool in_a = first_row + r < n && k + x < n;
+            const bool in_y = k + r < n && first_col + x < cols;
+            left[r][x] = in_a ? a[(int64_t)(first_row + r) * n + k + x] : 0.0f;
+            right[r][x] = in_y ? y[(int64_t)(k + r) * cols + first_col + x] : 0.0f;
+        }
+        __syncthreads();
+        const int terms = min(SIDE, n - k);
+#pragma unroll 8
+        for (int l = 0; l < terms; l++) {
+            const float4 v = *reinterpret_cast<const float4 *>(&right[l][own_col]);
+            const float f[OWN_COLS] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < OWN_ROWS; i++) {
+#pragma unroll
+                for (int c = 0; c < OWN_COLS; c++) {
+                    sum[i][c] = plus(sum[i][c], times(left[own_row + i][l], f[c]));
+                }
             }
-        } else {
-            for (int l = 0; l < j.k - c; l++) sum = plus(sum, times(left[y][l], right[x][l]));
         }
         __syncthreads();
     }
-#pragma unroll
-    for (int l = 0; l < SIDE; l++) sum = plus(sum, part[l]);
-    if (row + y < j.n && col + x < j.n) m.gram[(int64_t)(row + y) * j.n + col + x] = sum;
 }
 
-/* Element (row, col) of alpha y + a y, with a [n, n] and y [n, cols]. */
-static __device__ float multiplied(const float *a, const float *from, int32_t n, int32_t cols,
-                                   float alpha) {
-    __shared__ float left[SIDE][SIDE + 1], right[SIDE][SIDE + 1];
-    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-    const int32_t row = (int32_t)blockIdx.y * SIDE + y, col = (int32_t)blockIdx.x * SIDE + x;
-    const bool inside = row < n && col < cols;
-    float sum = inside ? times(alpha, from[(int64_t)row * cols + col]) : 0.0f;
-    for (int32_t i = 0; i < n; i += SIDE) {
-        left[y][x] = row < n && i + x < n ? a[(int64_t)row * n + i + x] : 0.0f;
-        right[y][x] = i + y < n && col < cols ? from[(int64_t)(i + y) * cols + col] : 0.0f;
-        __syncthreads();
-        for (int l = 0; l < min(SIDE, n - i); l++) {
-            sum = plus(sum, times(left[y][l], right[l][x]));
-        }
-        __syncthreads();
-    }
-    return sum;
+/* A thread's first element in a product. */
+static __device__ __forceinline__ int32_t own_row() {
+    return (int32_t)blockIdx.y * SIDE + (int32_t)threadIdx.x / (SIDE / OWN_COLS) * OWN_ROWS;
 }
 
-static __global__ void __launch_bounds__(BLOCK) muon_square(muon_job j) {
+static __device__ __forceinline__ int32_t own_col() {
+    return (int32_t)blockIdx.x * SIDE + (int32_t)threadIdx.x % (SIDE / OWN_COLS) * OWN_COLS;
+}
+
+/* square = -4.7750 gram + 2.0315 gram gram */
+static __global__ void __launch_bounds__(MULTIPLIERS) muon_square(muon_job j) {
     const muon_room m = room_of(j);
-    const float sum = multiplied(m.gram, m.gram, j.n, j.n, 0.0f);
-    const int32_t row = (int32_t)blockIdx.y * SIDE + (int32_t)threadIdx.x / SIDE;
-    const int32_t col = (int32_t)blockIdx.x * SIDE + (int32_t)threadIdx.x % SIDE;
-    const int64_t at = (int64_t)row * j.n + col;
-    if (row >= j.n || col >= j.n) return;
-    m.square[at] = plus(times(-4.7750f, m.gram[at]), times(2.0315f, sum));
+    float sum[OWN_ROWS][OWN_COLS];
+    multiply(sum, m.gram, m.gram, j.n, j.n, 0.0f, own_row(), own_col());
+#pragma unroll
+    for (int i = 0; i < OWN_ROWS * OWN_COLS; i++) {
+        const int32_t row = own_row() + i / OWN_COLS, col = own_col() + i % OWN_COLS;
+        const int64_t at = (int64_t)row * j.n + col;
+        if (row >= j.n || col >= j.n) continue;
+        m.square[at] =
+            plus(times(-4.7750f, m.gram[at]), times(2.0315f, sum[i / OWN_COLS][i % OWN_COLS]));
+    }
 }
 
 /* x = 3.4445 x + square x */
-static __global__ void __launch_bounds__(BLOCK) muon_step(muon_job j, int step) {
+static __global__ void __launch_bounds__(MULTIPLIERS) muon_step(muon_job j, int step) {
     const muon_room m = room_of(j);
-    const float sum = multiplied(m.square, m.x[step % 2], j.n, j.k, 3.4445f);
-    const int32_t row = (int32_t)blockIdx.y * SIDE + (int32_t)threadIdx.x / SIDE;
-    const int32_t col = (int32_t)blockIdx.x * SIDE + (int32_t)threadIdx.x % SIDE;
-    if (row < j.n && col < j.k) m.x[1 - step % 2][(int64_t)row * j.k + col] = sum;
+    float sum[OWN_ROWS][OWN_COLS];
+    multiply(sum, m.square, m.x[step % 2], j.n, j.k, 3.4445f, own_row(), own_col());
+#pragma unroll
+    for (int i = 0; i < OWN_ROWS * OWN_COLS; i++) {
+        const int32_t row = own_row() + i / OWN_COLS, col = own_col() + i % OWN_COLS;
+        if (row >= j.n || col >= j.k) continue;
+        m.x[1 - step % 2][(int64_t)row * j.k + col] = sum[i / OWN_COLS][i % OWN_COLS];
+    }
 }
 
 static __global__ void __launch_bounds__(BLOCK) muon_apply(muon_job j) {
@@ -202,11 +290,12 @@ static void muon_matrices(cudaStream_t queue, const muon_job &j, unsigned matric
     const unsigned side = blocks_for(j.n, SIDE), wide = blocks_for(j.k, SIDE);
     const dim3 all(blocks_for((int64_t)j.n * j.k, BLOCK), 1, matrices);
     muon_look_ahead<<<all, BLOCK, 0, queue>>>(j);
-    muon_normalize<<<dim3(1, 1, matrices), BLOCK, 0, queue>>>(j);
+    muon_norm<<<dim3(1, 1, matrices), BLOCK, 0, queue>>>(j);
+    muon_normalize<<<all, BLOCK, 0, queue>>>(j);
     for (int step = 0; step < NEWTON_SCHULZ_STEPS; step++) {
         muon_gram<<<dim3(side, side, matrices), BLOCK, 0, queue>>>(j, step);
-        muon_square<<<dim3(side, side, matrices), BLOCK, 0, queue>>>(j);
-        muon_step<<<dim3(wide, side, matrices), BLOCK, 0, queue>>>(j, step);
+        muon_square<<<dim3(side, side, matrices), MULTIPLIERS, 0, queue>>>(j);
+        muon_step<<<dim3(wide, side, matrices), MULTIPLIERS, 0, queue>>>(j, step);
     }
     muon_apply<<<all, BLOCK, 0, queue>>>(j);
 }

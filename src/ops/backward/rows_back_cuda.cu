@@ -1,6 +1,6 @@
 /* rows_back_cuda.cu - gradients of operators on whole rows, of the router and of the combination, and
  * the loss. As in the reference, sums of a row are in float64. */
-#include "ops/backward/backward_cuda_internal.cuh"
+#include "ops/backward/row_sums_internal.cuh"
 #include "ops/cuda/sample_internal.cuh"
 
 /* ---- norms ---- */
@@ -21,17 +21,23 @@ static __global__ void __launch_bounds__(BLOCK) norm_scales(hd_rms_norm_back_arg
     if (threadIdx.x == 0) a.scale[blockIdx.x] = 1.0 / sqrt(square / a.cols + (double)a.eps);
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS) norm_weight(hd_rms_norm_back_args a) {
-    const int32_t first = (int32_t)blockIdx.x * WARP, cols = min(a.cols - first, WARP);
-    const float *g = floats(a.g) + first, *x = floats(a.x) + first;
-    const int64_t g_row = stride_of(a.g, a.cols), x_row = stride_of(a.x, a.cols);
-    const auto term = [&](int64_t r, int32_t c) {
-        return (float)((double)g[r * g_row + c] * (double)x[r * x_row + c] * a.scale[r]);
-    };
-    float *to = a.dweight + first + threadIdx.x % WARP;
-    const float sum = sum_in_order(has_sum(cols) ? *to : 0.0f, a.rows, cols, term);
-    if (has_sum(cols)) *to = sum;
-}
+struct norm_term {
+    hd_rms_norm_back_args a;
+
+    __device__ float *to(int32_t col) const {
+        return a.dweight + col;
+    }
+
+    __device__ void span(int64_t *first, int32_t *n, const row_chunk &c) const {
+        *first = c.first;
+        *n = c.end - c.first;
+    }
+
+    __device__ float at(int64_t r, int32_t col, const row_chunk &) const {
+        const double g = floats(a.g)[r * stride_of(a.g, a.cols) + col];
+        return (float)(g * (double)floats(a.x)[r * stride_of(a.x, a.cols) + col] * a.scale[r]);
+    }
+};
 
 static __global__ void __launch_bounds__(BLOCK) norm_rows(hd_rms_norm_back_args a) {
     const float *g = floats(a.g) + blockIdx.x * stride_of(a.g, a.cols);
@@ -56,7 +62,7 @@ void hd_rms_norm_back_cuda(hd_stream *s, const hd_rms_norm_back_args *a) {
     if (a->rows == 0) return;
     if (a->dweight) { /* before dx, which may be g */
         norm_scales<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
-        norm_weight<<<blocks_for(a->cols, WARP), SUM_THREADS, 0, queue>>>(*a);
+        sum_columns(queue, norm_term{*a}, a->sums, a->rows, a->cols);
     }
     norm_rows<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
     hd_cuda_check(s, "rms_norm_back");

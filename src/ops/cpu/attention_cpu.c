@@ -240,7 +240,8 @@ static void write_heads(const hd_attention_args *a, const attention_row *t,
 /* ---- tasks ---- */
 
 static int32_t recent_keys(const hd_attention_args *a, int32_t row) {
-    return a->window ? hd_min_i32(a->pos[row] + 1, a->window) : 0;
+    const int32_t from = a->window_from ? a->window_from[a->seq[row]] : 0;
+    return a->window ? hd_min_i32(a->pos[row] + 1 - from, a->window) : 0;
 }
 
 static attention_row row_of(const attention_job *job, int32_t row, int32_t head) {

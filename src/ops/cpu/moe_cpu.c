@@ -25,6 +25,16 @@ void ops_moe_topk_cpu(hd_stream *s, const hd_moe_topk_args *a, const ops_kernels
                             .per_task = ops_rows_per_task(32 * (int64_t)a->rule.n_experts)});
 }
 
+void ops_moe_count_cpu(hd_stream *s, const hd_moe_count_args *a, const ops_kernels *k) {
+    (void)k;
+    hd_moe_count_ref(s, a);
+}
+
+void ops_moe_split_cpu(hd_stream *s, const hd_moe_split_args *a, const ops_kernels *k) {
+    (void)k;
+    hd_moe_split_ref(s, a);
+}
+
 typedef struct permute_job {
     hd_stream *stream;
     const hd_moe_permute_args *a;
@@ -75,6 +85,21 @@ static void permute_task(const void *arg, int32_t task, int32_t worker) {
     add_load(a);
 }
 
+/* Counts the rows of experts before its own first choice, and places its own where moe_split says. */
+static void place_task(const void *arg, int32_t task, int32_t worker) {
+    const permute_job *job = arg;
+    const hd_moe_permute_args *a = job->a;
+    const hd_split_graph g = hd_split_graph_in(a->graph, hd_permute_shape(a));
+    const int32_t first = (int32_t)((int64_t)job->n * task / job->n_tasks);
+    const int32_t end = (int32_t)((int64_t)job->n * (task + 1) / job->n_tasks);
+    const size_t bytes = (size_t)a->n_experts * sizeof(int32_t);
+    int32_t *next = hd_stream_scratch(job->stream, worker, bytes);
+    memset(next, 0, bytes);
+    for (int32_t i = 0; i < first; i++) next[a->expert[i]]++;
+    for (int32_t i = first; i < end; i++) ops_place(a, &g, i, next[a->expert[i]]++);
+    if (task == 0) add_load(a);
+}
+
 /* Every task counts all choices, which is cheap and saves a barrier between counting and
  * placing. */
 void ops_moe_permute_cpu(hd_stream *s, const hd_moe_permute_args *a, const ops_kernels *k) {
@@ -82,7 +107,7 @@ void ops_moe_permute_cpu(hd_stream *s, const hd_moe_permute_args *a, const ops_k
     permute_job job = {.stream = s, .a = a, .n = a->rows * a->top_k};
     const int32_t shares = (int32_t)hd_ceil_div(job.n, PERMUTE_SHARE);
     job.n_tasks = hd_max_i32(1, hd_min_i32(hd_stream_workers(s), shares));
-    hd_stream_tasks(s, job.n_tasks, permute_task, &job);
+    hd_stream_tasks(s, job.n_tasks, a->first ? place_task : permute_task, &job);
 }
 
 static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {

@@ -174,14 +174,18 @@ void ops_rope_cpu(hd_stream *s, const hd_rope_args *a, const ops_kernels *k) {
 
 enum { MOST_GROUPS = HD_MAX_ENTRY_COLS / OPS_LANES };
 
-static void decode_fp8(const ops_kernels *k, const hd_paged *p, const uint8_t *from, float *out,
-                       const float *one) {
-    const int32_t plain = p->scales.plain, codes = p->width - plain, group = p->scales.group;
-    const uint8_t *scale = from + codes + 2 * plain;
+static void decode_groups(const ops_kernels *k, const hd_paged *p, const uint8_t *from,
+                          float *out, const float *one) {
+    const hd_group_format f = p->format;
+    const int32_t codes = p->width - f.plain;
+    const uint8_t *plain = from + hd_dtype_bytes(f.code, codes), *scale = plain + 2 * f.plain;
     float scales[MOST_GROUPS];
-    for (int32_t i = 0; i * group < codes; i++) scales[i] = hd_e8m0_to_f32(scale[i]);
-    ops_dequantizer(k, HD_E4M3)(out, from, codes, scales, group);
-    ops_dequantizer(k, HD_BF16)(out + codes, from + codes, plain, one, HD_MAX_ENTRY_COLS);
+    for (int32_t i = 0; i * f.group < codes; i++) {
+        scales[i] =
+            f.scale_type == HD_E8M0 ? hd_e8m0_to_f32(scale[i]) : hd_e4m3_to_f32(scale[i]);
+    }
+    ops_dequantizer(k, f.code)(out, from, codes, scales, f.group);
+    ops_dequantizer(k, HD_BF16)(out + codes, plain, f.plain, one, HD_MAX_ENTRY_COLS);
 }
 
 const float *ops_entry_cpu(const ops_kernels *k, const hd_paged *p, int32_t seq, int32_t entry,
@@ -189,8 +193,8 @@ const float *ops_entry_cpu(const ops_kernels *k, const hd_paged *p, int32_t seq,
     static const float one = 1.0f;
     if (p->rows.type == HD_F32) return paged_entry(p, seq, entry);
     const uint8_t *from = paged_bytes(p, seq, entry);
-    if (p->rows.type == HD_E4M3) {
-        decode_fp8(k, p, from, room, &one);
+    if (hd_is_packed(p->rows.type)) {
+        decode_groups(k, p, from, room, &one);
     } else {
         ops_dequantizer(k, p->rows.type)(room, from, p->width, &one, HD_MAX_ENTRY_COLS);
     }
@@ -214,6 +218,23 @@ void ops_kv_store_cpu(hd_stream *s, const hd_kv_store_args *a, const ops_kernels
                             .fn = store_rows,
                             .rows = a->rows,
                             .per_task = ops_rows_per_task(a->pool.width)});
+}
+
+static void round_some(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_round_rows_args part = *(const hd_round_rows_args *)job->args;
+    part.x = hd_rows_at(part.x, (int64_t)first * part.cols);
+    part.rows = end - first;
+    hd_round_rows_ref(job->stream, &part);
+}
+
+void ops_round_rows_cpu(hd_stream *s, const hd_round_rows_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = round_some,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(8 * (int64_t)a->cols)});
 }
 
 static void replay_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {

@@ -202,7 +202,7 @@ static __global__ void __launch_bounds__(MIX_THREADS) compress_small_m(hd_compre
 
 void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
     cudaStream_t queue = hd_cuda_stream(s);
-    if (a->seqs.n == 0) return;
+    if (a->seqs.n == 0 || !writes_entries(s, a->entries)) return;
     const dim3 grid = seq_grid(a->seqs);
     const size_t shared =
         2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
@@ -283,7 +283,7 @@ static __global__ void __launch_bounds__(BLOCK) store_groups(hd_store_groups_arg
 }
 
 void hd_store_groups_cuda(hd_stream *s, const hd_store_groups_args *a) {
-    if (a->rows == 0) return;
+    if (a->rows == 0 || !writes_entries(s, a->entries)) return;
     const size_t shared = (size_t)a->entries.width * sizeof(float);
     launch_kernel(hd_cuda_stream(s), store_groups, dim3((unsigned)a->rows), BLOCK, shared, 1,
                   *a);

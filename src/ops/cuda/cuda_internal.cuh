@@ -10,6 +10,7 @@
 #include <math_constants.h>
 
 #include "device/cuda.cuh"
+#include "ops/fused_internal.h"
 #include "ops/ops.h"
 
 /* One activation element. A narrower type changes this, wide() and narrow(). */
@@ -39,14 +40,6 @@ constexpr int EXACT = 3, FAST = 1;
     X(linear_set)           \
     X(linear_swiglu)
 
-/* What --precision official computes in its own way; the rest of FAST_OP_LIST is as there. */
-#define OFFICIAL_OP_LIST(X) \
-    X(linear)               \
-    X(linear_set)           \
-    X(linear_swiglu)        \
-    X(grouped_gemm)         \
-    X(grouped_swiglu)
-
 extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
 HD_COMMON_OP_LIST(X)
@@ -55,7 +48,7 @@ HD_COMMON_OP_LIST(X)
 FAST_OP_LIST(X)
 #undef X
 #define X(op) hd_##op##_fn hd_##op##_cuda_official;
-OFFICIAL_OP_LIST(X)
+OPS_OFFICIAL_LIST(X)
 #undef X
 #define X(op) hd_##op##_fn hd_##op##_cuda_cublaslt;
 CUBLASLT_OP_LIST(X)

@@ -1,14 +1,34 @@
-/* entries_internal.cuh - where cached entries lie, and how they are written: float32, bfloat16 and E4M3 with
- * scales (hd_entry_scales in ops/types.h). */
+/* entries_internal.cuh - numbers of a format (ops/group_format.h); where cached entries lie, and how they are
+ * written: float32 and bfloat16, rounded to their format if they have one, and packed E4M3. */
 #ifndef HD_OPS_CUDA_ENTRIES_INTERNAL_CUH
 #define HD_OPS_CUDA_ENTRIES_INTERNAL_CUH
 
 #include "base/round_codes.h"
 #include "ops/cuda/cuda_internal.cuh"
 
+/* ---- numbers of a format ---- */
+
+/* The number of a format that is nearest to x, of a group that lies in neighboring lanes of a warp, all of
+ * which are here; without a format x. The bits of a NaN are above those of every number. */
+static __device__ __forceinline__ float in_group(const hd_group_format &f, float x) {
+    if (!f.code) return x;
+    uint32_t most = __float_as_uint(fabsf(x));
+    for (int other = f.group / 2; other > 0; other /= 2) {
+        most = max(most, __shfl_xor_sync(ALL_LANES, most, other));
+    }
+    return hd_group_number(f, x, hd_group_scale(f, __uint_as_float(most)));
+}
+
+/* Whether in_group() takes a format; if not, fails the stream. */
+static inline bool rounds_groups(hd_stream *s, const hd_group_format &f) {
+    if (!f.code || ((f.group == 16 || f.group == WARP) && f.plain == 0)) return true;
+    hd_stream_fail(s, HD_EUNSUPPORTED, "numbers are rounded in groups of 16 or 32");
+    return false;
+}
+
 /* ---- where ---- */
 
-/* How the bytes of an entry of E4M3 are divided. */
+/* How the bytes of an entry of E4M3 are divided; groups are of 8, 16, ... or 128 columns. */
 struct entry_layout {
     int32_t codes, plain; /* columns of either kind */
     int32_t group_shift;  /* columns of a scale, as a power of two */
@@ -18,11 +38,11 @@ struct entry_layout {
 
 static __device__ __forceinline__ entry_layout layout_of(const hd_paged &p) {
     entry_layout l;
-    l.codes = p.width - p.scales.plain;
-    l.plain = p.scales.plain;
-    l.group_shift = 31 - __clz(p.scales.group);
+    l.codes = p.width - p.format.plain;
+    l.plain = p.format.plain;
+    l.group_shift = 31 - __clz(p.format.group);
     l.scales = l.codes + 2 * l.plain;
-    const int32_t groups = (l.codes + p.scales.group - 1) >> l.group_shift;
+    const int32_t groups = (l.codes + p.format.group - 1) >> l.group_shift;
     l.bytes = (l.scales + groups + 3) & ~3;
     return l;
 }
@@ -100,13 +120,21 @@ static __device__ void put_entry(const hd_paged &p, int32_t seq, int32_t entry,
         put_packed_entry(p, to, x);
         return;
     }
-    for (int32_t c = threadIdx.x; c < p.width; c += (int32_t)blockDim.x) {
+    for (int32_t first = 0; first < p.width; first += (int32_t)blockDim.x) {
+        const int32_t c = first + (int32_t)threadIdx.x;
+        const float value = in_group(p.format, c < p.width ? x[c] : 0.0f);
+        if (c >= p.width) continue;
         if (p.rows.type == HD_BF16) {
-            reinterpret_cast<__nv_bfloat16 *>(to)[c] = __float2bfloat16_rn(x[c]);
+            reinterpret_cast<__nv_bfloat16 *>(to)[c] = __float2bfloat16_rn(value);
         } else {
-            reinterpret_cast<float *>(to)[c] = x[c];
+            reinterpret_cast<float *>(to)[c] = value;
         }
     }
+}
+
+/* Whether put_entry() takes the entries of a pool; if not, fails the stream. */
+static inline bool writes_entries(hd_stream *s, const hd_paged &p) {
+    return hd_is_packed(p.rows.type) || rounds_groups(s, p.format);
 }
 
 #endif

@@ -5,8 +5,8 @@
  * widened in registers and is the first operand: a warpgroup has 64 rows of W, and N rows of x. A
  * byte holds an even column and the next one: widened words have either the even or the odd columns
  * of a thread, which is why rows of x are laid that way. One instruction sums 32 columns, which
- * share a scale of W; the four sums of a span are scaled and added in order, then scaled by x and
- * added to the total. */
+ * share a scale of W. The four sums of a span are scaled and added in order, then scaled by x and
+ * added to the total; where x has a scale per 32 columns, each is scaled by both and added. */
 #include "ops/cuda/gemm_sm90_internal.cuh"
 
 namespace {
@@ -32,13 +32,13 @@ constexpr int outs_of = GROUPS * 64 / parts_of<M>;
 template <int GROUPS, int N, matrices M>
 using order = schedule<N, outs_of<GROUPS, M>, ALONE, EXPERTS>;
 
-/* GROUPS warpgroups, N rows of x. */
-template <int GROUPS, int N, matrices M>
+/* GROUPS warpgroups, N rows of x with X scales in a span. */
+template <int GROUPS, int N, int X, matrices M>
 struct memory {
     uint8_t *w;                /* [stages] of [PARTS, SPLIT, ROWS, 128] */
     uint8_t *x;                /* [stages] of [SPANS, N, 128] */
     uint8_t *w_scale;          /* [sets] of a tile's [PARTS, ROWS, spans * 4] */
-    float *x_scale;            /* [stages] of [SPANS, N + 4] */
+    float *x_scale;            /* [stages] of [SPANS, X, N + 4] */
     uint64_t *full, *empty;    /* [stages] */
     uint64_t *scaled, *unused; /* [sets] */
     int32_t *upto;             /* [n_experts + 1] */
@@ -46,7 +46,7 @@ struct memory {
     static constexpr int PARTS = parts_of<M>, ROWS = outs_of<GROUPS, M>,
                          PART_BYTES = SPLIT * ROWS * ROW_BYTES, W_BYTES = PARTS * PART_BYTES,
                          X_BYTES = SPANS * N * ROW_BYTES,
-                         SCALES = (SPANS * (N + 4) + 31) / 32 * 32;
+                         SCALES = (SPANS * X * (N + 4) + 31) / 32 * 32;
 
     static __host__ __device__ int set_bytes(const job &j) {
         return PARTS * ROWS * j.spans * SCALES_OF_SPAN;
@@ -76,9 +76,9 @@ struct fp4_maps {
 
 /* ---- the thread that copies ---- */
 
-template <int GROUPS, int N, matrices M>
+template <int GROUPS, int N, int X, matrices M>
 struct copying {
-    using room = memory<GROUPS, N, M>;
+    using room = memory<GROUPS, N, X, M>;
     const job &j;
     const room &m;
     const fp4_maps &maps;
@@ -102,7 +102,7 @@ struct copying {
 
     __device__ void copy_w(const tile &t, int32_t span, int32_t stage) const {
         mbarrier_arrive_expect_tx(&m.full[stage], room::W_BYTES + room::X_BYTES +
-                                                      SPANS * (N + 4) * sizeof(float));
+                                                      SPANS * X * (N + 4) * sizeof(float));
 #pragma unroll
         for (int i = 0; i < room::PARTS; i++) {
             bulk_copy_4d(m.w + stage * room::W_BYTES + i * room::PART_BYTES, &maps.w[i],
@@ -113,8 +113,8 @@ struct copying {
     __device__ void copy_x(const tile &t, int32_t span, int32_t stage) const {
         uint64_t *full = &m.full[stage];
         bulk_copy_3d(m.x + stage * room::X_BYTES, &maps.x, full, 0, t.row, span, EVICT_LAST);
-        bulk_copy_2d(m.x_scale + stage * room::SCALES, &maps.x_scale, full, t.row & ~3, span,
-                     EVICT_LAST);
+        bulk_copy_2d(m.x_scale + stage * room::SCALES, &maps.x_scale, full, t.row & ~3,
+                     span * X, EVICT_LAST);
     }
 
     /* The first tile's matrices are on their way before x is there. */
@@ -193,7 +193,7 @@ __device__ __forceinline__ void read_scales(uint32_t (&to)[SPANS], const uint8_t
     to[3] = v.w;
 }
 
-template <int N>
+template <int N, int X>
 __device__ __forceinline__ void promote_span(float (&total)[N / 2],
                                              const float (&sum)[4][N / 2], uint32_t low,
                                              uint32_t high, const float *x_scale) {
@@ -206,11 +206,19 @@ __device__ __forceinline__ void promote_span(float (&total)[N / 2],
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         const int half = i / 2 % 2;
-        float part = sum[0][i] * w[0][half];
-        part = fmaf(sum[1][i], w[1][half], part);
-        part = fmaf(sum[2][i], w[2][half], part);
-        part = fmaf(sum[3][i], w[3][half], part);
-        total[i] = fmaf(part, x_scale[8 * (i / 4) + i % 2], total[i]);
+        const float *x = x_scale + 8 * (i / 4) + i % 2;
+        if constexpr (X == 1) {
+            float part = sum[0][i] * w[0][half];
+            part = fmaf(sum[1][i], w[1][half], part);
+            part = fmaf(sum[2][i], w[2][half], part);
+            part = fmaf(sum[3][i], w[3][half], part);
+            total[i] = fmaf(part, *x, total[i]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                total[i] = fmaf(sum[k][i], w[k][half] * x[k * (N + 4)], total[i]);
+            }
+        }
     }
 }
 
@@ -235,10 +243,10 @@ __device__ __forceinline__ void write_tile(const job &j, const tile &t,
     }
 }
 
-template <int GROUPS, int N, matrices M>
-__device__ void multiply(const job &j, const memory<GROUPS, N, M> &m,
+template <int GROUPS, int N, int X, matrices M>
+__device__ void multiply(const job &j, const memory<GROUPS, N, X, M> &m,
                          order<GROUPS, N, M> turn) {
-    using room = memory<GROUPS, N, M>;
+    using room = memory<GROUPS, N, X, M>;
     constexpr int SETS =
         N < 64 ? 2 : 1; /* of operands: the next are made while the last are multiplied */
     constexpr int FURTHER = gated<M> ? room::PART_BYTES : 8 * ROW_BYTES;
@@ -278,7 +286,7 @@ __device__ void multiply(const job &j, const memory<GROUPS, N, M> &m,
                                     FURTHER, (i + 1) % 2 * 4);
                 }
                 if (SETS == 2) wgmma_wait_group<0>();
-                promote_span<N>(total, sum, low[i], high[i], x_scale + i * (N + 4));
+                promote_span<N, X>(total, sum, low[i], high[i], x_scale + i * X * (N + 4));
             }
             __syncwarp();
             if (lane == 0) mbarrier_arrive(&m.empty[c.at]);
@@ -301,13 +309,13 @@ constexpr int threads_of = GROUPS *WARPGROUP + (lends_registers<N> ? WARPGROUP :
 
 /* BLOCKS: of a multiprocessor. With few rows a span is one chain of copies, widening, products and sums, so
  * several blocks take turns. */
-template <int GROUPS, int N, int BLOCKS, matrices M>
+template <int GROUPS, int N, int BLOCKS, int X, matrices M>
 __global__ void __launch_bounds__(threads_of<GROUPS, N>, BLOCKS)
     grouped_gemm_fp4(const __grid_constant__ fp4_maps maps, const __grid_constant__ job j) {
     extern __shared__ __align__(1024) uint8_t shared[];
     griddepcontrol_launch_dependents();
     constexpr int CONSUMERS = GROUPS * WARPGROUP / WARP;
-    const memory<GROUPS, N, M> m(shared, j);
+    const memory<GROUPS, N, X, M> m(shared, j);
     const int warp = (int)threadIdx.x / WARP;
     if (threadIdx.x == 0) {
         for (int i = 0; i < j.stages; i++) {
@@ -331,11 +339,11 @@ __global__ void __launch_bounds__(threads_of<GROUPS, N>, BLOCKS)
     __syncthreads();
     if (warp < CONSUMERS) {
         if (lends_registers<N>) setmaxnreg_inc<232>();
-        multiply<GROUPS, N, M>(j, m, turn);
+        multiply<GROUPS, N, X, M>(j, m, turn);
     } else {
         if (lends_registers<N>) setmaxnreg_dec<40>();
         if (threadIdx.x == CONSUMERS * WARP) {
-            copying<GROUPS, N, M> c = {j, m, maps, {}};
+            copying<GROUPS, N, X, M> c = {j, m, maps, {}};
             c.run(turn);
         }
     }
@@ -357,7 +365,7 @@ bool describe_matrices(fp4_maps *to, int which, const uint8_t *data,
     return describe(&to->w[which], data, rows);
 }
 
-template <int GROUPS, int N, matrices M>
+template <int GROUPS, int N, int X, matrices M>
 bool describe_all(fp4_maps *to, const job &j, const fp8_product &p) {
     const cuuint64_t cols = (cuuint64_t)p.w->cols, spans = (cuuint64_t)j.spans;
     const cuuint64_t pitch = (cuuint64_t)p.x.pitch;
@@ -368,9 +376,9 @@ bool describe_all(fp4_maps *to, const job &j, const fp8_product &p) {
          {ROW_BYTES,        N,                SPANS     }
     };
     const box x_scale = {
-        2, {pitch,     spans},
-         {pitch * 4},
-         {N + 4,    SPANS     }
+        2, {pitch,      spans * X},
+         {pitch * 4 },
+         {N + 4, SPANS * X         }
     };
     return describe(&to->x, p.x.x, x) &&
            describe_flat(&to->x_scale, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.x.scale, x_scale) &&
@@ -378,9 +386,9 @@ bool describe_all(fp4_maps *to, const job &j, const fp8_product &p) {
            (!p.other || describe_matrices<ROWS>(to, 1, j.second.data, p.other_table));
 }
 
-template <int GROUPS, int N, int BLOCKS, matrices M>
-void launch(hd_stream *s, const fp8_product &p) {
-    using room = memory<GROUPS, N, M>;
+template <int GROUPS, int N, int BLOCKS, int X, matrices M>
+void launch_with(hd_stream *s, const fp8_product &p) {
+    using room = memory<GROUPS, N, X, M>;
     constexpr int SHARED_EACH =
         BLOCKS == 1 ? SHARED_BYTES : SHARED_OF_SM / BLOCKS - SHARED_OF_BLOCK;
     const hd_weight *w = p.w;
@@ -409,14 +417,20 @@ void launch(hd_stream *s, const fp8_product &p) {
     }
     if (room::bytes(j) > SHARED_EACH) j.stages--;
     fp4_maps maps = {};
-    if (!describe_all<GROUPS, N, M>(&maps, j, p)) {
+    if (!describe_all<GROUPS, N, X, M>(&maps, j, p)) {
         hd_stream_fail(s, HD_EDEVICE, "the driver makes no tensor map");
         return;
     }
-    const auto kernel = grouped_gemm_fp4<GROUPS, N, BLOCKS, M>;
+    const auto kernel = grouped_gemm_fp4<GROUPS, N, BLOCKS, X, M>;
     const int64_t units = units_at_most<order<GROUPS, N, M>>(p, outs_of<GROUPS, M>);
     launch_blocks(s, kernel, units, threads_of<GROUPS, N>, 1, BLOCKS, (size_t)room::bytes(j),
                   maps, j);
+}
+
+template <int GROUPS, int N, int BLOCKS, matrices M>
+void launch(hd_stream *s, const fp8_product &p) {
+    if (p.x.group == QUANTISED) return launch_with<GROUPS, N, BLOCKS, 1, M>(s, p);
+    launch_with<GROUPS, N, BLOCKS, QUANTISED / SCALED, M>(s, p);
 }
 
 } // namespace

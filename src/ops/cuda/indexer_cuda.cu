@@ -236,7 +236,7 @@ static void keep_blocks(cudaStream_t queue, const best_args &blocks, const score
 template <int P>
 static void choose_keys(hd_stream *s, const hd_indexer_topk_args *a, const key_pool &pool,
                         const best_args *blocks) {
-    const int32_t at_once = hd_stream_workers(s), fill = 2 * at_once;
+    const int32_t workers = hd_stream_workers(s), fill = 2 * workers;
     const int64_t all = (int64_t)a->keys.table_stride * a->keys.page_entries;
     const int64_t in_pool = (int64_t)pool.n * pool.block;
     const best_args keys = {a->out,
@@ -257,6 +257,9 @@ static void choose_keys(hd_stream *s, const hd_indexer_topk_args *a, const key_p
         hd_stream_fail(s, HD_EUNSUPPORTED, "an indexer this wide does not fit a GPU");
         return;
     }
+    /* no row has scores where every row keeps all of its keys */
+    const bool keeps_all = !blocks && keys.most <= scored.top_k;
+    const int32_t at_once = keeps_all ? a->rows : workers;
     uint8_t *scratch = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
     cudaStream_t queue = hd_cuda_stream(s);
     const bool small_m_bits = P == FAST && !pool.blocks && index_fits_sm90(a);
@@ -265,6 +268,10 @@ static void choose_keys(hd_stream *s, const hd_indexer_topk_args *a, const key_p
         const int32_t n = a->rows - first < at_once ? a->rows - first : at_once;
         const score_rows rows = {scratch, hd_stream_scratch_bytes(s), first};
         const dim3 grid(blocks_for(fill, n), (unsigned)n);
+        if (keeps_all) {
+            index_keep_best(queue, keys, rows, n);
+            continue;
+        }
         if (small_m_bits) {
             index_score_sm90(queue, scored, rows, n, at_once);
         } else {

@@ -287,7 +287,7 @@ bool index_fits_sm90(const hd_indexer_topk_args *a) {
     return a->heads == HEADS && a->keys.width == WIDTH && (uintptr_t)a->q.data % 16 == 0 &&
            (uintptr_t)a->keys.rows.data % 16 == 0 &&
            (a->keys.rows.type == HD_F32 ||
-            (a->keys.scales.group == WIDTH && a->keys.scales.plain == 0));
+            (a->keys.format.group == WIDTH && a->keys.format.plain == 0));
 }
 
 template <bool PACKED>

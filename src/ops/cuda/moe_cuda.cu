@@ -2,8 +2,7 @@
  * the results. */
 #include <cooperative_groups.h>
 
-#include "ops/cuda/cuda_internal.cuh"
-#include "ops/cuda/replay_internal.cuh"
+#include "ops/cuda/block_internal.cuh"
 
 namespace cg = cooperative_groups;
 
@@ -203,7 +202,7 @@ struct sort_shape {
     int32_t stretch;
 };
 
-/* A block's shared memory, n_slots of each. */
+/* A block's shared memory, n_keys of each. */
 struct sort_block {
     int32_t *count; /* [n_warps] of a warp's; then of those of the warps before */
     int32_t *total; /* of the block's */
@@ -211,12 +210,26 @@ struct sort_block {
     int32_t *load;  /* [HD_N_ROW_PHASES] of the block's that count as load, by expert */
 };
 
-/* The slot of assignment i, of a known expert. */
-static __device__ __forceinline__ int32_t slot_of(const hd_moe_permute_args &a, int32_t i,
-                                                  int32_t expert) {
-    if (!a.slot) return expert;
+/* What is sorted by: slots, or experts whose rows moe_split has divided over slots. */
+static __host__ __device__ __forceinline__ int32_t n_keys(const hd_moe_permute_args &a) {
+    return a.first ? a.n_experts : a.n_slots;
+}
+
+/* The key of assignment i, of a known expert. */
+static __device__ __forceinline__ int32_t key_of(const hd_moe_permute_args &a, int32_t i,
+                                                 int32_t expert) {
+    if (a.first || !a.slot) return expert;
     if (a.n_choices == 1) return __ldg(a.slot + expert);
     return __ldg(a.slot + (int64_t)expert * a.n_choices + i / a.top_k % a.n_choices);
+}
+
+/* Where number `at` goes: of all, or of those of its expert. */
+static __device__ __forceinline__ int32_t place_of(const hd_moe_permute_args &a, int32_t expert,
+                                                   int32_t at) {
+    if (!a.first) return at;
+    const hd_split_graph g = hd_split_graph_in(a.graph, hd_permute_shape(&a));
+    const int32_t slot = hd_split_slot(&g, a.first, expert, at);
+    return a.offset[slot] + at - a.first[slot];
 }
 
 constexpr int SORT_COUNTERS = 2 + HD_N_ROW_PHASES; /* of a block, besides those of its warps */
@@ -225,51 +238,33 @@ static __device__ __forceinline__ int32_t phase_of(const hd_moe_permute_args &a,
     return a.phase ? a.phase[i / a.top_k] : 0;
 }
 
-static __device__ sort_block carve(int32_t *shared, int32_t n_slots, int32_t n_warps) {
-    sort_block b = {shared, shared + n_warps * n_slots};
-    b.begin = b.total + n_slots;
-    b.load = b.begin + n_slots;
+static __device__ sort_block carve(int32_t *shared, int32_t n, int32_t n_warps) {
+    sort_block b = {shared, shared + n_warps * n};
+    b.begin = b.total + n;
+    b.load = b.begin + n;
     return b;
 }
 
-/* The sum of x over the threads before this one, and over all. */
-static __device__ int32_t scan_before(int32_t x, int32_t *all) {
-    __shared__ int32_t part[SORT_THREADS / WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    int32_t upto = x;
-    for (int step = 1; step < WARP; step *= 2) {
-        const int32_t left = __shfl_up_sync(ALL_LANES, upto, step);
-        if (lane >= step) upto += left;
-    }
-    if (lane == WARP - 1) part[warp] = upto;
-    __syncthreads();
-    const int32_t own = part[lane];
-    *all = warp_sum(own);
-    const int32_t before = warp_sum(lane < warp ? own : 0);
-    __syncthreads();
-    return before + upto - x;
-}
-
-/* Where the block's assignments of every expert begin: behind all of the experts before, and those
- * of the blocks before. */
+/* Where the block's assignments of every key begin: behind those of the blocks before, and, where keys
+ * are slots, behind all of the slots before. */
 static __device__ void find_begins(const sort_block &b, const hd_moe_permute_args &a) {
     const cg::cluster_group cluster = cg::this_cluster();
     int32_t before = 0;
-    for (int32_t first = 0; first < a.n_slots; first += SORT_THREADS) {
+    for (int32_t first = 0; first < n_keys(a); first += SORT_THREADS) {
         const int32_t e = first + (int32_t)threadIdx.x;
-        int32_t all = 0, earlier = 0, sum;
-        for (unsigned r = 0; e < a.n_slots && r < cluster.num_blocks(); r++) {
+        int32_t all = 0, earlier = 0, sum = 0;
+        for (unsigned r = 0; e < n_keys(a) && r < cluster.num_blocks(); r++) {
             const int32_t n = cluster.map_shared_rank(b.total, r)[e];
             all += n;
             earlier += r < cluster.block_rank() ? n : 0;
         }
-        const int32_t begin = before + scan_before(all, &sum);
+        const int32_t begin = a.first ? 0 : before + scan_before<SORT_THREADS>(all, &sum);
         before += sum;
-        if (e >= a.n_slots) continue;
+        if (e >= n_keys(a)) continue;
         b.begin[e] = begin + earlier;
-        if (cluster.block_rank() == 0) a.offset[e] = begin;
+        if (!a.first && cluster.block_rank() == 0) a.offset[e] = begin;
     }
-    if (cluster.block_rank() == 0 && threadIdx.x == 0) a.offset[a.n_slots] = before;
+    if (!a.first && cluster.block_rank() == 0 && threadIdx.x == 0) a.offset[a.n_slots] = before;
     cluster.sync(); /* nobody leaves while it is read */
 }
 
@@ -277,14 +272,15 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     moe_permute(hd_moe_permute_args a, sort_shape shape) {
     begin_kernel();
     extern __shared__ int32_t counts[];
-    const sort_block b = carve(counts, a.n_slots, shape.n_warps);
+    const int32_t keys = n_keys(a);
+    const sort_block b = carve(counts, keys, shape.n_warps);
     const int32_t n = a.rows * a.top_k, rank = (int32_t)cg::this_cluster().block_rank();
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int32_t stretch = warp < shape.n_warps ? shape.stretch : 0;
     const int32_t first = min((rank * shape.n_warps + warp) * shape.stretch, n);
     const int32_t end = min(first + stretch, n);
-    int32_t *own = b.count + warp * a.n_slots;
-    for (int32_t i = threadIdx.x; i < (shape.n_warps + SORT_COUNTERS) * a.n_slots;
+    int32_t *own = b.count + warp * keys;
+    for (int32_t i = threadIdx.x; i < (shape.n_warps + SORT_COUNTERS) * keys;
          i += SORT_THREADS) {
         counts[i] = 0;
     }
@@ -292,22 +288,22 @@ static __global__ void __launch_bounds__(SORT_THREADS)
 #pragma unroll 4
     for (int32_t i = first + lane; i < end; i += WARP) {
         const int32_t expert = a.expert[i];
-        atomicAdd(&own[slot_of(a, i, expert)], 1);
+        atomicAdd(&own[key_of(a, i, expert)], 1);
         const int32_t phase = a.load ? phase_of(a, i) : HD_ROW_PADDING;
-        if (phase >= 0) atomicAdd(&b.load[phase * a.n_slots + expert], 1);
+        if (phase >= 0) atomicAdd(&b.load[phase * keys + expert], 1);
     }
     __syncthreads();
-    for (int32_t e = threadIdx.x; e < a.n_slots; e += SORT_THREADS) {
+    for (int32_t e = threadIdx.x; e < keys; e += SORT_THREADS) {
         int32_t sum = 0;
 #pragma unroll 8
         for (int32_t w = 0; w < shape.n_warps; w++) {
-            const int32_t counted = b.count[w * a.n_slots + e];
-            b.count[w * a.n_slots + e] = sum;
+            const int32_t counted = b.count[w * keys + e];
+            b.count[w * keys + e] = sum;
             sum += counted;
         }
         b.total[e] = sum;
         for (int32_t p = 0; p < HD_N_ROW_PHASES; p++) {
-            const int32_t counted = b.load[p * a.n_slots + e];
+            const int32_t counted = b.load[p * keys + e];
             int64_t *load = a.load + p * a.load_stride + e;
             if (counted) {
                 atomicAdd(reinterpret_cast<unsigned long long *>(load),
@@ -319,42 +315,43 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     find_begins(b, a);
 #pragma unroll 4
     for (int32_t base = first; base < end; base += WARP) {
-        const int32_t i = base + lane, e = i < end ? slot_of(a, i, a.expert[i]) : -1;
+        const int32_t i = base + lane, e = i < end ? key_of(a, i, a.expert[i]) : -1;
         const unsigned same = __match_any_sync(ALL_LANES, e);
         const int before = __popc(same & ((1u << lane) - 1));
-        const int32_t at = e < 0 ? 0 : b.begin[e] + own[e] + before;
+        const int32_t number = e < 0 ? 0 : b.begin[e] + own[e] + before;
         __syncwarp();
         if (e >= 0 && before == 0) own[e] += __popc(same);
         __syncwarp();
         if (e < 0) continue;
+        const int32_t at = place_of(a, e, number);
         a.assignment[at] = i;
         a.place[i] = at;
     }
 }
 
-/* A warp per slot counts what comes before its own, then places its own: fastest where all of
+/* A warp per key counts what comes before its own, then places its own: fastest where all of
  * them are read at once. */
 static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_args a) {
     begin_kernel();
     const int32_t e = (int32_t)(blockIdx.x * BLOCK + threadIdx.x) / WARP;
     const int lane = threadIdx.x % WARP;
     const int32_t n = a.rows * a.top_k;
-    if (e >= a.n_slots) return;
+    if (e >= n_keys(a)) return;
     int32_t at = 0;
-    for (int32_t base = 0; base < n; base += WARP) {
+    for (int32_t base = 0; base < n && !a.first; base += WARP) {
         const bool before =
-            base + lane < n && slot_of(a, base + lane, a.expert[base + lane]) < e;
+            base + lane < n && key_of(a, base + lane, a.expert[base + lane]) < e;
         at += __popc(__ballot_sync(ALL_LANES, before));
     }
     int32_t counted[HD_N_ROW_PHASES] = {}, expert = -1; /* of the lanes that have one */
-    if (lane == 0) a.offset[e] = at;
-    if (lane == 0 && e == a.n_slots - 1) a.offset[a.n_slots] = n;
+    if (lane == 0 && !a.first) a.offset[e] = at;
+    if (lane == 0 && !a.first && e == a.n_slots - 1) a.offset[a.n_slots] = n;
     for (int32_t base = 0; base < n; base += WARP) {
         const int32_t i = base + lane;
-        const bool own = i < n && slot_of(a, i, a.expert[i]) == e;
+        const bool own = i < n && key_of(a, i, a.expert[i]) == e;
         const unsigned all = __ballot_sync(ALL_LANES, own);
-        const int32_t mine = at + __popc(all & ((1u << lane) - 1));
         if (own) {
+            const int32_t mine = place_of(a, e, at + __popc(all & ((1u << lane) - 1)));
             a.assignment[mine] = i;
             a.place[i] = mine;
             expert = a.expert[i];
@@ -380,7 +377,7 @@ static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_a
 
 static void launch_permute(cudaStream_t queue, const hd_moe_permute_args *a) {
     const int32_t n = a->rows * a->top_k, n_blocks = n > LARGE_M_PLACES ? SORT_BLOCKS : 1;
-    const size_t each = (size_t)a->n_slots * sizeof(int32_t), fit = SORT_BYTES / each;
+    const size_t each = (size_t)n_keys(*a) * sizeof(int32_t), fit = SORT_BYTES / each;
     const int32_t left = (int32_t)fit - SORT_COUNTERS; /* counters of so many warps */
     const int32_t most = left < 1 ? 1 : left < SORT_THREADS / WARP ? left : SORT_THREADS / WARP;
     const int32_t wanted = (int32_t)blocks_for(n, n_blocks * WARP);
@@ -398,7 +395,7 @@ void hd_moe_permute_cuda(hd_stream *s, const hd_moe_permute_args *a) {
     if (a->rows * a->top_k > SMALL_M_PLACES) {
         launch_permute(queue, a);
     } else {
-        launch_kernel(queue, permute_small_m, dim3(blocks_for(a->n_slots, BLOCK / WARP)), BLOCK,
+        launch_kernel(queue, permute_small_m, dim3(blocks_for(n_keys(*a), BLOCK / WARP)), BLOCK,
                       0, 1, *a);
     }
     hd_cuda_check(s, "moe_permute");
@@ -409,21 +406,6 @@ void hd_moe_permute_cuda(hd_stream *s, const hd_moe_permute_args *a) {
 constexpr int PLAN_THREADS = HD_MAX_FETCH_EXPERTS;
 /* 16 blocks have a megabyte under way, several times what a bus of 64 GB/s and its latency ask for. */
 constexpr int COPY_BLOCKS = 16, COPY_THREADS = 512, AT_ONCE = 8;
-
-/* The sum of x over the threads up to this one. */
-static __device__ int32_t sum_upto(int32_t x) {
-    __shared__ int32_t part[PLAN_THREADS / WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    for (int step = 1; step < WARP; step *= 2) {
-        const int32_t left = __shfl_up_sync(ALL_LANES, x, step);
-        if (lane >= step) x += left;
-    }
-    if (lane == WARP - 1) part[warp] = x;
-    __syncthreads();
-    const int32_t before = warp_sum(lane < warp ? part[lane] : 0);
-    __syncthreads();
-    return x + before;
-}
 
 /* When a slot is given away: the lowest first. */
 struct turn {
@@ -466,7 +448,9 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan_fetch(hd_moe_fetch_a
     const bool has_rows = is_expert && t >= first && a.offset[t + 1] > a.offset[t];
     const int32_t had = has_rows ? s.slot[t] : -1;
     const bool lacks = has_rows && had < 0;
-    const int32_t selected = sum_upto(has_rows), missing = sum_upto(lacks);
+    int32_t all;
+    const int32_t selected = has_rows + scan_before<PLAN_THREADS>(has_rows, &all);
+    const int32_t missing = lacks + scan_before<PLAN_THREADS>(lacks, &all);
     const bool fits = is_expert && selected <= s.n_slots && missing <= a.most;
     const int32_t end =
         __syncthreads_count(fits); /* of those from 0 on: before first all fit */

@@ -3,8 +3,9 @@
  *
  * FP8 matrices, and FP4 ones with a power of two per 32 columns, are multiplied by activations in
  * E4M3; all others by bfloat16, by the kernels of --precision fast. Where Hopper's kernels do not take
- * a matrix, rows are rounded to the same numbers and multiplied exactly. Rows lie in the stream's
- * scratch, as many at a time as fit. */
+ * a matrix, rows are rounded to the same numbers and multiplied exactly: if scales are powers of two, a
+ * bfloat16 holds a rounded number, and the kernels of `fast` are exact. Rows lie in the stream's scratch,
+ * as many at a time as fit. */
 #include "ops/cuda/fused_internal.cuh"
 #include "ops/cuda/official_internal.cuh"
 #include "ops/cuda/sm90_internal.cuh"
@@ -12,44 +13,38 @@
 
 namespace {
 
-constexpr float E4M3_MAX = 448.0f, LEAST_SIZE = 1e-4f;
 constexpr size_t PLACE = 1024; /* bytes that parts of the scratch are multiples of */
 
 struct rows_job {
     const cuda_act *x;
     int64_t x_stride;
     const int32_t *assignment, *offset; /* of experts, or NULL */
-    int32_t n_experts, top_k, from, rows, spans;
-    bool powers; /* scales are powers of two */
+    int32_t n_experts, top_k, from, rows, cols, spans;
+    hd_group_format format;
     bool parted; /* even columns of every 32 first */
 };
 
-/* The least power of two that is not below s, a positive number. */
-__device__ __forceinline__ float power_from(float s) {
-    const uint32_t bits = __float_as_uint(s);
-    return __uint_as_float((bits + 0x007fffff) & 0x7f800000);
-}
-
-/* Four columns of 128 of a row in each lane, and the scale that all share. */
+/* Four columns of 128 of a row in each lane, and the scale of their group. */
 struct span_part {
     float4 v;
     float scale;
 };
 
 __device__ span_part read_span(const rows_job &j, int32_t row, int32_t span, int lane) {
-    const int32_t place = j.from + row;
+    const int32_t place = j.from + row, col = span * QUANTISED + 4 * lane;
     const int64_t from = j.assignment ? j.assignment[place] / j.top_k : place;
-    const cuda_act *x = j.x + from * j.x_stride + span * QUANTISED + 4 * lane;
-    span_part p;
-    if ((uintptr_t)x % 16 == 0) {
+    const cuda_act *x = j.x + from * j.x_stride + col;
+    span_part p = {};
+    if (col < j.cols && (uintptr_t)x % 16 == 0) {
         p.v = *reinterpret_cast<const float4 *>(x);
-    } else {
+    } else if (col < j.cols) {
         p.v = {x[0], x[1], x[2], x[3]};
     }
-    const float most =
-        warp_max(fmaxf(fmaxf(fabsf(p.v.x), fabsf(p.v.y)), fmaxf(fabsf(p.v.z), fabsf(p.v.w))));
-    p.scale = fmaxf(most, LEAST_SIZE) / E4M3_MAX;
-    if (j.powers) p.scale = power_from(p.scale);
+    float most = fmaxf(fmaxf(fabsf(p.v.x), fabsf(p.v.y)), fmaxf(fabsf(p.v.z), fabsf(p.v.w)));
+    for (int other = j.format.group / 8; other > 0; other /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, other));
+    }
+    p.scale = hd_group_scale(j.format, most);
     return p;
 }
 
@@ -78,7 +73,7 @@ __global__ void __launch_bounds__(BLOCK) quantise(quantised to, rows_job j) {
     } else {
         begin_kernel();
     }
-    const int lane = threadIdx.x % WARP;
+    const int lane = threadIdx.x % WARP, lanes = j.format.group / 4; /* of a group */
     int32_t row, span;
     if (!own_span(j, &row, &span)) return;
     const span_part p = read_span(j, row, span, lane);
@@ -91,24 +86,34 @@ __global__ void __launch_bounds__(BLOCK) quantise(quantised to, rows_job j) {
     } else {
         reinterpret_cast<uint32_t *>(out)[lane] = codes;
     }
-    if (lane == 0) to.scale[(int64_t)span * to.pitch + row] = p.scale;
+    if (lane % lanes) return;
+    const int64_t group = (int64_t)span * (WARP / lanes) + lane / lanes;
+    to.scale[group * to.pitch + row] = p.scale;
 }
 
 /* The same numbers as float32. */
-__global__ void __launch_bounds__(BLOCK) round_rows(float *to, rows_job j) {
+__global__ void __launch_bounds__(BLOCK) round_x(float *to, rows_job j) {
     begin_kernel();
     const int lane = threadIdx.x % WARP;
     int32_t row, span;
     if (!own_span(j, &row, &span)) return;
     const span_part p = read_span(j, row, span, lane);
+    const int32_t col = span * QUANTISED + 4 * lane;
     const uint32_t codes = narrow_part(p);
     float4 v;
     v.x = e4m3_to_f32((uint8_t)codes) * p.scale;
     v.y = e4m3_to_f32((uint8_t)(codes >> 8)) * p.scale;
     v.z = e4m3_to_f32((uint8_t)(codes >> 16)) * p.scale;
     v.w = e4m3_to_f32((uint8_t)(codes >> 24)) * p.scale;
-    const int64_t at = ((int64_t)row * j.spans + span) * QUANTISED;
-    reinterpret_cast<float4 *>(to + at)[lane] = v;
+    if (col < j.cols) *reinterpret_cast<float4 *>(to + (int64_t)row * j.cols + col) = v;
+}
+
+/* Offsets of the slots in places `from` to from + rows - 1. */
+__global__ void __launch_bounds__(BLOCK) clamp_offsets(int32_t *to, rows_job j) {
+    begin_kernel();
+    for (int32_t e = threadIdx.x; e <= j.n_experts; e += BLOCK) {
+        to[e] = min(max(j.offset[e] - j.from, 0), j.rows);
+    }
 }
 
 unsigned grid_of(const rows_job &j) {
@@ -120,11 +125,12 @@ inline size_t placed(size_t bytes) {
 }
 
 /* The scratch as `rows` rows. */
-quantised place_rows(hd_stream *s, int32_t rows, int32_t cols) {
+quantised place_rows(hd_stream *s, int32_t rows, int32_t cols, int32_t group) {
     quantised q;
     q.x = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
     q.rows = rows;
     q.pitch = (rows + 3) / 4 * 4;
+    q.group = group;
     q.scale = reinterpret_cast<float *>(q.x + placed((size_t)rows * (size_t)cols));
     return q;
 }
@@ -138,8 +144,16 @@ int32_t rows_that_fit(hd_stream *s, size_t each, int32_t rows) {
 
 /* Whether rows are multiplied with the matrix in E4M3. */
 bool is_quantised(const hd_weight *w) {
-    if (!w->scale || w->cols % QUANTISED) return false;
-    return w->type == HD_E4M3 || (w->type == HD_E2M1 && w->scale_type == HD_E8M0);
+    return hd_format_of_x(w).code != HD_NONE;
+}
+
+/* Whether Hopper's kernels take them; table: of experts, or NULL. */
+bool by_fp8(const hd_weight *w, const hd_expert_table *table) {
+    return hd_format_of_x(w).group == QUANTISED && fp8_fits(w, table);
+}
+
+bool by_fp4(const hd_expert_table *table) {
+    return is_quantised(&table->shape) && fp4_fits(table);
 }
 
 rows_job rows_of(const hd_rows &x, const hd_weight *w, int32_t rows) {
@@ -147,8 +161,19 @@ rows_job rows_of(const hd_rows &x, const hd_weight *w, int32_t rows) {
     j.x = acts(x);
     j.x_stride = stride_of(x, w->cols);
     j.rows = rows;
-    j.spans = w->cols / QUANTISED;
-    j.powers = w->power_scales || w->scale_type == HD_E8M0;
+    j.cols = w->cols;
+    j.spans = (w->cols + QUANTISED - 1) / QUANTISED;
+    j.format = hd_format_of_x(w);
+    return j;
+}
+
+rows_job places_of_x(const hd_rows &x, const hd_expert_table *w,
+                     const hd_grouped_gemm_args *a) {
+    rows_job j = rows_of(x, &w->shape, a->n_places);
+    j.assignment = a->assignment;
+    j.offset = a->offset;
+    j.n_experts = w->n;
+    j.top_k = a->top_k;
     return j;
 }
 
@@ -174,12 +199,13 @@ fp8_product product_of(const hd_expert_table *table, const hd_rows &out, const i
 /* n products of the same j.rows rows: as many rows at a time as fit. */
 void multiply_fp8(hd_stream *s, rows_job j, fp8_product *p, int32_t n) {
     const int32_t cols = p->w->cols, rows = j.rows;
-    const int32_t fit = rows_that_fit(s, (size_t)cols + (size_t)j.spans * sizeof(float), rows);
+    const size_t scales = (size_t)(cols / j.format.group) * sizeof(float);
+    const int32_t fit = rows_that_fit(s, (size_t)cols + scales, rows);
     if (fit == 0) return hd_stream_fail(s, HD_ENOMEM, "no scratch for rows in FP8");
     for (int32_t done = 0; done < rows; done += fit) {
         j.from = done;
         j.rows = rows - done < fit ? rows - done : fit;
-        const quantised x = place_rows(s, j.rows, cols);
+        const quantised x = place_rows(s, j.rows, cols, j.format.group);
         launch_kernel(hd_cuda_stream(s), quantise, dim3(grid_of(j)), BLOCK, 0, 1, x, j);
         for (int32_t i = 0; i < n; i++) {
             p[i].x = x;
@@ -199,16 +225,80 @@ void multiply_fp8(hd_stream *s, const rows_job &j, fp8_product p) {
     multiply_fp8(s, j, &p, 1);
 }
 
-/* Rows as they are multiplied, in the scratch; without data: they do not fit. */
-hd_rows rounded(hd_stream *s, const rows_job &j) {
-    const size_t each = (size_t)j.spans * QUANTISED * sizeof(float);
-    float *to = static_cast<float *>(hd_stream_scratch(s, 0, 0));
-    if (rows_that_fit(s, each, j.rows) < j.rows) {
-        hd_stream_fail(s, HD_ENOMEM, "no scratch for rounded rows");
-        return {};
+/* product(x, first, n) of rows `first` to first + n - 1 as they are multiplied, which lie in the scratch from
+ * byte `at` on: as many at a time as fit. */
+template <typename F>
+void multiply_rounded(hd_stream *s, rows_job j, size_t at, F product) {
+    const int32_t rows = j.rows;
+    uint8_t *to = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0)) + at;
+    const int32_t fit = rows_that_fit(s, (size_t)j.cols * sizeof(float), rows);
+    if (fit == 0) return hd_stream_fail(s, HD_ENOMEM, "no scratch for rounded rows");
+    for (int32_t done = 0; done < rows; done += fit) {
+        j.from = done;
+        j.rows = rows - done < fit ? rows - done : fit;
+        const hd_rows x = hd_f32(reinterpret_cast<float *>(to));
+        launch_kernel(hd_cuda_stream(s), round_x, dim3(grid_of(j)), BLOCK, 0, 1,
+                      static_cast<float *>(x.data), j);
+        product(x, done, j.rows);
     }
-    launch_kernel(hd_cuda_stream(s), round_rows, dim3(grid_of(j)), BLOCK, 0, 1, to, j);
-    return hd_f32(to);
+}
+
+/* Whether bfloat16 holds the rounded numbers. */
+bool is_exact_in_bf16(const hd_weight *w) {
+    return hd_format_of_x(w).scale_type == HD_E8M0;
+}
+
+/* Experts' products with rounded rows: of all tokens, or of some places at a time. */
+void multiply_experts(hd_stream *s, const hd_grouped_gemm_args *a) {
+    const hd_weight *w = &a->w->shape;
+    hd_grouped_gemm_fn *grouped =
+        is_exact_in_bf16(w) ? hd_grouped_gemm_cuda_fast : hd_grouped_gemm_cuda;
+    const int32_t tokens = a->assignment ? a->n_places / a->top_k : a->n_places;
+    if (rows_that_fit(s, (size_t)w->cols * sizeof(float), tokens) == tokens) {
+        multiply_rounded(s, rows_of(a->x, w, tokens), 0,
+                         [&](const hd_rows &x, int32_t, int32_t) {
+                             hd_grouped_gemm_args all = *a;
+                             all.x = x;
+                             grouped(s, &all);
+                         });
+        return;
+    }
+    const rows_job j = places_of_x(a->x, a->w, a);
+    int32_t *offset = static_cast<int32_t *>(hd_stream_scratch(s, 0, 0));
+    const size_t at = placed((size_t)(j.n_experts + 1) * sizeof *offset);
+    multiply_rounded(s, j, at, [&](const hd_rows &x, int32_t first, int32_t n) {
+        hd_grouped_gemm_args some = *a;
+        rows_job part = j;
+        part.from = first;
+        part.rows = n;
+        launch_kernel(hd_cuda_stream(s), clamp_offsets, dim3(1), BLOCK, 0, 1, offset, part);
+        some.out = hd_rows_at(a->out, (int64_t)first * w->rows);
+        some.x = x;
+        some.offset = offset;
+        some.assignment = nullptr;
+        some.top_k = 1;
+        some.n_places = n;
+        grouped(s, &some);
+    });
+}
+
+/* Products i of `taken`, bits, which all have the same rounded rows. */
+void multiply_rounded_set(hd_stream *s, const hd_linear_set_args *a, uint32_t taken) {
+    const hd_weight *w = nullptr;
+    for (int32_t i = a->n; i-- > 0;) w = taken >> i & 1 ? a->w[i] : w;
+    multiply_rounded(
+        s, rows_of(a->x, w, a->rows), 0, [&](const hd_rows &x, int32_t first, int32_t n) {
+            hd_linear_set_args set = {};
+            set.x = x;
+            set.rows = n;
+            for (int32_t i = 0; i < a->n; i++) {
+                if (!(taken >> i & 1)) continue;
+                const int64_t stride = stride_of(a->out[i], a->w[i]->rows);
+                set.out[set.n] = hd_rows_at(a->out[i], first * stride);
+                set.w[set.n++] = a->w[i];
+            }
+            (is_exact_in_bf16(w) ? hd_linear_set_cuda_fast : hd_linear_set_cuda)(s, &set);
+        });
 }
 
 } // namespace
@@ -217,13 +307,16 @@ void hd_linear_cuda_official(hd_stream *s, const hd_linear_args *a) {
     const hd_weight *w = a->w;
     if (a->rows == 0) return;
     if (!is_quantised(w)) return hd_linear_cuda_fast(s, a);
-    const rows_job j = rows_of(a->x, w, a->rows);
-    if (fp8_fits(w, nullptr)) {
-        multiply_fp8(s, j, product_of(w, a->out, a->rows));
+    if (by_fp8(w, nullptr)) {
+        multiply_fp8(s, rows_of(a->x, w, a->rows), product_of(w, a->out, a->rows));
     } else {
-        hd_linear_args exact = *a;
-        exact.x = rounded(s, j);
-        if (exact.x.data) hd_linear_cuda(s, &exact);
+        hd_linear_set_args one = {};
+        one.x = a->x;
+        one.out[0] = a->out;
+        one.w[0] = w;
+        one.n = 1;
+        one.rows = a->rows;
+        multiply_rounded_set(s, &one, 1);
     }
     hd_cuda_check(s, "linear");
 }
@@ -232,19 +325,12 @@ void hd_grouped_gemm_cuda_official(hd_stream *s, const hd_grouped_gemm_args *a) 
     const hd_weight *w = &a->w->shape;
     if (a->n_places == 0) return;
     if (!is_quantised(w)) return hd_grouped_gemm_cuda_fast(s, a);
-    rows_job j = rows_of(a->x, w, a->n_places);
-    if (fp8_fits(w, a->w) || fp4_fits(a->w)) {
+    if (by_fp8(w, a->w) || by_fp4(a->w)) {
+        rows_job j = places_of_x(a->x, a->w, a);
         j.parted = w->type == HD_E2M1;
-        j.assignment = a->assignment;
-        j.offset = a->offset;
-        j.n_experts = a->w->n;
-        j.top_k = a->top_k;
         multiply_fp8(s, j, product_of(a->w, a->out, a->offset, a->n_places));
     } else {
-        hd_grouped_gemm_args exact = *a;
-        if (a->assignment) j.rows = a->n_places / a->top_k;
-        exact.x = rounded(s, j);
-        if (exact.x.data) hd_grouped_gemm_cuda(s, &exact);
+        multiply_experts(s, a);
     }
     hd_cuda_check(s, "grouped_gemm");
 }
@@ -255,8 +341,9 @@ namespace {
 
 /* Whether both are multiplied with the same rows in E4M3. */
 bool share_rows(const hd_weight *w, const hd_weight *other) {
-    return is_quantised(w) && is_quantised(other) && w->cols == other->cols &&
-           rows_of({}, w, 0).powers == rows_of({}, other, 0).powers;
+    const hd_group_format a = hd_format_of_x(w), b = hd_format_of_x(other);
+    return a.code && a.code == b.code && a.scale_type == b.scale_type && a.group == b.group &&
+           w->cols == other->cols;
 }
 
 /* Products i and k of a set, in one launch if there are few rows. */
@@ -266,7 +353,7 @@ bool multiply_pair(hd_stream *s, const hd_linear_set_args *a, int32_t i, int32_t
     p.other = other;
     p.other_out = acts(a->out[k]);
     p.other_stride = stride_of(a->out[k], other->rows);
-    if (!share_rows(w, other) || !fp8_fits(w, nullptr) || !fp8_fits(other, nullptr) ||
+    if (!share_rows(w, other) || !by_fp8(w, nullptr) || !by_fp8(other, nullptr) ||
         !fp8_takes_two(p)) {
         return false;
     }
@@ -277,15 +364,19 @@ bool multiply_pair(hd_stream *s, const hd_linear_set_args *a, int32_t i, int32_t
 /* Product i and those behind it, of those left, that have the same rows in E4M3; returns them as bits. */
 uint32_t multiply_sharing(hd_stream *s, const hd_linear_set_args *a, int32_t i, uint32_t left) {
     fp8_product p[HD_MAX_SET];
-    uint32_t taken = 0;
+    uint32_t taken = 0, rounded = 0;
     int32_t n = 0;
     for (int32_t k = i; k < a->n; k++) {
-        const bool shares = left >> k & 1 && share_rows(a->w[i], a->w[k]);
-        if (!shares || !fp8_fits(a->w[k], nullptr)) continue;
-        p[n++] = product_of(a->w[k], a->out[k], a->rows);
+        if (!(left >> k & 1) || !share_rows(a->w[i], a->w[k])) continue;
+        if (by_fp8(a->w[k], nullptr)) {
+            p[n++] = product_of(a->w[k], a->out[k], a->rows);
+        } else {
+            rounded |= 1u << k;
+        }
         taken |= 1u << k;
     }
     if (n > 0) multiply_fp8(s, rows_of(a->x, a->w[i], a->rows), p, n);
+    if (rounded) multiply_rounded_set(s, a, rounded);
     return taken;
 }
 
@@ -307,7 +398,7 @@ void hd_linear_set_cuda_official(hd_stream *s, const hd_linear_set_args *a) {
     for (int32_t i = 0; i < a->n; i++) {
         if (left >> i & 1) left &= ~multiply_sharing(s, a, i, left);
         const hd_linear_args one = ops_set_linear(a, i);
-        if (left >> i & 1) hd_linear_cuda_official(s, &one);
+        if (left >> i & 1) hd_linear_cuda_fast(s, &one);
     }
     hd_cuda_check(s, "linear_set");
 }
@@ -318,8 +409,8 @@ void hd_linear_swiglu_cuda_official(hd_stream *s, const hd_linear_swiglu_args *a
     fp8_product p = product_of(w, a->out, a->rows);
     p.other = a->up_w;
     p.swiglu = {true, a->limit, nullptr, nullptr};
-    if (share_rows(w, a->up_w) && w->rows == a->up_w->rows && fp8_fits(w, nullptr) &&
-        fp8_fits(a->up_w, nullptr) && fp8_takes_two(p)) {
+    if (share_rows(w, a->up_w) && w->rows == a->up_w->rows && by_fp8(w, nullptr) &&
+        by_fp8(a->up_w, nullptr) && fp8_takes_two(p)) {
         multiply_fp8(s, rows_of(a->x, w, a->rows), p);
         hd_cuda_check(s, "linear_swiglu");
         return;
@@ -330,20 +421,17 @@ void hd_linear_swiglu_cuda_official(hd_stream *s, const hd_linear_swiglu_args *a
 void hd_grouped_swiglu_cuda_official(hd_stream *s, const hd_grouped_swiglu_args *a) {
     const hd_weight *w = &a->gate_w->shape, *up_w = &a->up_w->shape;
     if (a->n_places == 0) return;
-    const bool fp4 = fp4_fits(a->gate_w) && fp4_fits(a->up_w);
-    const bool fp8 = fp8_fits(w, a->gate_w) && fp8_fits(up_w, a->up_w);
+    const bool fp4 = by_fp4(a->gate_w) && by_fp4(a->up_w);
+    const bool fp8 = by_fp8(w, a->gate_w) && by_fp8(up_w, a->up_w);
     fp8_product p = product_of(a->gate_w, a->out, a->offset, a->n_places);
     p.other = up_w;
     p.other_table = a->up_w;
     p.swiglu = {true, a->limit, a->weight, a->assignment};
     if ((fp4 || fp8) && share_rows(w, up_w) && w->rows == up_w->rows &&
         (fp4 ? fp4_takes_two(p) : fp8_takes_two(p))) {
-        rows_job j = rows_of(a->x, w, a->n_places);
+        const hd_grouped_gemm_args gate = ops_gate_grouped(a, false);
+        rows_job j = places_of_x(a->x, a->gate_w, &gate);
         j.parted = fp4;
-        j.assignment = a->assignment;
-        j.offset = a->offset;
-        j.n_experts = a->gate_w->n;
-        j.top_k = a->top_k;
         multiply_fp8(s, j, p);
         hd_cuda_check(s, "grouped_swiglu");
         return;

@@ -1,20 +1,20 @@
 /* official_internal.cuh - --precision official: rows of x in E4M3, and the products that take them.
  *
- * A row's columns are quantised 128 at a time, each with a scale of its own. A product sums a block of 128
- * columns on the tensor cores, times both scales, and adds the blocks in order in float32: so an output has
- * the same bits whatever the tiles. */
+ * A row's columns are quantised 128 at a time, each with a scale of its own, or 32 at a time (V4.1). A
+ * product sums a block of 128 columns on the tensor cores, or of 32, times both scales, and adds the blocks
+ * in order in float32: so an output has the same bits whatever the tiles. */
 #ifndef HD_OPS_CUDA_OFFICIAL_INTERNAL_CUH
 #define HD_OPS_CUDA_OFFICIAL_INTERNAL_CUH
 
 #include "ops/cuda/weight_internal.cuh"
 
-constexpr int QUANTISED = 128; /* columns that share a scale */
+constexpr int QUANTISED = 128; /* columns of a span, which share a scale or have four */
 
 /* Rows of x in E4M3, in the scratch. For FP4 matrices the even columns of every 32 come before the odd ones. */
 struct quantised {
     uint8_t *x;   /* [rows, cols] */
-    float *scale; /* [cols / 128, pitch] */
-    int32_t rows;
+    float *scale; /* [cols / group, pitch] */
+    int32_t rows, group;
     int32_t pitch; /* a multiple of 4 */
 };
 

@@ -1,6 +1,6 @@
 /* rows_cuda.cu - row-wise operators: copies, norms, rotations, the gate. Bounded by memory. */
+#include "ops/cuda/block_internal.cuh"
 #include "ops/cuda/entries_internal.cuh"
-#include "ops/cuda/replay_internal.cuh"
 #include "ops/cuda/weight_internal.cuh"
 #include "ops/fused_internal.h"
 
@@ -293,16 +293,33 @@ void hd_norm_rope_cuda(hd_stream *s, const hd_norm_rope_args *a) {
     hd_cuda_check(s, "norm_rope");
 }
 
-static __global__ void kv_store(hd_kv_store_args a) {
+static __global__ void __launch_bounds__(BLOCK) kv_store(hd_kv_store_args a) {
     begin_kernel();
     const int32_t r = (int32_t)blockIdx.x;
     put_entry(a.pool, a.seq[r], a.pos[r], acts(a.x) + r * stride_of(a.x, a.pool.width));
 }
 
 void hd_kv_store_cuda(hd_stream *s, const hd_kv_store_args *a) {
-    if (a->rows == 0) return;
+    if (a->rows == 0 || !writes_entries(s, a->pool)) return;
     launch_kernel(hd_cuda_stream(s), kv_store, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "kv_store");
+}
+
+static __global__ void __launch_bounds__(BLOCK) round_rows(hd_round_rows_args a) {
+    begin_kernel();
+    cuda_act *x = acts(a.x) + (int64_t)blockIdx.x * a.cols;
+    for (int32_t first = 0; first < a.cols; first += (int32_t)blockDim.x) {
+        const int32_t c = first + (int32_t)threadIdx.x;
+        const float value = in_group(a.format, c < a.cols ? wide(x[c]) : 0.0f);
+        if (c < a.cols) x[c] = narrow(value);
+    }
+}
+
+void hd_round_rows_cuda(hd_stream *s, const hd_round_rows_args *a) {
+    const int threads = a->cols < BLOCK ? (a->cols + WARP - 1) / WARP * WARP : BLOCK;
+    if (a->rows == 0 || a->cols == 0 || !rounds_groups(s, a->format)) return;
+    launch_kernel(hd_cuda_stream(s), round_rows, dim3((unsigned)a->rows), threads, 0, 1, *a);
+    hd_cuda_check(s, "round_rows");
 }
 
 static __global__ void replay_store(hd_replay_store_args a) {

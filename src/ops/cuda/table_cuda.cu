@@ -2,7 +2,7 @@
 #include "ops/check_internal.h"
 #include "ops/cuda/cuda_internal.cuh"
 
-static const ops_types cuda_types = {1u << HD_F32, OPS_ENTRY_TYPES,
+static const ops_types cuda_types = {1u << HD_F32, 1u << HD_F32 | 1u << HD_BF16 | 1u << HD_E4M3,
                                      1u << HD_F32 | 1u << HD_E4M3};
 
 /* An entry of the table for every form of an operator. */
@@ -17,7 +17,7 @@ HD_COMMON_OP_LIST(X)
 FAST_OP_LIST(X)
 #undef X
 #define X(op) CHECKED(op, cuda_official)
-OFFICIAL_OP_LIST(X)
+OPS_OFFICIAL_LIST(X)
 #undef X
 #define X(op) CHECKED(op, cuda_cublaslt)
 CUBLASLT_OP_LIST(X)
@@ -46,7 +46,7 @@ extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublasl
 #undef X
     if (precision == HD_OFFICIAL) {
 #define X(op) t->op = op##_cuda_official;
-        OFFICIAL_OP_LIST(X)
+        OPS_OFFICIAL_LIST(X)
 #undef X
     }
     if (!cublaslt) return;

@@ -56,7 +56,7 @@ static __device__ key_list list_keys(const hd_attention_args &a, int32_t row) {
     const int32_t pos = a.pos[row];
     k.seq = a.seq[row];
     if (a.window) {
-        k.first_recent = max(0, pos + 1 - a.window);
+        k.first_recent = max(a.window_from ? a.window_from[k.seq] : 0, pos + 1 - a.window);
         k.n_recent = pos + 1 - k.first_recent;
     }
     int32_t n = visible_entries(pos, a.ratio);
@@ -748,13 +748,19 @@ static void launch_rows(hd_stream *s, const hd_attention_args *a) {
     hd_cuda_check(s, "attention");
 }
 
+/* Both lists have one type, and if it is packed, one format. */
+static bool lists_differ(const hd_attention_args *a) {
+    const hd_group_format recent = a->recent.format, entries = a->entries.format;
+    if (!a->window || !a->ratio) return false;
+    if (a->recent.rows.type != a->entries.rows.type) return true;
+    return hd_is_packed(a->recent.rows.type) &&
+           (recent.group != entries.group || recent.plain != entries.plain);
+}
+
 template <int P>
 static void attention_rows(hd_stream *s, const hd_attention_args *a) {
-    const hd_paged &recent = a->recent, &entries = a->entries;
     if (a->rows == 0) return;
-    if (a->window && a->ratio &&
-        (recent.rows.type != entries.rows.type || recent.scales.group != entries.scales.group ||
-         recent.scales.plain != entries.scales.plain)) {
+    if (lists_differ(a)) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "attention: recent and entries differ in type");
     } else if (key_type(*a) == HD_E4M3) {
         launch_rows<P, true>(s, a);

@@ -379,7 +379,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 static bool latents_fit(const hd_paged &p) {
     const bool packed =
-        p.rows.type == HD_E4M3 && p.scales.group == 128 && p.scales.plain == NAIVE_ROPE;
+        p.rows.type == HD_E4M3 && p.format.group == 128 && p.format.plain == NAIVE_ROPE;
     return (packed || p.rows.type == HD_BF16) && p.width == NAIVE_RANK + NAIVE_ROPE &&
            (uintptr_t)p.rows.data % 16 == 0;
 }

@@ -45,7 +45,7 @@ static __device__ row_keys keys_of(const hd_attention_args &a, int32_t row) {
     const int32_t pos = a.pos[row], visible = visible_entries(pos, a.ratio);
     k.seq = a.seq[row];
     if (a.window) {
-        k.first_recent = max(0, pos + 1 - a.window);
+        k.first_recent = max(a.window_from ? a.window_from[k.seq] : 0, pos + 1 - a.window);
         k.n_recent = pos + 1 - k.first_recent;
     }
     if (a.selected) k.selected_keys = a.selected + (int64_t)row * a.n_selected;

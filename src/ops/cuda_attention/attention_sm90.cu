@@ -383,8 +383,8 @@ static int32_t most_parts(const hd_attention_args *a) {
 static bool is_packed(const hd_paged &p, int32_t width) {
     const bool mla = width == 576;
     return p.rows.type == HD_E4M3 && (uintptr_t)p.rows.data % 8 == 0 && p.width == width &&
-           p.scales.plain == BOX_COLS &&
-           p.scales.group == (mla ? SCALE_COLS<9> : SCALE_COLS<8>);
+           p.format.plain == BOX_COLS &&
+           p.format.group == (mla ? SCALE_COLS<9> : SCALE_COLS<8>);
 }
 
 static bool is_aligned(const hd_paged &p, int32_t width) {

@@ -263,11 +263,14 @@ ROWS(rope_table, a->rows, 2 * a->pairs, f32 * 2 * a->pairs, 2.0 * a->pairs)
 ROWS(rope, a->rows, 2 * a->pairs * a->heads, 2 * act * 2 * a->pairs * a->heads,
      6.0 * a->pairs * a->heads)
 ROWS(kv_store, a->rows, a->pool.width, 2 * act * a->pool.width, 0)
+ROWS(round_rows, a->rows, a->cols, 2 * act * a->cols, 2.0 * a->cols)
 ROWS(replay_store, a->rows, a->top_k, a->top_k *(f32 + a->log.number_bytes), 0)
 ROWS(resident, a->rows, a->top_k, 4 * f32 * a->top_k, 0) /* where nothing is fetched */
 ROWS(forget_entries, a->rows, 1, 3 * f32, 0)
 ROWS(moe_topk, a->rows, a->rule.n_experts, f32 *(a->rule.n_experts + 2.0 * a->rule.top_k),
      4.0 * a->rule.n_experts)
+ROWS(moe_count, a->rows, a->n_experts, f32 * a->top_k, 0)
+ROWS(moe_split, a->rows, a->shape.slots, a->counts ? 0 : f32 * a->top_k, 0)
 ROWS(moe_permute, a->rows, a->n_experts, f32 * 3.0 * a->top_k, 0)
 ROWS(swiglu, a->rows, a->cols, 3 * act * a->cols, 6.0 * a->cols)
 ROWS(moe_combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared.data ? 2.0 : 1.0)),

@@ -21,6 +21,9 @@ static key_list list_keys(const hd_attention_args *a, int32_t row) {
     int32_t pos = a->pos[row];
     if (a->window) {
         k.first_recent = pos + 1 > a->window ? pos + 1 - a->window : 0;
+        if (a->window_from && a->window_from[k.seq] > k.first_recent) {
+            k.first_recent = a->window_from[k.seq];
+        }
         k.n_recent = pos + 1 - k.first_recent;
     }
     k.n_entries = visible_entries(pos, a->ratio);

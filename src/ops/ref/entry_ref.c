@@ -1,59 +1,71 @@
-/* entry_ref.c - cached entries as float32, bfloat16, and FP8 with scales: hd_entry_scales in ops/types.h. */
+/* entry_ref.c - numbers in groups with scales (ops/group_format.h): cached entries, and rows that are
+ * rounded. */
 #include <string.h>
 
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 
-static const float LEAST = 1e-4f, LARGEST = 448.0f; /* magnitudes of a group and of E4M3 */
-
-/* The smallest power of two that is not less. NaN and infinity: NaN. */
-static uint8_t scale_above(float x) {
-    int exponent;
-    const float mantissa = frexpf(x, &exponent);
-    if (!isfinite(x)) return UINT8_MAX;
-    return (uint8_t)(exponent - (mantissa == 0.5f) + 127);
+/* NaN if one of them is. */
+static float largest_of(const float *x, int32_t n) {
+    float most = 0.0f;
+    for (int32_t i = 0; i < n && !isnan(most); i++) {
+        if (!(fabsf(x[i]) <= most)) most = fabsf(x[i]);
+    }
+    return most;
 }
 
-static uint8_t encode_group(uint8_t *code, const float *x, int32_t n) {
-    float most = LEAST;
-    for (int32_t i = 0; i < n; i++) {
-        if (!(fabsf(x[i]) <= most)) most = fabsf(x[i]);
-        if (isnan(most)) break;
+/* The scale of the group that begins at column `at` of `end`, and how many columns it has. */
+static float scale_at(hd_group_format f, const float *x, int32_t at, int32_t end, int32_t *n) {
+    *n = end - at < f.group ? end - at : f.group;
+    return hd_group_scale(f, largest_of(x + at, *n));
+}
+
+void ops_round_columns(hd_group_format f, float *out, const float *x, int32_t cols) {
+    const int32_t end = cols - f.plain;
+    for (int32_t at = 0, n; at < end; at += n) {
+        const float scale = scale_at(f, x, at, end, &n);
+        for (int32_t i = at; i < at + n; i++) out[i] = hd_group_number(f, x[i], scale);
     }
-    const uint8_t scale = scale_above(most / LARGEST);
-    const float s = hd_e8m0_to_f32(scale);
-    for (int32_t i = 0; i < n; i++) code[i] = hd_f32_to_e4m3(x[i] / s);
-    return scale;
+    for (int32_t i = end; i < cols; i++) out[i] = hd_bf16_to_f32(hd_f32_to_bf16(x[i]));
 }
 
 static void encode(const hd_paged *p, uint8_t *to, const float *x) {
-    const int32_t codes = p->width - p->scales.plain, group = p->scales.group;
-    uint8_t *plain = to + codes, *scale = plain + 2 * p->scales.plain, *at = scale;
-    for (int32_t i = 0; i < codes; i += group) {
-        *at++ = encode_group(to + i, x + i, codes - i < group ? codes - i : group);
+    const hd_group_format f = p->format;
+    const int32_t codes = p->width - f.plain;
+    uint8_t *plain = to + hd_dtype_bytes(f.code, codes), *at = plain + 2 * f.plain;
+    memset(to, 0, hd_paged_entry_bytes(p));
+    for (int32_t c = 0, n; c < codes; c += n) {
+        const float scale = scale_at(f, x, c, codes, &n);
+        *at++ = (uint8_t)hd_dtypes[f.scale_type].encode(scale);
+        for (int32_t i = c; i < c + n; i++) {
+            const uint32_t code = hd_dtypes[f.code].encode(x[i] / scale);
+            if (f.code == HD_E2M1) {
+                to[i / 2] |= (uint8_t)(code << 4 * (i % 2));
+            } else {
+                to[i] = (uint8_t)code;
+            }
+        }
     }
-    memset(at, 0, hd_paged_entry_bytes(p) - (size_t)(at - to));
-    for (int32_t i = 0; i < p->scales.plain; i++) {
+    for (int32_t i = 0; i < f.plain; i++) {
         const uint16_t b = hd_f32_to_bf16(x[codes + i]);
         memcpy(plain + 2 * i, &b, sizeof b);
     }
 }
 
 static void decode(const hd_paged *p, float *out, const uint8_t *from) {
-    const int32_t codes = p->width - p->scales.plain;
-    const uint8_t *plain = from + codes, *scale = plain + 2 * p->scales.plain;
+    const hd_group_format f = p->format;
+    const int32_t codes = p->width - f.plain;
+    const uint8_t *plain = from + hd_dtype_bytes(f.code, codes), *scale = plain + 2 * f.plain;
     for (int32_t i = 0; i < codes; i++) {
-        out[i] = hd_e4m3_to_f32(from[i]) * hd_e8m0_to_f32(scale[i / p->scales.group]);
+        out[i] = hd_dtype_at(f.code, from, i) * hd_dtype_at(f.scale_type, scale, i / f.group);
     }
-    for (int32_t i = 0; i < p->scales.plain; i++) {
-        out[codes + i] = hd_dtype_at(HD_BF16, plain, i);
-    }
+    for (int32_t i = 0; i < f.plain; i++) out[codes + i] = hd_dtype_at(HD_BF16, plain, i);
 }
 
 const float *ops_read_entry(const hd_paged *p, int32_t seq, int32_t entry, float *room) {
     if (p->rows.type == HD_F32) return paged_entry(p, seq, entry);
     const uint8_t *from = paged_bytes(p, seq, entry);
-    if (p->rows.type == HD_E4M3) {
+    if (hd_is_packed(p->rows.type)) {
         decode(p, room, from);
     } else {
         for (int32_t i = 0; i < p->width; i++) room[i] = hd_dtype_at(p->rows.type, from, i);
@@ -67,14 +79,29 @@ float *ops_entry_room(const hd_paged *p, int32_t seq, int32_t entry, float *room
 
 void ops_write_entry(const hd_paged *p, int32_t seq, int32_t entry, const float *from) {
     uint8_t *to = paged_bytes(p, seq, entry);
-    if (p->rows.type == HD_E4M3) {
+    float rounded[HD_MAX_ENTRY_COLS];
+    if (hd_is_packed(p->rows.type)) {
         encode(p, to, from);
-    } else if (p->rows.type == HD_F32) {
+        return;
+    }
+    if (p->format.code) {
+        ops_round_columns(p->format, rounded, from, p->width);
+        from = rounded;
+    }
+    if (p->rows.type == HD_F32) {
         if ((const uint8_t *)from != to) memcpy(to, from, (size_t)p->width * sizeof *from);
-    } else {
-        for (int32_t i = 0; i < p->width; i++) {
-            const uint16_t b = hd_f32_to_bf16(from[i]);
-            memcpy(to + 2 * i, &b, sizeof b);
-        }
+        return;
+    }
+    for (int32_t i = 0; i < p->width; i++) {
+        const uint16_t b = hd_f32_to_bf16(from[i]);
+        memcpy(to + 2 * i, &b, sizeof b);
+    }
+}
+
+void hd_round_rows_ref(hd_stream *s, const hd_round_rows_args *a) {
+    (void)s;
+    for (int64_t r = 0; r < a->rows; r++) {
+        float *x = act(a->x) + r * a->cols;
+        ops_round_columns(a->format, x, x, a->cols);
     }
 }

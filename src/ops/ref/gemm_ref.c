@@ -10,7 +10,16 @@ typedef struct row_set {
     const float *x[TOGETHER];
     float *y[TOGETHER];
     int32_t n;
+    hd_group_format format; /* with a code: rows of x are rounded to it */
+    float *rounded;         /* [TOGETHER, cols] */
 } row_set;
+
+static row_set official_set(hd_stream *s, const hd_weight *w) {
+    row_set set = {.format = hd_format_of_x(w)};
+    const size_t bytes = (size_t)TOGETHER * (size_t)w->cols * sizeof *set.rounded;
+    if (set.format.code) set.rounded = hd_stream_scratch(s, 0, bytes);
+    return set;
+}
 
 /* Products of rows [row0, row0 + outs) of w; empties the set. */
 static void multiply_rows(row_set *set, const hd_weight *w, int32_t row0, int32_t outs) {
@@ -26,20 +35,32 @@ static void multiply_rows(row_set *set, const hd_weight *w, int32_t row0, int32_
     set->n = 0;
 }
 
-static void add_row(row_set *set, const float *x, float *y) {
+static void add_row(row_set *set, int32_t cols, const float *x, float *y) {
+    if (set->format.code) {
+        float *rounded = set->rounded + (int64_t)set->n * cols;
+        ops_round_columns(set->format, rounded, x, cols);
+        x = rounded;
+    }
     set->x[set->n] = x;
     set->y[set->n++] = y;
 }
 
-void hd_linear_ref(hd_stream *s, const hd_linear_args *a) {
-    row_set set = {.n = 0};
-    (void)s;
+static void linear(const hd_linear_args *a, row_set set) {
     for (int32_t r = 0; r < a->rows; r++) {
-        add_row(&set, act_in(a->x) + r * stride_of(a->x, a->w->cols),
+        add_row(&set, a->w->cols, act_in(a->x) + r * stride_of(a->x, a->w->cols),
                 act(a->out) + r * stride_of(a->out, a->w->rows));
         if (set.n == TOGETHER) multiply_rows(&set, a->w, 0, a->w->rows);
     }
     multiply_rows(&set, a->w, 0, a->w->rows);
+}
+
+void hd_linear_ref(hd_stream *s, const hd_linear_args *a) {
+    (void)s;
+    linear(a, (row_set){.n = 0});
+}
+
+void hd_linear_ref_official(hd_stream *s, const hd_linear_args *a) {
+    linear(a, official_set(s, a->w));
 }
 
 static float dot_column(const hd_weight *w, int32_t row0, int32_t n, int32_t col,
@@ -66,24 +87,31 @@ void hd_linear_heads_ref(hd_stream *s, const hd_linear_heads_args *a) {
                 }
                 continue;
             }
-            add_row(&set, x, y);
+            add_row(&set, a->w->cols, x, y);
             if (set.n == TOGETHER) multiply_rows(&set, a->w, row0, a->n_rows);
         }
         multiply_rows(&set, a->w, row0, a->n_rows);
     }
 }
 
-void hd_grouped_gemm_ref(hd_stream *s, const hd_grouped_gemm_args *a) {
-    row_set set = {.n = 0};
-    (void)s;
+static void grouped_gemm(const hd_grouped_gemm_args *a, row_set set) {
     for (int32_t e = 0; e < a->w->n; e++) {
         const hd_weight *w = &a->w->slots[e];
         for (int32_t i = a->offset[e]; i < a->offset[e + 1]; i++) {
             const int32_t row = a->assignment ? a->assignment[i] / a->top_k : i;
-            add_row(&set, act_in(a->x) + (int64_t)row * w->cols,
+            add_row(&set, w->cols, act_in(a->x) + (int64_t)row * w->cols,
                     act(a->out) + (int64_t)i * w->rows);
             if (set.n == TOGETHER) multiply_rows(&set, w, 0, w->rows);
         }
         multiply_rows(&set, w, 0, w->rows);
     }
+}
+
+void hd_grouped_gemm_ref(hd_stream *s, const hd_grouped_gemm_args *a) {
+    (void)s;
+    grouped_gemm(a, (row_set){.n = 0});
+}
+
+void hd_grouped_gemm_ref_official(hd_stream *s, const hd_grouped_gemm_args *a) {
+    grouped_gemm(a, official_set(s, &a->w->shape));
 }

@@ -110,9 +110,7 @@ void hd_moe_topk_ref(hd_stream *s, const hd_moe_topk_args *a) {
     for (int32_t r = 0; r < a->rows; r++) ops_moe_topk_row(a, r, scratch);
 }
 
-void hd_moe_permute_ref(hd_stream *s, const hd_moe_permute_args *a) {
-    (void)s;
-    const int32_t n = a->rows * a->top_k;
+static void sort_by_slot(const hd_moe_permute_args *a, int32_t n) {
     memset(a->offset, 0, (size_t)(a->n_slots + 1) * sizeof *a->offset);
     for (int32_t i = 0; i < n; i++) a->offset[ops_slot_of(a, i) + 1]++;
     for (int32_t e = 0; e < a->n_slots; e++) a->offset[e + 1] += a->offset[e];
@@ -124,6 +122,23 @@ void hd_moe_permute_ref(hd_stream *s, const hd_moe_permute_args *a) {
     }
     memmove(a->offset + 1, a->offset, (size_t)a->n_slots * sizeof *a->offset);
     a->offset[0] = 0;
+}
+
+static void place_as_split(hd_stream *s, const hd_moe_permute_args *a, int32_t n) {
+    const hd_split_graph g = hd_split_graph_in(a->graph, hd_permute_shape(a));
+    const size_t bytes = (size_t)a->n_experts * sizeof(int32_t);
+    int32_t *next = hd_stream_scratch(s, 0, bytes);
+    memset(next, 0, bytes);
+    for (int32_t i = 0; i < n; i++) ops_place(a, &g, i, next[a->expert[i]]++);
+}
+
+void hd_moe_permute_ref(hd_stream *s, const hd_moe_permute_args *a) {
+    const int32_t n = a->rows * a->top_k;
+    if (a->first) {
+        place_as_split(s, a, n);
+    } else {
+        sort_by_slot(a, n);
+    }
     for (int32_t i = 0; a->load && i < n; i++) {
         const int32_t phase = a->phase ? a->phase[i / a->top_k] : 0;
         if (phase >= 0) a->load[phase * a->load_stride + a->expert[i]]++;

@@ -2,11 +2,20 @@
 #ifndef HD_OPS_REF_REF_INTERNAL_H
 #define HD_OPS_REF_REF_INTERNAL_H
 
+#include "ops/fused_internal.h"
 #include "ops/ops.h"
 
 #define X(op) hd_##op##_fn hd_##op##_ref;
 HD_OP_LIST(X)
 #undef X
+
+/* The same products with rows of x rounded as the model's own program rounds them. */
+#define X(op) hd_##op##_fn hd_##op##_ref_official;
+OPS_OFFICIAL_LIST(X)
+#undef X
+
+/* out = the numbers of a format that are nearest to x, which may be out. */
+void ops_round_columns(hd_group_format f, float *out, const float *x, int32_t cols);
 
 /* Returns an entry: where it lies if it is float32, else decoded to room [width]. */
 const float *ops_read_entry(const hd_paged *p, int32_t seq, int32_t entry, float *room);
@@ -41,6 +50,15 @@ static inline int32_t ops_slot_of(const hd_moe_permute_args *a, int32_t i) {
     const int32_t expert = a->expert[i], n = a->n_choices;
     if (!a->slot) return expert;
     return n == 1 ? a->slot[expert] : a->slot[(int64_t)expert * n + i / a->top_k % n];
+}
+
+/* Places assignment i, number `row` of its expert, where moe_split says. */
+static inline void ops_place(const hd_moe_permute_args *a, const hd_split_graph *g, int32_t i,
+                             int32_t row) {
+    const int32_t slot = hd_split_slot(g, a->first, a->expert[i], row);
+    const int32_t at = a->offset[slot] + row - a->first[slot];
+    a->assignment[at] = i;
+    a->place[i] = at;
 }
 
 /* Counts token i, which must not be negative. */

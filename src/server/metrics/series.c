@@ -167,6 +167,10 @@ static double aborted(const metrics_view *v) {
 static double retracted(const metrics_view *v) {
     return (double)v->e.retracted;
 }
+static double micro_steps(const metrics_view *v) {
+    return (double)v->e.micro_steps;
+}
+
 static double steps(const metrics_view *v) {
     return (double)v->e.steps;
 }
@@ -363,6 +367,7 @@ static const series all_series[] = {
     {"num_aborted_requests_total", "num_aborted_requests_total", NULL, "counter", "requests that were aborted", aborted},
     {"num_retracted_requests_total", "num_retracted_requests_total", "num_preemptions_total", "counter", "times a request lost its place for others", retracted},
     {"steps_total", NULL, NULL, "counter", "forward passes", steps},
+    {"micro_batch_steps_total", NULL, NULL, "counter", "of them in several micro-batches, which overlap exchanges", micro_steps},
     {"step_rows_total", NULL, NULL, "counter", "rows in them", rows},
     {"max_total_num_tokens", "max_total_num_tokens", NULL, "gauge", "tokens the KV pools hold", kv_total},
     {"kv_used_tokens", "kv_used_tokens", NULL, "gauge", "tokens held by living requests", kv_used},

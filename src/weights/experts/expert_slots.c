@@ -18,8 +18,12 @@ static size_t aligned(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+static bool has_copies(const weights_expert_slots *s) {
+    return hd_shard_slots(&s->shard) > s->n_experts;
+}
+
 static int32_t n_choices(const weights_expert_slots *s) {
-    return hd_shard_slots(&s->shard) > s->n_experts ? COPY_CHOICES : 1;
+    return has_copies(s) ? COPY_CHOICES : 1;
 }
 
 static size_t map_bytes(const weights_expert_slots *s) {
@@ -30,16 +34,31 @@ static size_t table_bytes(const weights_expert_slots *s) {
     return aligned((size_t)s->shard.n_experts * sizeof(hd_weight));
 }
 
+static hd_split_shape split_shape(const weights_expert_slots *s) {
+    const int32_t slots = hd_shard_slots(&s->shard);
+    return (hd_split_shape){s->n_experts, slots, s->shard.parallel.ep};
+}
+
+static size_t graph_bytes(const weights_expert_slots *s) {
+    const size_t words = (size_t)hd_split_words(split_shape(s));
+    return has_copies(s) ? aligned(words * sizeof(int32_t)) : 0;
+}
+
 static size_t block_bytes(const weights_expert_slots *s) {
-    return map_bytes(s) + WEIGHTS_EXPERT_ROLES * table_bytes(s);
+    return map_bytes(s) + graph_bytes(s) + WEIGHTS_EXPERT_ROLES * table_bytes(s);
 }
 
 static int32_t *map_in(uint8_t *block) {
     return (int32_t *)(void *)block;
 }
 
+static int32_t *graph_in(const weights_expert_slots *s, uint8_t *block) {
+    return has_copies(s) ? (int32_t *)(void *)(block + map_bytes(s)) : NULL;
+}
+
 static hd_weight *table_in(const weights_expert_slots *s, uint8_t *block, int32_t role) {
-    return (hd_weight *)(void *)(block + map_bytes(s) + (size_t)role * table_bytes(s));
+    uint8_t *first = block + map_bytes(s) + graph_bytes(s);
+    return (hd_weight *)(void *)(first + (size_t)role * table_bytes(s));
 }
 
 /* ---- opening ---- */
@@ -56,8 +75,12 @@ hd_status weights_slots_init(weights_expert_slots *s, const hd_model_spec *spec,
     s->experts = calloc(n * (size_t)n_slots + 1, sizeof *s->experts);
     s->host = calloc(n + 1, block_bytes(s) + 1);
     s->staged = calloc(1, block_bytes(s) + 1);
-    if (!s->layers || !s->experts || !s->host || !s->staged) {
+    s->rank_slot0 = calloc((size_t)shard->parallel.ep + 1, sizeof *s->rank_slot0);
+    if (!s->layers || !s->experts || !s->host || !s->staged || !s->rank_slot0) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for the slots of %d experts", s->n_experts);
+    }
+    for (int32_t d = 0; d < shard->parallel.ep; d++) {
+        s->rank_slot0[d + 1] = s->rank_slot0[d] + shard->n_experts;
     }
     n = 0;
     for (int32_t l = 0; l < s->n_layers; l++) {
@@ -65,8 +88,10 @@ hd_status weights_slots_init(weights_expert_slots *s, const hd_model_spec *spec,
         weights_slot_layer *layer = &s->layers[l];
         layer->expert = s->experts + n * (size_t)n_slots;
         layer->block = s->host + n++ * block_bytes(s);
-        layer->map = (hd_expert_map){
-            .expert = layer->expert, .n_slots = n_slots, .n_choices = n_choices(s)};
+        layer->map = (hd_expert_map){.expert = layer->expert,
+                                     .n_slots = n_slots,
+                                     .n_ranks = shard->parallel.ep,
+                                     .n_choices = n_choices(s)};
         for (int32_t i = 0; i < n_slots; i++) layer->expert[i] = i % s->n_experts;
     }
     return HD_OK;
@@ -79,6 +104,7 @@ void weights_slots_deinit(weights_expert_slots *s) {
     free(s->experts);
     free(s->host);
     free(s->staged);
+    free(s->rank_slot0);
     *s = (weights_expert_slots){0};
 }
 
@@ -137,6 +163,10 @@ static void stage(const weights_expert_slots *s, const weights_slot_layer *layer
                   const int32_t *expert) {
     const int32_t *own = expert + s->shard.expert0;
     choose_slots(s, expert, map_in(s->staged));
+    if (has_copies(s)) {
+        const hd_split_graph g = hd_split_graph_in(graph_in(s, s->staged), split_shape(s));
+        hd_split_graph_make(&g, expert, s->rank_slot0);
+    }
     for (int32_t r = 0; r < WEIGHTS_EXPERT_ROLES; r++) {
         hd_weight *table = table_in(s, s->staged, r);
         for (int32_t i = 0; i < s->shard.n_experts; i++) {
@@ -162,6 +192,7 @@ static void fill_layer(weights_expert_slots *s, int32_t number, hd_stream *strea
     }
     weights_buffers_extend(s, number);
     layer->map.slot = map_in(layer->block);
+    layer->map.graph = graph_in(s, layer->block);
     stage(s, layer, layer->expert);
     write_block(s, layer, stream);
 }

@@ -4,6 +4,7 @@
 #define HD_WEIGHTS_EXPERT_SLOTS_INTERNAL_H
 
 #include "base/expert_table.h"
+#include "moe/split.h"
 #include "weights/weights.h"
 
 enum { WEIGHTS_EXPERT_ROLES = 3 }; /* gate, up, down */
@@ -41,6 +42,7 @@ typedef struct weights_expert_slots {
     int32_t *experts;            /* storage of the layers' expert arrays */
     uint8_t *host;               /* the blocks of all layers, unless a device has them */
     uint8_t *staged;             /* one block, as it is copied */
+    int32_t *rank_slot0;         /* [ep + 1] first slot of each rank that shares the experts */
 
     /* Experts of a device that may move (expert_buffers.c). None is allocated or freed while a model
      * runs: one that comes takes a spare, and that of one that goes is a spare. */
