@@ -184,8 +184,8 @@ static hd_status find_hidden_rows(hd_capacity *c, const hd_capacity_args *a, hd_
 static double miss_seconds(const hd_capacity *c, const hd_capacity_args *a, int32_t users) {
     const double rows = (double)users * (1 + a->load.drafts);
     const int32_t n_layers = a->spec->n_layers + a->spec->n_mtp;
-    return hd_hisparse_miss_bytes(a->spec, n_layers, hd_cuda_kv_type(a->precision),
-                                  c->sizes.resident, c->sizes.context, rows) /
+    return hd_hisparse_miss_bytes(a->spec, n_layers, hd_capacity_kv_type(a), c->sizes.resident,
+                                  c->sizes.context, rows) /
            (a->gpu->host_gb_s * 1e9);
 }
 
@@ -301,7 +301,7 @@ static hd_status count_memory(hd_capacity *c, const hd_capacity_args *a, hd_err 
                                         .parallel = &c->parallel,
                                         .sizes = &c->sizes,
                                         .act_type = stored_act_type,
-                                        .kv_type = hd_cuda_kv_type(a->precision),
+                                        .kv_type = hd_capacity_kv_type(a),
                                         .threads = 1,
                                         .graphs = true,
                                         .vocab = a->vocab,
@@ -322,7 +322,7 @@ static hd_status fit_hisparse(hd_capacity *c, const hd_capacity_args *a, int32_t
     if (a->hisparse_auto && c->free < 0 && hd_kv_selected_bytes(a->spec, n_layers, HD_F32)) {
         const size_t room = (size_t)fmax((kv + c->free) / HD_POOLS_PART, 0);
         c->hisparse.fitting = floor(users * fmax(0, 1 + c->free / kv));
-        hd_engine_sizes_fit(&c->sizes, a->spec, n_layers, hd_cuda_kv_type(a->precision), room);
+        hd_engine_sizes_fit(&c->sizes, a->spec, n_layers, hd_capacity_kv_type(a), room);
         HD_TRY(count_memory(c, a, err));
     }
     c->hisparse.rows = c->sizes.resident;
@@ -334,7 +334,7 @@ static hd_status predict(hd_capacity *c, const hd_capacity_args *a, hd_err *err)
     c->sizes = sizes_of(a, users);
     HD_TRY(count_memory(c, a, err));
     HD_TRY(fit_hisparse(c, a, users, err));
-    HD_TRY(trace(c, a, hd_cuda_kv_type(a->precision), users, err));
+    HD_TRY(trace(c, a, hd_capacity_kv_type(a), users, err));
     if (c->sizes.resident == 0 || c->hisparse.on) return HD_OK;
     c->sizes.resident = 0; /* it does not pay: fewer requests fit */
     return count_memory(c, a, err);

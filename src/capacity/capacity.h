@@ -33,6 +33,7 @@ typedef struct hd_capacity_args {
     const hd_gpu *gpu;
     hd_load load;
     hd_precision precision;
+    hd_dtype kv_type; /* of cached entries; HD_NONE: hd_cuda_kv_type() of the precision */
     const hd_grammar_vocab *vocab; /* NULL: without masks of response formats */
     /* Above 1: so many ranks with requests of their own divide the weights of routed experts between
      * them (DWDP). Each copies those of a layer that it lacks from the others while it computes the
@@ -69,6 +70,11 @@ typedef struct hd_capacity {
     /* with the prefill of all requests between decode steps */
     double output_tokens_s, input_tokens_s; /* of all ranks */
 } hd_capacity;
+
+/* Returns the type of cached entries. */
+static inline hd_dtype hd_capacity_kv_type(const hd_capacity_args *a) {
+    return a->kv_type ? a->kv_type : hd_cuda_kv_type(a->precision);
+}
 
 /* Predicts one layout. HD_EUNSUPPORTED: it cannot divide the model; HD_EINVAL: a load that is
  * none. The caller owns *out (hd_capacity_close). */

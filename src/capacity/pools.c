@@ -67,7 +67,7 @@ int32_t hd_server_pool_front(const hd_server_pool *all, int32_t n, hd_server_poo
 /* Pages of one prompt, which every rank of a server has: all of it, and its end in window pages. */
 static double prompt_kv_bytes(const hd_capacity_args *a) {
     const hd_kv_shape shape = hd_kv_shape_of(a->spec);
-    const hd_dtype type = hd_cuda_kv_type(a->precision);
+    const hd_dtype type = hd_capacity_kv_type(a);
     const int32_t layers = a->spec->n_layers + a->spec->n_mtp, prompt = a->load.prompt;
     const int32_t tokens[HD_N_KV_GROUPS] = {
         [HD_KV_FULL] = prompt, [HD_KV_WINDOW] = hd_min_i32(prompt, shape.lookback)};

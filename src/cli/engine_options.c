@@ -167,8 +167,8 @@ static const engine_option rows[] = {
           "fast or official"),
      .offered = ALL},
     {WORD("kv-cache-dtype", options.kv_cache_dtype, hd_kv_type_names),
-     HELP("number format of the KV cache on the CPU: bfloat16 takes half the memory, fp8 a quarter; "
-          "auto is float32"),
+     HELP("number format of the KV cache: bfloat16 takes half the memory, fp8 a quarter; auto is "
+          "float32, on a GPU with fast or official bfloat16"),
      .offered = ALL},
     {TEXT("manifest", options.manifest, "FILE"),
      HELP("SHA-256 digests that all files of the model must have"),

@@ -167,6 +167,17 @@ hd_status hd_kv_check_type(const hd_model_spec *spec, hd_dtype type, hd_err *err
                    spec->head_dim, spec->index_dim);
 }
 
+hd_status hd_kv_check_heads(const hd_model_spec *spec, int32_t heads, hd_dtype type,
+                            hd_err *err) {
+    enum { FEW = 16 };
+    const bool dense = spec->layers[0].attention == HD_ATTN_MLA;
+    if (!hd_is_packed(type) || !dense || heads > FEW) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "kv_cache_dtype %s: a GPU reads MLA's entries in it with more than %d heads "
+                   "of a rank; here it has %d",
+                   hd_kv_type_name(type), FEW, heads);
+}
+
 /* Where entries are packed, keys of the indexer are, too. */
 static void describe(layer_kv *l, int content, int32_t width, int32_t per_page) {
     const bool key = content == HD_POOL_INDEX;
@@ -429,12 +440,11 @@ hd_status hd_kv_restore(hd_kv *kv, hd_err *err) {
     return hd_device_restore(kv->device, kv->block, err);
 }
 
-/* Values between 1/2 and 1, with either sign. Packed ones of bytes that are around 1 as E4M3, and small
- * powers of two as scales. */
+/* Values between 1/2 and 1, with either sign. Packed ones of bytes of 1/2 to 1 as E4M3, which are small
+ * powers of two as scales; with a sign they would be large ones, which are rare. */
 static hd_random_fill fill_of(hd_dtype type) {
-    static const hd_random_fill e4m3 = {.keep = 0x87878787, .set = 0x30303030};
-    static const hd_random_fill e2m1 = {.keep = 0x07070707, .set = 0x30303030};
-    return type == HD_E4M3 ? e4m3 : type == HD_E2M1 ? e2m1 : hd_dtype_random(type, 0.5f);
+    static const hd_random_fill packed = {.keep = 0x07070707, .set = 0x30303030};
+    return hd_is_packed(type) ? packed : hd_dtype_random(type, 0.5f);
 }
 
 void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {

@@ -93,6 +93,11 @@ bool hd_kv_is_needed(const hd_kv_shape *shape, int32_t i, const hd_kv_ends *ends
  * window vectors in E4M3, entries in E2M1 with E4M3 scales, keys of the indexer in MXFP4. */
 hd_status hd_kv_check_type(const hd_model_spec *spec, hd_dtype type, hd_err *err);
 
+/* Returns whether a GPU that has so many heads of a model may have entries of a type: where attention
+ * reads all latents (V2, V3), packed ones are read by more than 16 heads. */
+hd_status hd_kv_check_heads(const hd_model_spec *spec, int32_t heads, hd_dtype type,
+                            hd_err *err);
+
 /* Returns the bytes of one page of all layers in one KV group. */
 size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group group,
                         hd_dtype entry_type, int32_t max_drafts);

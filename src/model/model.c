@@ -182,11 +182,18 @@ static hd_status open_beside(hd_model *m, hd_err *err) {
     return hd_stream_reserve(s, scratch_bytes(m, true), err);
 }
 
+static hd_status check_entries(const hd_model_env *env, hd_err *err) {
+    if (hd_device_is_host(env->device)) return HD_OK;
+    return hd_kv_check_heads(env->spec, hd_weights_shard(env->weights)->n_heads,
+                             env->ops->kv_type, err);
+}
+
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
                         hd_err *err) {
     assert(limits->n_micro <= HD_MAX_MICRO);
     *out = NULL;
     HD_TRY(check_mla(env, err));
+    HD_TRY(check_entries(env, err));
     HD_TRY(check_micro(env, limits, err));
     HD_TRY(check_stage(env, err));
     hd_model *m = calloc(1, sizeof *m);

@@ -89,12 +89,10 @@ static hd_status check_options(const char *backend, const hd_ops_options *o, hd_
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "precision official is for cuda and ref, not for %s", backend);
     }
-    if (o->kv_type && strcmp(backend, "cuda") == 0 &&
-        o->kv_type != hd_cuda_kv_type(o->precision)) {
+    if (strcmp(backend, "cuda") == 0 && !hd_cuda_has_kv_type(o->precision, o->kv_type)) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "kv_cache_dtype %s is not for cuda: with this precision it caches %s",
-                       hd_kv_type_name(o->kv_type),
-                       hd_kv_type_name(hd_cuda_kv_type(o->precision)));
+                       hd_kv_type_name(o->kv_type), hd_cuda_kv_types(o->precision));
     }
     if (o->gpu != 0 && strcmp(backend, "cuda") != 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "gpu %d is for backend cuda, not for %s", o->gpu,
@@ -117,6 +115,7 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     HD_TRY(hd_device_open_cuda(d, o->gpu, err));
 #ifdef HD_CUDA
     hd_ops_init_cuda(t, o->precision, o->no_batch_invariance);
+    if (o->kv_type) t->kv_type = o->kv_type;
     if (o->no_batch_invariance) return hd_ops_open_cublaslt(*d, err);
 #else
     (void)t;
@@ -131,12 +130,11 @@ static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     const char *const gpus_alone = o->no_batch_invariance        ? "no-batch-invariance"
                                    : o->precision == HD_OFFICIAL ? "precision official"
                                                                  : NULL;
-    const bool kv_is_other = o->kv_type && o->kv_type != hd_cuda_kv_type(o->precision);
     hd_err why = {0};
     if (gpus_alone) HD_TRY(check_options("cuda", o, err));
     if (o->needs_cpu) {
         HD_FAIL(&why, HD_EUNSUPPORTED, "%s is for a CPU", o->needs_cpu);
-    } else if (kv_is_other) {
+    } else if (!hd_cuda_has_kv_type(o->precision, o->kv_type)) {
         HD_FAIL(&why, HD_EUNSUPPORTED, "kv_cache_dtype %s is for a CPU",
                 hd_kv_type_name(o->kv_type));
     } else if (open_cuda(t, d, o, &why) == HD_OK) {

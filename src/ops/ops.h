@@ -89,9 +89,19 @@ static inline int32_t hd_act_bytes(const hd_ops *ops) {
     return hd_dtype_bits(ops->act_type) / 8;
 }
 
-/* Returns the type of cached entries on a GPU. */
+/* Returns the type of cached entries on a GPU, where no other is asked for. */
 static inline hd_dtype hd_cuda_kv_type(hd_precision p) {
     return p == HD_EXACT ? HD_F32 : HD_BF16;
+}
+
+/* Returns whether a GPU can have cached entries of a type; HD_NONE: that of the precision. */
+static inline bool hd_cuda_has_kv_type(hd_precision p, hd_dtype type) {
+    return type == HD_NONE || type == hd_cuda_kv_type(p) || (type == HD_E4M3 && p != HD_EXACT);
+}
+
+/* "float32", or "bfloat16 or fp8". */
+static inline const char *hd_cuda_kv_types(hd_precision p) {
+    return p == HD_EXACT ? "float32" : "bfloat16 or fp8";
 }
 
 /* Options of a backend's operators. Zero is the default everywhere. */
@@ -101,7 +111,7 @@ typedef struct hd_ops_options {
      * the first is "cuda" */
     int32_t gpu;
     hd_precision precision; /* "ref" has no HD_FAST, "cpu" no HD_OFFICIAL */
-    /* of cached entries; HD_NONE: float32, on a GPU hd_cuda_kv_type(), which takes no other */
+    /* of cached entries; HD_NONE: float32, on a GPU hd_cuda_kv_type(); hd_cuda_has_kv_type() */
     hd_dtype kv_type;
     /* "cuda" with HD_FAST: large-M GEMMs may use an order of summation that depends on the
      * number of rows, and narrower numbers (docs/numerics.md) */

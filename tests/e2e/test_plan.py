@@ -65,6 +65,19 @@ def test_entries_in_host_memory():
         assert refused.returncode == 2 and said in refused.stderr
 
 
+def test_entries_in_fp8():
+    """V3's 61 layers: 644 bytes of a token in place of 1,152."""
+    args = ("--gpus", 72, "--layout", "dp=72,ep=72", "--users", 18432, "--prompt", 2048, "--output", 512)
+    wide, packed = (predicted("v3", *args, "--kv-cache-dtype", dtype)["layouts"][0] for dtype in ("bfloat16", "fp8"))
+    assert predicted("v3", *args)["layouts"][0] == wide
+    assert packed["bytes"]["kv"] / wide["bytes"]["kv"] == pytest.approx(644 / 1152)
+    assert "--kv-cache-dtype fp8" in plan("v3", *args, "--kv-cache-dtype", "fp8")
+    few, why = ("--gpus", 8, "--layout", "tp=8,dp=1,ep=8", "--kv-cache-dtype"), "more than 16 heads of a rank; here it has 16"
+    for flags, said in ((("fp8",), why), (("fp4",), "fp4 is V4.1's own")):
+        refused = run_hadal("plan", CONFIGS / "v3.json", *few, *flags)
+        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+
+
 def test_hisparse_where_it_pays():
     """A larger batch against what it fetches: V4's layers select one of 98 entries, V3.2's one of 30 with TP8 less gain."""
     args = ("--gpus", 4, "--layout", "tp=1,dp=4,ep=4", "--prompt", 200000, "--output", 20000, "--hisparse", "auto")
@@ -287,7 +300,8 @@ def test_refusals(refused, tmp_path):
     assert "has no drafter" in refused("plan", CONFIGS / "v2_lite.json", "--drafts", 1)
     assert "cannot write" in refused("plan", flash, "--gpus", 2, "--chart", tmp_path / "none" / "x.html", code=4)
     assert "belong to --train" in refused("plan", flash, "--rows", 64)
-    for other in (["--gpus", 2], ["--users", 3], ["--hisparse", 512], ["--price", 1], ["--precision", "exact"]):
+    assert "a GPU caches bfloat16 or fp8" in refused("plan", flash, "--kv-cache-dtype", "float32")
+    for other in (["--gpus", 2], ["--users", 3], ["--hisparse", 512], ["--price", 1], ["--precision", "exact"], ["--kv-cache-dtype", "fp8"]):
         assert "--train plans training" in refused("plan", flash, "--train", *other)
     assert "cannot freeze 'foo'" in refused("plan", flash, "--train", "--freeze", "foo")
     (tmp_path / "gpu.json").write_text('{"like": "h200", "speed": 1}')

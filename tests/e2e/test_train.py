@@ -177,6 +177,7 @@ def test_a_rounded_cache_is_that_of_the_sampler(hadal, refused, tmp_path, dtype)
     assert rounded[0]["entropy"] != exact[0]["entropy"]
     why = refused("rl", MODEL, "--task", "sort", "--out", out, "--groups", "3", "--samples", "4", "--max-tokens", "40", "--context", "128", "--lr", "1e-4", *args, "--steps", "3", "--resume")
     assert "--kv-cache-dtype" in why
+    assert "gradients of rounded entries are for a CPU" in refused("train", MODEL, "--data", out, "--out", tmp_path / "gpu", "--backend", "cuda", "--kv-cache-dtype", dtype)
 
 
 def test_without_advantages_no_bit_changes(hadal, tmp_path):

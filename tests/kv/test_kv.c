@@ -89,12 +89,37 @@ static void formats_of_v41_are_its_own(void **state) {
     }
 }
 
+static void few_heads_read_no_packed_latents(void **state) {
+    static const struct {
+        const char *config;
+        bool dense;
+    } cases[] = {
+        {"v3",         true },
+        {"v2_lite",    true },
+        {"v3_2_exp",   false},
+        {"v4_flash",   false},
+        {"v4_1_flash", false},
+    };
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        hd_model_spec *spec = config_open(cases[i].config);
+        hd_err err = {0};
+        assert_int_equal(hd_kv_check_heads(spec, 17, HD_E4M3, &err), HD_OK);
+        assert_int_equal(hd_kv_check_heads(spec, 16, HD_BF16, &err), HD_OK);
+        assert_int_equal(hd_kv_check_heads(spec, 16, HD_E4M3, &err),
+                         cases[i].dense ? HD_EUNSUPPORTED : HD_OK);
+        if (cases[i].dense) assert_non_null(strstr(err.msg, "fp8"));
+        hd_model_spec_close(spec);
+    }
+}
+
 int test_kv(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(positions_have_the_bytes_of_their_format),
         cmocka_unit_test(windows_shrink_by_their_vectors),
         cmocka_unit_test(windows_of_v41_are_as_published),
         cmocka_unit_test(formats_of_v41_are_its_own),
+        cmocka_unit_test(few_heads_read_no_packed_latents),
     };
     return cmocka_run_group_tests_name("kv", tests, NULL, NULL);
 }

@@ -51,7 +51,7 @@ void resident_refuses_too_much(void **state); /* test_ops_resident.c */
 REAL_OPS_LIST(X)
 #undef X
 
-/* Those of test_ops_entries.c. */
+/* Those of test_ops_entries.c and test_ops_entries_gpu.c. */
 #define ENTRY_TESTS_LIST(X)          \
     X(entries_are_the_nearest)       \
     X(entry_sizes)                   \
@@ -60,7 +60,10 @@ REAL_OPS_LIST(X)
     X(packed_entries_are_read)       \
     X(gradients_read_packed_entries) \
     X(made_entries_are_packed)       \
-    X(packed_entries_are_fetched)
+    X(packed_entries_are_fetched)    \
+    X(packed_attention_on_gpu)       \
+    X(packed_keys_on_gpu)            \
+    X(packed_naive_on_gpu)
 #define X(test) void test(void **state);
 ENTRY_TESTS_LIST(X)
 #undef X

@@ -31,14 +31,14 @@ static void check_refused(const hd_ops *ops, const rows_field *f, hd_rows rows,
     if (!strstr(err.msg, want)) fail_msg("'%s' and not '%s'", err.msg, want);
 }
 
-/* A CPU's tables take cached entries and keys of three types, a GPU's entries in bfloat16 too. */
+/* Cached entries have four types, also keys of the indexer; on a GPU entries three and keys two. */
 static bool takes(const hd_ops *ops, hd_rows_kind kind, hd_dtype type) {
     const bool cached = kind == HD_ROWS_POOL || kind == HD_ROWS_KEYS;
     if (type == HD_F32) return true;
-    if (stream_for(ops, fix.stream[0]) == fix.gpu_stream) {
-        return type == HD_BF16 && kind == HD_ROWS_POOL;
-    }
-    return cached && (type == HD_BF16 || type == HD_E4M3);
+    if (type == HD_E4M3) return cached;
+    const bool on_gpu = stream_for(ops, fix.stream[0]) == fix.gpu_stream;
+    if (type == HD_E2M1) return cached && !on_gpu;
+    return cached && type == HD_BF16 && !(on_gpu && kind == HD_ROWS_KEYS);
 }
 
 static void check_field(const hd_ops *ops, const rows_field *f) {

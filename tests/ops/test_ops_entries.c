@@ -38,19 +38,26 @@ static const entry_format formats[] = {
     { HD_E2M1, 70,                      FP4(HD_E8M0,                         32)},
 };
 
-static bool is_cpu(const hd_ops *ops) {
-    return stream_for(ops, NULL) == NULL;
+static bool is_gpu(const hd_ops *ops) {
+    return stream_for(ops, NULL) != NULL;
 }
 
-/* Runs test on every CPU table of every precision. */
+/* Whether a table has cached entries of a format: a GPU has no E2M1. */
+static bool has_format(const hd_ops *ops, const entry_format *f) {
+    return !is_gpu(ops) || f->type != HD_E2M1;
+}
+
+/* Runs test on every table of every precision that has the format. */
 static void on_tables(void (*test)(const hd_ops *ops, const entry_format *f)) {
     for (size_t i = 0; i < HD_LEN(formats); i++) {
         for (int32_t t = 0; t < fix.n_tables; t++) {
-            if (is_cpu(&fix.table[t])) test(&fix.table[t], &formats[i]);
+            if (has_format(&fix.table[t], &formats[i])) test(&fix.table[t], &formats[i]);
         }
         for (int k = 0; k < FAST_FORMS; k++) {
             for (int32_t t = 1; t < fix.n_fast[k]; t++) test(&fix.fast[k][t], &formats[i]);
         }
+        if (fix.gpu && has_format(&fix.gpu_fast, &formats[i])) test(&fix.gpu_fast, &formats[i]);
+        forget_all(NULL);
     }
 }
 
@@ -116,6 +123,7 @@ static void fill_wide(const hd_paged *p) {
 }
 
 static void store(const hd_ops *ops, const hd_paged *wide, const hd_paged *to, int32_t stride) {
+    hd_stream *stream = stream_for(ops, fix.stream[1]);
     for (int32_t s = 0; s < SEQS; s++) {
         const int32_t n = seq_entries[s];
         int32_t *seq = take_ints(n), *pos = take_ints(n);
@@ -126,13 +134,12 @@ static void store(const hd_ops *ops, const hd_paged *wide, const hd_paged *to, i
             memcpy(x + (int64_t)e * stride, page_entry(wide, s, e),
                    (size_t)wide->width * sizeof *x);
         }
-        ops->kv_store(fix.stream[1],
-                      &(hd_kv_store_args){.pool = *to,
-                                          .x = hd_rows_strided(hd_f32(x), stride),
-                                          .seq = seq,
-                                          .pos = pos,
-                                          .rows = n});
-        finish("kv_store", fix.stream[1]);
+        ops->kv_store(stream, &(hd_kv_store_args){.pool = *to,
+                                                  .x = hd_rows_strided(hd_f32(x), stride),
+                                                  .seq = seq,
+                                                  .pos = pos,
+                                                  .rows = n});
+        finish("kv_store", stream);
     }
 }
 
@@ -187,8 +194,21 @@ static void check_group(const hd_paged *p, const float *x, const uint8_t *entry,
     }
 }
 
+/* Every table stores the bytes of the reference. */
+static void check_bytes(const pools *p, const entry_format *f) {
+    const hd_paged want = empty_pool(&p->wide, f);
+    store(&fix.table[0], &p->wide, &want, f->width);
+    for (int32_t s = 0; s < SEQS; s++) {
+        for (int32_t e = 0; e < seq_entries[s]; e++) {
+            assert_memory_equal(bytes_of(&p->packed, s, e), bytes_of(&want, s, e),
+                                hd_paged_entry_bytes(&want));
+        }
+    }
+}
+
 static void check_stored(const hd_ops *ops, const entry_format *f) {
     const pools p = take_pools(ops, f);
+    check_bytes(&p, f);
     const bool packed = hd_is_packed(f->type);
     const int32_t codes = packed ? f->width - f->format.plain : 0, group = f->format.group;
     for (int32_t s = 0; s < SEQS; s++) {
@@ -259,7 +279,7 @@ void entries_are_rounded(void **state) {
         for (hd_dtype type = HD_F32; type <= HD_BF16; type++) {
             if (type == HD_F16) continue;
             for (int32_t t = 0; t < fix.n_tables; t++) {
-                if (!is_cpu(&fix.table[t])) continue;
+                if (is_gpu(&fix.table[t])) continue;
                 check_rounded(&fix.table[t], fix.stream[1], &formats[i], type);
             }
             if (on_gpu(&formats[i]))
@@ -304,7 +324,7 @@ void entries_keep_nan(void **state) {
         for (int32_t i = 0; i < 3; i++) page_entry(&wide, 2, i)[20] = bad[i];
         const hd_paged packed = empty_pool(&wide, f);
         for (int32_t t = 0; t < fix.n_tables; t++) {
-            if (!is_cpu(&fix.table[t])) continue;
+            if (!has_format(&fix.table[t], f)) continue;
             store(&fix.table[t], &wide, &packed, f->width);
             for (int32_t i = 0; i < 3; i++) {
                 const uint8_t *entry = bytes_of(&packed, 2, i);
@@ -344,8 +364,9 @@ static query take_query(const entry_format *f) {
     return x;
 }
 
-static void run_attention(const hd_ops *ops, hd_stream *s, const hd_paged *pool, const query *x,
-                          bool selected, float *out) {
+static void run_attention(const hd_ops *ops, hd_stream *cpu, const hd_paged *pool,
+                          const query *x, bool selected, float *out) {
+    hd_stream *s = stream_for(ops, cpu);
     const hd_attention_args a = {.out = hd_f32(out),
                                  .q = hd_f32(x->q),
                                  .recent = *pool,
@@ -372,7 +393,7 @@ static void check_attention(const hd_ops *ops, const entry_format *f) {
     float *want = take_nan(n), *got = take_nan(n);
     for (int selected = 0; selected < 2; selected++) {
         run_attention(ops, fix.stream[0], &p.decoded, &x, selected, want);
-        for (int i = 0; i < N_THREADS; i++) {
+        for (int i = 0; i < (is_gpu(ops) ? 1 : N_THREADS); i++) {
             run_attention(ops, fix.stream[i], &p.packed, &x, selected, got);
             check_bits(ops->name, got, want, n);
         }
@@ -401,8 +422,9 @@ static void run_naive(const hd_ops *ops, const hd_paged *pool, const query *x,
     finish("attention_naive", fix.stream[1]);
 }
 
+/* On a GPU it has one width: test_ops_entries_gpu.c. */
 static void check_naive(const hd_ops *ops, const entry_format *f) {
-    if (f->width < 24) return;
+    if (f->width < 24 || is_gpu(ops)) return;
     const pools p = take_pools(ops, f);
     const query x = take_query(f);
     const hd_weight *w = take_weight(weight_format_of(F32_PLAIN), 32, f->width - 8, false);
@@ -412,8 +434,9 @@ static void check_naive(const hd_ops *ops, const entry_format *f) {
     check_bits(ops->name, got, want, 6 * 20);
 }
 
-static void choose(const hd_ops *ops, hd_stream *s, const hd_paged *keys, const query *x,
+static void choose(const hd_ops *ops, hd_stream *cpu, const hd_paged *keys, const query *x,
                    int32_t *out) {
+    hd_stream *s = stream_for(ops, cpu);
     const hd_indexer_topk_args a = {.out = out,
                                     .q = hd_f32(x->q),
                                     .weight = x->weight,
@@ -430,6 +453,7 @@ static void choose(const hd_ops *ops, hd_stream *s, const hd_paged *keys, const 
 }
 
 static void choose_pool(const hd_ops *ops, const hd_paged *keys, const query *x, int32_t *out) {
+    hd_stream *s = stream_for(ops, fix.stream[1]);
     const hd_pool_topk_args a = {.out = out,
                                  .blocks = take_ints(9 * 4),
                                  .q = hd_f32(x->q),
@@ -445,16 +469,17 @@ static void choose_pool(const hd_ops *ops, const hd_paged *keys, const query *x,
                                  .block = 8,
                                  .scale = 0.25f,
                                  .makes_pool = true};
-    ops->pool_topk(fix.stream[1], &a);
-    finish("pool_topk", fix.stream[1]);
+    ops->pool_topk(s, &a);
+    finish("pool_topk", s);
 }
 
 static void check_choices(const hd_ops *ops, const entry_format *f) {
+    if (is_gpu(ops) && (f->type == HD_BF16 || f->width > 256)) return; /* no keys of a GPU */
     const pools p = take_pools(ops, f);
     const query x = take_query(f);
     int32_t *want = take_ints(9 * 7), *got = take_ints(9 * 7);
     choose(ops, fix.stream[0], &p.decoded, &x, want);
-    for (int i = 0; i < N_THREADS; i++) {
+    for (int i = 0; i < (is_gpu(ops) ? 1 : N_THREADS); i++) {
         choose(ops, fix.stream[i], &p.packed, &x, got);
         assert_memory_equal(got, want, 9 * 7 * sizeof *got);
     }
@@ -543,11 +568,14 @@ void gradients_read_packed_entries(void **state) {
 
 /* ---- operators that make entries: what they store is what kv_store stores of their float32 ---- */
 
+static const float freq[] = {1.0f, 0.1f};
+
 static void compress(const hd_ops *ops, const hd_paged *entries, int32_t tokens) {
+    hd_stream *s = stream_for(ops, fix.stream[1]);
     const int32_t width = entries->width;
-    int32_t *pos = take_ints(tokens);
+    int32_t *pos = take_ints(tokens), *first_row = take_ints(2);
     for (int32_t i = 0; i < tokens; i++) pos[i] = i;
-    const int32_t first_row[] = {0, tokens};
+    first_row[1] = tokens;
     float *kv = take_nan((int64_t)tokens * width), *gate = take_nan((int64_t)tokens * width);
     float *ape = take_nan(4 * (int64_t)width), *norm = take_nan(width);
     for (int64_t i = 0; i < (int64_t)tokens * width; i++) {
@@ -556,7 +584,6 @@ static void compress(const hd_ops *ops, const hd_paged *entries, int32_t tokens)
     }
     for (int32_t i = 0; i < 4 * width; i++) ape[i] = 0.25f * (float)(i % 3);
     for (int32_t i = 0; i < width; i++) norm[i] = 1.0f + (float)(i % 5);
-    const float freq[] = {1.0f, 0.1f};
     const hd_ring state = {.rows = hd_f32(take_nan((int64_t)tokens * 2 * width)),
                            .table = take_ints(1),
                            .table_stride = 1,
@@ -570,31 +597,31 @@ static void compress(const hd_ops *ops, const hd_paged *entries, int32_t tokens)
         .gate = gate,
         .ape = ape,
         .norm = norm,
-        .freq = freq,
+        .freq = take_copy(freq, sizeof freq),
         .seqs = {.n = 1, .first_row = first_row, .pos = pos},
         .ratio = 4,
         .pairs = 2,
         .eps = 1e-6f
     };
-    ops->compress(fix.stream[1], &a);
-    finish("compress", fix.stream[1]);
+    ops->compress(s, &a);
+    finish("compress", s);
 }
 
 static void store_groups(const hd_ops *ops, const hd_paged *entries, int32_t tokens) {
+    hd_stream *s = stream_for(ops, fix.stream[1]);
     int32_t *seq = take_ints(tokens), *pos = take_ints(tokens);
     float *x = take_nan((int64_t)tokens * entries->width);
     for (int32_t i = 0; i < tokens; i++) pos[i] = i;
     for (int64_t i = 0; i < (int64_t)tokens * entries->width; i++) x[i] = sinf((float)i);
-    const float freq[] = {1.0f, 0.1f};
-    ops->store_groups(fix.stream[1], &(hd_store_groups_args){.entries = *entries,
-                                                             .x = x,
-                                                             .freq = freq,
-                                                             .seq = seq,
-                                                             .pos = pos,
-                                                             .rows = tokens,
-                                                             .ratio = 4,
-                                                             .pairs = 2});
-    finish("store_groups", fix.stream[1]);
+    ops->store_groups(s, &(hd_store_groups_args){.entries = *entries,
+                                                 .x = x,
+                                                 .freq = take_copy(freq, sizeof freq),
+                                                 .seq = seq,
+                                                 .pos = pos,
+                                                 .rows = tokens,
+                                                 .ratio = 4,
+                                                 .pairs = 2});
+    finish("store_groups", s);
 }
 
 static void check_made(const hd_ops *ops, const entry_format *f) {
@@ -620,6 +647,7 @@ void made_entries_are_packed(void **state) {
 
 /* HiSparse copies entries as they are. */
 static void check_buffer(const hd_ops *ops, const entry_format *f) {
+    hd_stream *s = stream_for(ops, fix.stream[1]);
     const pools p = take_pools(ops, f);
     const size_t bytes = hd_paged_entry_bytes(&p.packed);
     const query x = take_query(f);
@@ -636,14 +664,14 @@ static void check_buffer(const hd_ops *ops, const entry_format *f) {
         .missed = take_ints(ROOM),
         .victim = take_ints(ROOM)
     };
-    ops->resident(fix.stream[1], &(hd_resident_args){.out = out,
-                                                     .selected = x.selected,
-                                                     .entries = p.packed,
-                                                     .buffer = b,
-                                                     .seq = x.seq,
-                                                     .rows = x.rows,
-                                                     .top_k = 6});
-    finish("resident", fix.stream[1]);
+    ops->resident(s, &(hd_resident_args){.out = out,
+                                         .selected = x.selected,
+                                         .entries = p.packed,
+                                         .buffer = b,
+                                         .seq = x.seq,
+                                         .rows = x.rows,
+                                         .top_k = 6});
+    finish("resident", s);
     for (int32_t i = 0; i < x.rows * 6; i++) {
         if (x.selected[i] < 0) continue;
         assert_memory_equal((const uint8_t *)b.rows.data + (size_t)out[i] * bytes,

@@ -41,9 +41,11 @@ static uint32_t mixed(uint32_t x) {
     return x ^ x >> 16;
 }
 
-/* Stored numbers of every format: small, of both signs, no NaN. */
+/* Stored numbers of every format: small, of both signs, no NaN. Where entries are E4M3 without signs: a byte may
+ * be their scale, of which large ones are rare. */
 static void fill_stored(op_bench *b, uint8_t *host) {
-    for (uint32_t i = 0; i < UPLOAD_BYTES; i++) host[i] = (uint8_t)(mixed(i) & 0xb7);
+    const uint32_t keep = b->ops.kv_type == HD_E4M3 ? 0x37 : 0xb7;
+    for (uint32_t i = 0; i < UPLOAD_BYTES; i++) host[i] = (uint8_t)(mixed(i) & keep);
     for (size_t at = 0; at < CASE_POOL; at += UPLOAD_BYTES) {
         hd_stream_upload(b->stream, b->pool + at, host, UPLOAD_BYTES);
     }

@@ -111,9 +111,18 @@ static hd_status one_layout(plan_settings *s, hd_parallel_config *out, hd_err *e
     return HD_OK;
 }
 
+/* A server on a CPU takes all types. */
+static bool plans_gpus(const plan_settings *s) {
+    return strcmp(s->gpu_name, "cpu") != 0;
+}
+
 /* Spare slots on top of those that make the number of slots even. */
 hd_status plan_complete_layout(const plan_settings *s, hd_parallel_config *l, hd_err *err) {
     const int64_t slots = s->spec->route.n_experts + s->redundant;
+    if (plans_gpus(s)) {
+        const int32_t heads = hd_shard_of(l, 0, s->spec).n_heads;
+        HD_TRY(hd_kv_check_heads(s->spec, heads, s->args.kv_type, err));
+    }
     l->sum_in_ranks = s->sum_in_ranks;
     if (s->sum_in_ranks && l->ep > 1) l->dense_tp = 1; /* as serve does */
     if (!s->redundant) return HD_OK;
@@ -173,6 +182,15 @@ static hd_status check_pools(const plan_settings *s, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "--layout and --chart are for one pool of GPUs");
 }
 
+static hd_status set_kv_type(plan_settings *s, hd_err *err) {
+    HD_TRY(hd_kv_type_of(&s->args.kv_type, hd_kv_type_names[s->kv_type], err));
+    HD_TRY(hd_kv_check_type(s->spec, s->args.kv_type, err));
+    if (!plans_gpus(s) || hd_cuda_has_kv_type(s->args.precision, s->args.kv_type)) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "--kv-cache-dtype %s: with this precision a GPU caches %s",
+                   hd_kv_type_names[s->kv_type], hd_cuda_kv_types(s->args.precision));
+}
+
 static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
     hd_parallel_config layouts[PLAN_MAX_LAYOUTS];
     int32_t n = 1;
@@ -186,6 +204,7 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
     s->args.spec = s->spec;
     s->args.gpu = &s->gpu;
     s->args.precision = (hd_precision)s->precision;
+    HD_TRY(set_kv_type(s, err));
     if (s->prefill || s->decode) {
         HD_TRY(check_pools(s, err));
         s->gpus = s->prefill + s->decode;
@@ -205,9 +224,9 @@ bool plan_serves(const plan_settings *s) {
     const hd_load *l = &s->args.load;
     const bool machine = s->gpus != 1 || s->gpu_name != default_gpu || s->prefill ||
                          s->decode || s->layout != default_layout || s->redundant ||
-                         s->sum_in_ranks || s->precision != PRECISION || s->hisparse ||
-                         s->args.experts != HD_EXPERTS_HELD || s->args.host_bytes > 0 ||
-                         s->args.host_rate > 0;
+                         s->sum_in_ranks || s->precision != PRECISION || s->kv_type ||
+                         s->hisparse || s->args.experts != HD_EXPERTS_HELD ||
+                         s->args.host_bytes > 0 || s->args.host_rate > 0;
     const bool load = l->users != USERS || l->prompt != PROMPT || l->output != OUTPUT ||
                       l->chunk != CHUNK || l->drafts || l->accepted > 0 || l->overlap ||
                       l->balancedness < 1;
@@ -257,6 +276,8 @@ int cmd_plan(int argc, char **argv) {
                     "two micro-batches hide exchanges behind kernels"),
         option_flag("sum-in-ranks", &s.sum_in_ranks, "as serve's --sum-in-ranks"),
         option_choice("precision", &s.precision, precisions, "as serve's --precision"),
+        option_choice("kv-cache-dtype", &s.kv_type, hd_kv_type_names,
+                      "as serve's --kv-cache-dtype"),
         option_real("price", &s.price, 0, 1e6, "of a GPU and hour, for that of tokens"),
         option_flag("explain", &s.explain, "print where the best layout's bytes and time go"),
         option_text("chart", &s.chart, "FILE", "write the layouts as SVG in an HTML page"),

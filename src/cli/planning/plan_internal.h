@@ -25,7 +25,7 @@ typedef struct plan_settings {
     int64_t gpus, redundant;
     int64_t prefill, decode; /* GPUs of two pools; 0: one pool does both */
     double price;            /* of a GPU and hour; 0: none given */
-    int precision;
+    int precision, kv_type;
     bool sum_in_ranks, explain, json;
     plan_train_settings training;
     hd_gpu gpu;

@@ -66,15 +66,18 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
                        : s->args.host_rate > 0
                            ? " --experts-host auto --experts-host-compute auto"
                            : " --experts-host auto";
-    char hisparse[32] = "";
+    char hisparse[32] = "", entries[32] = "";
+    if (s->kv_type) {
+        snprintf(entries, sizeof entries, " --kv-cache-dtype %s", hd_kv_type_names[s->kv_type]);
+    }
     if (c->sizes.resident) {
         snprintf(hisparse, sizeof hisparse, " --hisparse %d", c->sizes.resident);
     }
     printf("\n* no other layout that fits has more of both tokens/s\n"
-           "serve's options of the one with most: %s%s%s%s --max-running %d "
+           "serve's options of the one with most: %s%s%s%s%s --max-running %d "
            "--context %d --kv-tokens %lld --chunk %d\n",
-           ranks, flag, hisparse, s->sum_in_ranks ? " --sum-in-ranks" : "", c->sizes.running,
-           c->sizes.context,
+           ranks, flag, entries, hisparse, s->sum_in_ranks ? " --sum-in-ranks" : "",
+           c->sizes.running, c->sizes.context,
            (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens,
            c->sizes.chunk);
 }

@@ -119,6 +119,11 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
                          .last = s->last_rate}}
     };
     HD_TRY(hd_kv_type_of(&out->kv_type, train_settings_kv_type(s), err));
+    if (out->kv_type && out->kv_type != HD_F32 && strcmp(out->backend, "cuda") == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "--kv-cache-dtype %s: gradients of rounded entries are for a CPU",
+                       train_settings_kv_type(s));
+    }
     if (s->ranks > 1 && strcmp(out->backend, "cpu") != 0) {
         return HD_FAIL(err, HD_EINVAL, "--dp %d: several ranks train on a CPU only",
                        out->n_ranks);

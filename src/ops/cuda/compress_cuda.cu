@@ -3,7 +3,7 @@
  * a sequence; else kernels in order, whose blocks stride through the rows, because the host does
  * not know how many each sequence has. Args are the arguments of an operator with state, kv, gate
  * and seqs. */
-#include "ops/cuda/official_internal.cuh"
+#include "ops/cuda/entries_internal.cuh"
 
 constexpr int ALL_BLOCKS = 512, SEQ_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
 constexpr int AT_ONCE = 8; /* slots of a channel on their way */
@@ -80,14 +80,13 @@ static __device__ float mix_channel(const token_row *slot, int32_t n, int32_t ea
     return (float)(sum / total);
 }
 
-/* x[2 * pairs], turned at position pos, into the pool from `at` on; all threads of a block. */
-static __device__ void put_rotated(const hd_rows &pool, int64_t at, const float *x,
-                                   const float *freq, int32_t pairs, int32_t pos) {
+/* Turns x[2 * pairs] at position pos; all threads of a block. */
+static __device__ void rotate(float *x, const float *freq, int32_t pairs, int32_t pos) {
     for (int32_t i = threadIdx.x; i < pairs; i += (int32_t)blockDim.x) {
         const float angle = rope_angle(pos, freq[i]), c = cosf(angle), sn = sinf(angle);
         const float p = x[2 * i], q = x[2 * i + 1];
-        put_cached(pool, at + 2 * i, p * c - q * sn);
-        put_cached(pool, at + 2 * i + 1, p * sn + q * c);
+        x[2 * i] = p * c - q * sn;
+        x[2 * i + 1] = p * sn + q * c;
     }
 }
 
@@ -131,10 +130,10 @@ static __device__ void add_bias(const hd_compress_args &a, const share &own) {
     }
 }
 
-/* Norm and rotation of mixed[width], of the block at position pos, into the pool from `entry` on. */
-static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, float *mixed,
-                                    int64_t entry) {
-    const int32_t width = a.entries.width, plain = width - 2 * a.pairs;
+/* Norm and rotation of mixed[width], which becomes block b's entry. */
+static __device__ void finish_entry(const hd_compress_args &a, int32_t seq, int32_t b,
+                                    float *mixed) {
+    const int32_t width = a.entries.width;
     double sum = 0.0;
     for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
         sum += (double)mixed[c] * (double)mixed[c];
@@ -143,10 +142,11 @@ static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, floa
     const float scale = (float)(1.0 / sqrt(sum / width + (double)a.eps));
     for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
         mixed[c] = mixed[c] * scale * a.norm[c];
-        if (c < plain) put_cached(a.entries.rows, entry + c, mixed[c]);
     }
     __syncthreads();
-    put_rotated(a.entries.rows, entry + plain, mixed + plain, a.freq, a.pairs, pos);
+    rotate(mixed + width - 2 * a.pairs, a.freq, a.pairs, b * a.ratio);
+    __syncthreads();
+    put_entry(a.entries, seq, b, mixed);
     __syncthreads(); /* mixed is used again */
 }
 
@@ -172,7 +172,7 @@ static __device__ void mix_entries(const hd_compress_args &a, const share &own,
         for (int32_t c = threadIdx.x; c < a.entries.width; c += MIX_THREADS) {
             mixed[c] = mix_channel(slot, n, earlier, later, c);
         }
-        finish_entry(a, b * a.ratio, mixed, paged_at(a.entries, seq, b));
+        finish_entry(a, seq, b, mixed);
     }
 }
 
@@ -202,7 +202,7 @@ static __global__ void __launch_bounds__(MIX_THREADS) compress_small_m(hd_compre
 
 void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
     cudaStream_t queue = hd_cuda_stream(s);
-    if (a->seqs.n == 0) return;
+    if (a->seqs.n == 0 || !writes_entries(s, a->entries)) return;
     const dim3 grid = seq_grid(a->seqs);
     const size_t shared =
         2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
@@ -269,33 +269,23 @@ void hd_group_latents_cuda(hd_stream *s, const hd_group_latents_args *a) {
     hd_cuda_check(s, "group_latents");
 }
 
-/* Column c of a row, whose columns from `plain` on are rotated. */
-static __device__ __forceinline__ float rotated_at(const float *x, int32_t c, int32_t plain,
-                                                   const float *freq, int32_t pos) {
-    if (c < plain) return x[c];
-    const int32_t i = (c - plain) / 2, at = plain + 2 * i;
-    const float angle = rope_angle(pos, freq[i]), cosine = cosf(angle), sine = sinf(angle);
-    return c == at ? x[at] * cosine - x[at + 1] * sine : x[at] * sine + x[at + 1] * cosine;
-}
-
 /* A block per row. */
 static __global__ void __launch_bounds__(BLOCK) store_groups(hd_store_groups_args a) {
     begin_kernel();
+    extern __shared__ float made[];
     const int32_t r = (int32_t)blockIdx.x, pos = a.pos[r], width = a.entries.width;
     if ((pos + 1) % a.ratio != 0) return;
-    const float *x = a.x + (int64_t)r * width;
-    const int64_t to = paged_at(a.entries, a.seq[r], pos / a.ratio);
-    for (int32_t first = 0; first < width; first += BLOCK) {
-        const int32_t c = first + (int32_t)threadIdx.x;
-        const float own =
-            c < width ? rotated_at(x, c, width - 2 * a.pairs, a.freq, pos + 1 - a.ratio) : 0.0f;
-        const float value = in_group(a.entries.format, own);
-        if (c < width) put_cached(a.entries.rows, to + c, value);
-    }
+    for (int32_t c = threadIdx.x; c < width; c += BLOCK) made[c] = a.x[(int64_t)r * width + c];
+    __syncthreads();
+    rotate(made + width - 2 * a.pairs, a.freq, a.pairs, pos + 1 - a.ratio);
+    __syncthreads();
+    put_entry(a.entries, a.seq[r], pos / a.ratio, made);
 }
 
 void hd_store_groups_cuda(hd_stream *s, const hd_store_groups_args *a) {
-    if (a->rows == 0 || !rounds_groups(s, a->entries.format)) return;
-    launch_kernel(hd_cuda_stream(s), store_groups, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
+    if (a->rows == 0 || !writes_entries(s, a->entries)) return;
+    const size_t shared = (size_t)a->entries.width * sizeof(float);
+    launch_kernel(hd_cuda_stream(s), store_groups, dim3((unsigned)a->rows), BLOCK, shared, 1,
+                  *a);
     hd_cuda_check(s, "store_groups");
 }

@@ -130,20 +130,17 @@ static void launch_kernel(cudaStream_t queue, void (*kernel)(P...), dim3 grid, i
 
 /* ---- pages ---- */
 
-/* Where an entry's elements begin in the pool. */
-static __device__ __forceinline__ int64_t paged_at(const hd_paged &p, int32_t seq,
-                                                   int32_t entry) {
+/* An entry's row of the pool. */
+static __device__ __forceinline__ int64_t paged_row(const hd_paged &p, int32_t seq,
+                                                    int32_t entry) {
     const int64_t page = p.table[(int64_t)seq * p.table_stride + entry / p.page_entries];
-    return (page * p.page_entries + entry % p.page_entries) * p.width;
+    return page * p.page_entries + entry % p.page_entries;
 }
 
-/* Element `at` of a pool of float32 or bfloat16. */
-static __device__ __forceinline__ void put_cached(const hd_rows &x, int64_t at, float value) {
-    if (x.type == HD_BF16) {
-        static_cast<__nv_bfloat16 *>(x.data)[at] = __float2bfloat16_rn(value);
-    } else {
-        static_cast<float *>(x.data)[at] = value;
-    }
+/* Where its elements begin; not of E4M3. */
+static __device__ __forceinline__ int64_t paged_at(const hd_paged &p, int32_t seq,
+                                                   int32_t entry) {
+    return paged_row(p, seq, entry) * p.width;
 }
 
 static __device__ __forceinline__ float *ring_row(const hd_ring &r, int32_t seq, int32_t pos) {

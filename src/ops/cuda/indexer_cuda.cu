@@ -2,13 +2,15 @@
  *
  * Two kernels over as many rows as there is scratch for: scores, on the tensor cores as in
  * attention, here for heads and keys of any number and width; then the best (topk_cuda.cu). */
-#include "ops/cuda/split_fp16_mma_internal.cuh"
 #include "ops/cuda/indexer_internal.cuh"
+#include "ops/cuda/packed_rows_internal.cuh"
+#include "ops/cuda/split_fp16_mma_internal.cuh"
 
 constexpr int WARPS = BLOCK / WARP, TILE = 64; /* keys that a block scores at once */
 constexpr int HEAD_GROUPS = 4;                 /* of warps, each with every fourth 16 heads */
 constexpr int WARP_KEYS = TILE * HEAD_GROUPS / WARPS, OWN_KEYS = TILE / WARPS;
-constexpr int UNITS = 1; /* of eight columns of a key, of a lane at once */
+constexpr int UNITS = 1;        /* of eight columns of a key, of a lane at once */
+constexpr int PACKED_UNITS = 2; /* of E4M3: all columns */
 constexpr size_t MAX_SHARED = 227 * 1024;
 
 /* ---- scores ---- */
@@ -73,22 +75,28 @@ static __device__ void load_queries(const score_block &b, const hd_indexer_topk_
 
 /* Where the key is that this lane looks up for its warp, of places [first, first + TILE); NULL:
  * none. */
-static __device__ __forceinline__ const cuda_act *find_key(const hd_indexer_topk_args &a,
-                                                           const key_pool &pool, int32_t row,
-                                                           int32_t first, int32_t n) {
+static __device__ __forceinline__ const uint8_t *find_key(const hd_indexer_topk_args &a,
+                                                          const key_pool &pool, int32_t row,
+                                                          int32_t first, int32_t n) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const int32_t place = first + own + lane;
     if (lane >= OWN_KEYS || place >= n) return nullptr;
     const int32_t key = pool.blocks ? pool_key(pool, row, place) : place;
-    return acts(a.keys.rows) + paged_at(a.keys, a.seq[row], key);
+    return entry_at(a.keys, a.seq[row], key);
 }
 
 /* The warp's OWN_KEYS keys of a tile on their way. */
 static __device__ void load_keys(const half_rows &to, const hd_indexer_topk_args &a,
-                                 const cuda_act *found, bool quads) {
+                                 const uint8_t *found, bool quads, const entry_layout &packed) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
     for (int i = 0; i < OWN_KEYS; i++) {
-        load_row(to, own + i, from_lane(found, i), a.keys.width, quads, a.q.data);
+        const uint8_t *key = from_lane(found, i);
+        if (packed.bytes) {
+            load_packed_row(to, own + i, key, packed.bytes, a.q.data);
+        } else {
+            load_row(to, own + i, reinterpret_cast<const cuda_act *>(key), a.keys.width, quads,
+                     a.q.data);
+        }
     }
     commit_copies();
 }
@@ -161,20 +169,26 @@ static __global__ void __launch_bounds__(BLOCK)
     int32_t first = (int32_t)blockIdx.x * TILE;
     if (n <= a.top_k || first >= n) return; /* all are kept; nothing to do */
     const score_block b = carve(shared, a);
-    load_keys(keys_at(b, 0), a, find_key(a, pool, row, first, n), quads);
-    const cuda_act *next = find_key(a, pool, row, first + stride, n);
+    const entry_layout packed =
+        a.keys.rows.type == HD_E4M3 ? layout_of(a.keys) : entry_layout{};
+    load_keys(keys_at(b, 0), a, find_key(a, pool, row, first, n), quads, packed);
+    const uint8_t *next = find_key(a, pool, row, first + stride, n);
     load_queries<P>(b, a, row, quads);
     for (int i = 0; first < n; first += stride, i ^= 1) {
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        convert_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, shift);
+        if (packed.bytes) {
+            convert_packed_rows<P, OWN_KEYS, PACKED_UNITS>(keys_at(b, i), own, packed, shift);
+        } else {
+            convert_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, shift);
+        }
 #pragma unroll
         for (int k = 0; k < OWN_KEYS; k++) {
             if (lane == k) key_shift[own + k] = shift[k];
         }
         __syncthreads();
-        if (first + stride < n) load_keys(keys_at(b, i ^ 1), a, next, quads);
+        if (first + stride < n) load_keys(keys_at(b, i ^ 1), a, next, quads, packed);
         next = find_key(a, pool, row, first + 2 * stride, n);
         add_heads<P>(b, keys_at(b, i), whole_heads(a.heads));
         __syncthreads();
@@ -238,7 +252,8 @@ static void choose_keys(hd_stream *s, const hd_indexer_topk_args *a, const key_p
         scored.top_k = blocks->k * blocks->pool.block;
     }
     const size_t bytes = score_bytes(a);
-    if (a->rows > 0 && bytes > MAX_SHARED) {
+    if (a->rows > 0 &&
+        (bytes > MAX_SHARED || !packed_rows_fit(a->keys, 8 * PACKED_UNITS * WARP))) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "an indexer this wide does not fit a GPU");
         return;
     }

@@ -1,5 +1,4 @@
-/* official_internal.cuh - --precision official: numbers of a format, rows of x in E4M3, and the products
- * that take them.
+/* official_internal.cuh - --precision official: rows of x in E4M3, and the products that take them.
  *
  * A row's columns are quantised 128 at a time, each with a scale of its own, or 32 at a time (V4.1). A
  * product sums a block of 128 columns on the tensor cores, or of 32, times both scales, and adds the blocks
@@ -8,24 +7,6 @@
 #define HD_OPS_CUDA_OFFICIAL_INTERNAL_CUH
 
 #include "ops/cuda/weight_internal.cuh"
-
-/* The number of a format that is nearest to x, of a group that lies in neighboring lanes of a warp, all of
- * which are here; without a format x. The bits of a NaN are above those of every number. */
-static __device__ __forceinline__ float in_group(const hd_group_format &f, float x) {
-    if (!f.code) return x;
-    uint32_t most = __float_as_uint(fabsf(x));
-    for (int other = f.group / 2; other > 0; other /= 2) {
-        most = max(most, __shfl_xor_sync(ALL_LANES, most, other));
-    }
-    return hd_group_number(f, x, hd_group_scale(f, __uint_as_float(most)));
-}
-
-/* Whether in_group() takes a format; if not, fails the stream. */
-static inline bool rounds_groups(hd_stream *s, const hd_group_format &f) {
-    if (!f.code || ((f.group == 16 || f.group == WARP) && f.plain == 0)) return true;
-    hd_stream_fail(s, HD_EUNSUPPORTED, "numbers are rounded in groups of 16 or 32");
-    return false;
-}
 
 constexpr int QUANTISED = 128; /* columns of a span, which share a scale or have four */
 

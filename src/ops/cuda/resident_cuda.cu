@@ -15,18 +15,11 @@ constexpr int TAKE_BLOCKS = 8, TAKE_THREADS = HD_RESIDENT_AGES,
               TAKE_WARPS = TAKE_THREADS / WARP;
 static_assert(TAKE_WARPS == WARP, "a warp adds up what all warps count");
 
-/* The pool's number of an entry of a sequence. */
-static __device__ __forceinline__ int32_t entry_at(const hd_paged &p, int32_t seq,
-                                                   int32_t entry) {
-    const int32_t page = p.table[(int64_t)seq * p.table_stride + entry / p.page_entries];
-    return page * p.page_entries + entry % p.page_entries;
-}
-
 static __global__ void forget_entries(hd_forget_entries_args a) {
     begin_kernel();
     const int32_t r = (int32_t)(blockIdx.x * BLOCK + threadIdx.x);
     if (r >= a.rows || (a.pos[r] + 1) % a.ratio) return;
-    a.row_of[entry_at(a.entries, a.seq[r], a.pos[r] / a.ratio)] = -1;
+    a.row_of[paged_row(a.entries, a.seq[r], a.pos[r] / a.ratio)] = -1;
 }
 
 void hd_forget_entries_cuda(hd_stream *s, const hd_forget_entries_args *a) {
@@ -58,7 +51,7 @@ static __global__ void look_up(hd_resident_args a) {
     bool lacking = false;
     if (i < n && !is_selected) a.out[i] = -1;
     if (is_selected) {
-        const int32_t entry = entry_at(a.entries, a.seq[i / a.top_k], a.selected[i]);
+        const int32_t entry = (int32_t)paged_row(a.entries, a.seq[i / a.top_k], a.selected[i]);
         const int32_t row = *static_cast<volatile int32_t *>(&b.row_of[entry]);
         lacking = row < 0 || b.owner[row] != entry + 1;
         a.out[i] = lacking ? -2 - entry : row;
@@ -291,14 +284,15 @@ void hd_resident_cuda(hd_stream *s, const hd_resident_args *a) {
     const int64_t n = (int64_t)a->rows * a->top_k;
     cudaStream_t queue = hd_cuda_stream(s);
     if (n == 0 || !ops_fits_buffer(s, a)) return;
-    const int32_t bytes = (int32_t)hd_dtype_bytes(a->entries.rows.type, a->entries.width);
+    const int32_t bytes = (int32_t)hd_paged_entry_bytes(&a->entries);
     const unsigned warps = blocks_for(n, BLOCK / WARP),
                    workers = 2 * (unsigned)hd_stream_workers(s);
     const uintptr_t all =
         (uintptr_t)a->entries.rows.data | (uintptr_t)a->buffer.rows.data | (uintptr_t)bytes;
-    const auto copy = all % sizeof(uint4) == 0   ? fetch<uint4>
-                      : all % sizeof(uint2) == 0 ? fetch<uint2>
-                                                 : fetch<uint16_t>;
+    const auto copy = all % sizeof(uint4) == 0      ? fetch<uint4>
+                      : all % sizeof(uint2) == 0    ? fetch<uint2>
+                      : all % sizeof(uint32_t) == 0 ? fetch<uint32_t>
+                                                    : fetch<uint16_t>;
     launch_kernel(queue, look_up, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);
     launch_kernel(queue, take, dim3(TAKE_BLOCKS), TAKE_THREADS, 0, TAKE_BLOCKS, *a);
     launch_kernel(queue, copy, dim3(warps < workers ? warps : workers), BLOCK, 0, 1, *a, bytes);

@@ -1,6 +1,6 @@
 /* rows_cuda.cu - row-wise operators: copies, norms, rotations, the gate. Bounded by memory. */
 #include "ops/cuda/block_internal.cuh"
-#include "ops/cuda/official_internal.cuh"
+#include "ops/cuda/entries_internal.cuh"
 #include "ops/cuda/weight_internal.cuh"
 #include "ops/fused_internal.h"
 
@@ -295,18 +295,12 @@ void hd_norm_rope_cuda(hd_stream *s, const hd_norm_rope_args *a) {
 
 static __global__ void __launch_bounds__(BLOCK) kv_store(hd_kv_store_args a) {
     begin_kernel();
-    const int32_t r = (int32_t)blockIdx.x, width = a.pool.width;
-    const cuda_act *x = acts(a.x) + r * stride_of(a.x, width);
-    const int64_t to = paged_at(a.pool, a.seq[r], a.pos[r]);
-    for (int32_t first = 0; first < width; first += BLOCK) {
-        const int32_t c = first + (int32_t)threadIdx.x;
-        const float value = in_group(a.pool.format, c < width ? wide(x[c]) : 0.0f);
-        if (c < width) put_cached(a.pool.rows, to + c, value);
-    }
+    const int32_t r = (int32_t)blockIdx.x;
+    put_entry(a.pool, a.seq[r], a.pos[r], acts(a.x) + r * stride_of(a.x, a.pool.width));
 }
 
 void hd_kv_store_cuda(hd_stream *s, const hd_kv_store_args *a) {
-    if (a->rows == 0 || !rounds_groups(s, a->pool.format)) return;
+    if (a->rows == 0 || !writes_entries(s, a->pool)) return;
     launch_kernel(hd_cuda_stream(s), kv_store, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "kv_store");
 }

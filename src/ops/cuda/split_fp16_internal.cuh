@@ -184,6 +184,11 @@ static __device__ __forceinline__ void put_units(const half_rows &r, int row, in
     }
 }
 
+/* The shift of a row whose largest magnitude is that of the lanes' `top`. */
+static __device__ __forceinline__ int shift_of(float top) {
+    return max((int)(__float_as_uint(warp_max(top)) >> 23) - TOP_BIT, 1);
+}
+
 /* A row that the warp itself loaded, UNITS of a lane at once. The biased exponent of what undoes
  * its shift, 1 to 253. */
 template <int P, int UNITS>
@@ -196,7 +201,7 @@ static __device__ __forceinline__ int convert_row(const half_rows &r, int row) {
 #pragma unroll
             for (int i = 0; i < UNITS * 8; i++) top = fmaxf(top, fabsf(x[i / 8][i % 8]));
         }
-        shift = max((int)(__float_as_uint(warp_max(top)) >> 23) - TOP_BIT, 1);
+        shift = shift_of(top);
     }
     for (int first = 0; first < r.cols / 8; first += UNITS * WARP) {
         if (P != EXACT || r.cols / 8 > UNITS * WARP) get_units<UNITS>(x, r, row, first);

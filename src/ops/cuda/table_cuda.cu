@@ -2,7 +2,8 @@
 #include "ops/check_internal.h"
 #include "ops/cuda/cuda_internal.cuh"
 
-static const ops_types cuda_types = {1u << HD_F32, 1u << HD_F32 | 1u << HD_BF16, 1u << HD_F32};
+static const ops_types cuda_types = {1u << HD_F32, 1u << HD_F32 | 1u << HD_BF16 | 1u << HD_E4M3,
+                                     1u << HD_F32 | 1u << HD_E4M3};
 
 /* An entry of the table for every form of an operator. */
 #define CHECKED(op, form)                                              \

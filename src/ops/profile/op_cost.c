@@ -149,7 +149,7 @@ static op_cost keys_cost(const hd_paged *pool, const keys *k, int32_t rows, int3
     return (op_cost){.rows = rows,
                      .outs = heads,
                      .ins = width,
-                     .bytes = k->shared * width * hd_dtype_bits(pool->rows.type) / 8,
+                     .bytes = k->shared * (double)hd_paged_entry_bytes(pool),
                      .flops = 2.0 * heads * k->seen * per_key};
 }
 
@@ -217,7 +217,7 @@ op_cost ops_cost_attention_naive(ops_reader *r, const hd_attention_naive_args *a
     const double made = (double)a->nope_dim + a->v_dim;
     op_cost c = keys_cost(&a->latents, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
     c.w = a->w;
-    c.bytes = k.shared * a->latents.width * hd_dtype_bits(a->latents.rows.type) / 8 +
+    c.bytes = k.shared * (double)hd_paged_entry_bytes(&a->latents) +
               stored_bytes(a->w, a->w->rows) +
               (double)rows * a->heads * ((double)k_dim + a->v_dim) * r->act_bytes;
     c.flops += 2.0 * a->heads * k.shared * a->w->cols * made;

@@ -9,7 +9,8 @@
  * many as the number of the row's own keys says. A row's parts are merged in order: by the
  * block that made them all, or, where blocks are too few to fill the GPU, by a second kernel.
  * The steps are the same, so neither the row's neighbors nor the way change a bit. */
-#include "ops/cuda/attention_sm90_internal.cuh"
+#include "ops/cuda_attention/attention_sm90_internal.cuh"
+#include "ops/cuda/packed_rows_internal.cuh"
 #include "ops/cuda/split_fp16_mma_internal.cuh"
 
 constexpr int WARPS = BLOCK / WARP, HEADS = 32, TILE = 32;
@@ -68,19 +69,26 @@ static __device__ key_list list_keys(const hd_attention_args &a, int32_t row) {
     return k;
 }
 
-/* As in hd_paged: of float32 or bfloat16. */
+template <bool PACKED>
 static __device__ __forceinline__ const uint8_t *key_at(const hd_attention_args &a,
                                                         const key_list &k, int32_t i) {
     const bool recent = i < k.n_recent;
     const hd_paged &pool = recent ? a.recent : a.entries;
     int32_t e = k.first_recent + i;
     if (!recent) e = k.selected_keys ? k.selected_keys[i - k.n_recent] : i - k.n_recent;
-    return static_cast<const uint8_t *>(pool.rows.data) +
-           paged_at(pool, k.seq, e) * (pool.rows.type == HD_BF16 ? 2 : 4);
+    const int64_t bytes = PACKED                      ? layout_of(pool).bytes
+                          : pool.rows.type == HD_BF16 ? 2 * pool.width
+                                                      : 4 * pool.width;
+    return static_cast<const uint8_t *>(pool.rows.data) + paged_row(pool, k.seq, e) * bytes;
 }
 
-static __host__ __device__ __forceinline__ bool has_narrow_keys(const hd_attention_args &a) {
-    return (a.window ? a.recent : a.entries).rows.type == HD_BF16;
+/* Both lists are alike. */
+static __host__ __device__ __forceinline__ const hd_paged &list_of(const hd_attention_args &a) {
+    return a.window ? a.recent : a.entries;
+}
+
+static __host__ __device__ __forceinline__ hd_dtype key_type(const hd_attention_args &a) {
+    return list_of(a).rows.type;
 }
 
 /* ---- a block's shared memory ---- */
@@ -186,21 +194,25 @@ static __device__ __forceinline__ int live_keys(tile_at t, const key_list &k) {
 }
 
 /* Where the key is that this lane looks up for its warp; NULL: none. */
+template <bool PACKED>
 static __device__ __forceinline__ const uint8_t *find_key(const hd_attention_args &a,
                                                           const key_list &k, tile_at t) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const bool live = lane < OWN_KEYS && own + lane < live_keys(t, k);
-    return live ? key_at(a, k, t.first + own + lane) : nullptr;
+    return live ? key_at<PACKED>(a, k, t.first + own + lane) : nullptr;
 }
 
 /* The warp's OWN_KEYS keys of a tile on their way. units: bfloat16 lies as FAST wants it. */
+template <bool PACKED>
 static __device__ void load_keys(const half_rows &to, const hd_attention_args &a,
                                  const uint8_t *found, bool quads, bool units) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
     const int32_t cols = max(a.k_dim, a.v_dim);
     for (int i = 0; i < OWN_KEYS; i++) {
         const uint8_t *key = from_lane(found, i);
-        if (has_narrow_keys(a)) {
+        if constexpr (PACKED) {
+            load_packed_row(to, own + i, key, layout_of(list_of(a)).bytes, a.q.data);
+        } else if (key_type(a) == HD_BF16) {
             load_narrow_row(to, own + i, reinterpret_cast<const __nv_bfloat16 *>(key), cols,
                             units, a.q.data);
         } else {
@@ -399,11 +411,11 @@ struct block_state {
 };
 
 /* The block's queries, converted, and its first tile's keys on their way. */
-template <int P>
+template <int P, bool PACKED>
 static __device__ block_state open_block(uint8_t *shared, const hd_attention_args &a,
                                          const key_list &k, const slot_list &slots,
                                          int32_t part, int32_t first_col) {
-    const uint8_t *found = find_key(a, k, {part, part * k.part});
+    const uint8_t *found = find_key<PACKED>(a, k, {part, part * k.part});
     block_state s;
     const int own = threadIdx.x / WARP * OWN_HEADS;
     s.rows = carve(shared, a);
@@ -413,7 +425,7 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attention_arg
         a.k_dim % 4 == 0 && a.v_dim % 4 == 0 && (uintptr_t)a.q.data % 16 == 0 &&
         (!a.window || ((uintptr_t)a.recent.rows.data % 16 == 0 && a.recent.width % 4 == 0)) &&
         (!a.ratio || ((uintptr_t)a.entries.rows.data % 16 == 0 && a.entries.width % 4 == 0));
-    s.units = P == FAST && has_narrow_keys(a) && s.quads && a.k_dim % 8 == 0 &&
+    s.units = P == FAST && key_type(a) == HD_BF16 && s.quads && a.k_dim % 8 == 0 &&
               a.v_dim % 8 == 0 && (!a.window || a.recent.width % 8 == 0) &&
               (!a.ratio || a.entries.width % 8 == 0);
     for (int h = 0; h < OWN_HEADS; h++) {
@@ -424,7 +436,7 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attention_arg
         s.n_keys[h] = slots.n_rows > 1 && live ? visible_entries(a.pos[row], a.ratio) : k.n;
     }
     commit_copies();
-    load_keys(keys_at(s.rows, 0), a, found, s.quads, s.units);
+    load_keys<PACKED>(keys_at(s.rows, 0), a, found, s.quads, s.units);
     wait_copies<1>();
     __syncwarp();
     convert_rows<P, OWN_HEADS, UNITS>(s.rows.q, own, s.q_shift);
@@ -433,21 +445,24 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attention_arg
 
 /* Parts `index`, index + step, ... of the row's keys: done(part, its number) of each. Keys are
  * looked up two tiles ahead and loaded one ahead, across the borders of parts. */
-template <int P, typename Done>
+template <int P, bool PACKED, typename Done>
 static __device__ __forceinline__ void make_parts(const block_state &s,
                                                   const hd_attention_args &a, const key_list &k,
                                                   int32_t index, int32_t step, Done done) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const block_rows &b = s.rows;
     tile_at now = {index, index * k.part}, next = next_tile(now, k, step);
-    const uint8_t *found = find_key(a, k, next);
+    const uint8_t *found = find_key<PACKED>(a, k, next);
     sums part;
     clear(&part);
     for (int i = 0; now.first < k.n; i ^= 1) {
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        if (s.units) {
+        if constexpr (PACKED) {
+            convert_packed_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, layout_of(list_of(a)),
+                                                    shift);
+        } else if (s.units) {
 #pragma unroll
             for (int t = 0; t < OWN_KEYS; t++) shift[t] = NO_SHIFT;
         } else {
@@ -458,9 +473,9 @@ static __device__ __forceinline__ void make_parts(const block_state &s,
             if (lane == t) key_shift[own + t] = shift[t];
         }
         __syncthreads();
-        if (next.first < k.n) load_keys(keys_at(b, i ^ 1), a, found, s.quads, s.units);
+        if (next.first < k.n) load_keys<PACKED>(keys_at(b, i ^ 1), a, found, s.quads, s.units);
         const tile_at after = next_tile(next, k, step);
-        found = find_key(a, k, after);
+        found = find_key<PACKED>(a, k, after);
         float sum[TILE / 8][4] = {};
         score<P>(sum, b, keys_at(b, i), a.k_dim);
         put_scores(b, sum);
@@ -548,31 +563,32 @@ static __device__ key_list list_run(const hd_attention_args &a, int32_t row, int
 }
 
 /* A block makes and merges all parts of its rows. */
-template <int P>
+template <int P, bool PACKED>
 static __device__ void attention_run(uint8_t *shared, const hd_attention_args &a,
                                      const key_list &k, const slot_list &slots) {
-    const block_state s = open_block<P>(shared, a, k, slots, 0, (int32_t)blockIdx.z * V_COLS);
+    const block_state s =
+        open_block<P, PACKED>(shared, a, k, slots, 0, (int32_t)blockIdx.z * V_COLS);
     sums all;
     clear(&all);
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
         all.own[h] = sink_of(a, head_of(slots, (int)threadIdx.x / WARP * OWN_HEADS + h));
     }
-    make_parts<P>(s, a, k, 0, 1,
-                  [&](const sums &part, int32_t) { merge_part(&all, part, s.rows); });
+    make_parts<P, PACKED>(s, a, k, 0, 1,
+                          [&](const sums &part, int32_t) { merge_part(&all, part, s.rows); });
     put_rows(all, s, a, k.n > 0);
 }
 
-template <int P>
+template <int P, bool PACKED>
 static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
-    attention_run<P>(shared, a, k,
-                     {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS});
+    attention_run<P, PACKED>(shared, a, k,
+                             {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS});
 }
 
 /* A block has all heads of `each` rows, of which those that can share it go together. */
-template <int P>
+template <int P, bool PACKED>
 static __global__ void __launch_bounds__(BLOCK, 1)
     attention_runs(hd_attention_args a, int32_t each) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -580,7 +596,7 @@ static __global__ void __launch_bounds__(BLOCK, 1)
     slot_list slots = {(int32_t)blockIdx.x * each, 1, 0, a.heads};
     while (slots.row < end) {
         const key_list k = list_run(a, slots.row, end, &slots.n_rows);
-        attention_run<P>(shared, a, k, slots);
+        attention_run<P, PACKED>(shared, a, k, slots);
         slots.row += slots.n_rows;
         __syncthreads();
     }
@@ -621,7 +637,7 @@ static __device__ __forceinline__ void put_part(const sums &part, const block_st
 }
 
 /* Block z takes every n_blocks-th part of its row. */
-template <int P>
+template <int P, bool PACKED>
 static __global__ void __launch_bounds__(BLOCK, 1)
     attention_parts(hd_attention_args a, part_table t) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -629,10 +645,11 @@ static __global__ void __launch_bounds__(BLOCK, 1)
     const int32_t first = (int32_t)blockIdx.z % t.n_blocks;
     if (first * k.part >= k.n) return;
     const slot_list slots = {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS};
-    const block_state s =
-        open_block<P>(shared, a, k, slots, first, (int32_t)blockIdx.z / t.n_blocks * V_COLS);
-    make_parts<P>(s, a, k, first, t.n_blocks,
-                  [&](const sums &part, int32_t index) { put_part(part, s, t, a, index); });
+    const block_state s = open_block<P, PACKED>(shared, a, k, slots, first,
+                                                (int32_t)blockIdx.z / t.n_blocks * V_COLS);
+    make_parts<P, PACKED>(s, a, k, first, t.n_blocks, [&](const sums &part, int32_t index) {
+        put_part(part, s, t, a, index);
+    });
 }
 
 constexpr int MERGE_COLS = 4 * WARP; /* of a warp of merge_parts */
@@ -681,7 +698,7 @@ static int32_t most_parts(const hd_attention_args *a) {
 }
 
 /* False where one block per row is as good, or the parts do not fit into scratch. */
-template <int P>
+template <int P, bool PACKED>
 static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, size_t bytes) {
     part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)), most_parts(a), 0};
     const size_t each = ((size_t)a->v_dim + 2) * sizeof(float);
@@ -692,9 +709,9 @@ static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, si
     if ((size_t)a->rows * (size_t)a->heads * (size_t)t.n_parts * each > room) return false;
     const int64_t share = (2 * fill + blocks - 1) / blocks;
     t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
-    hd_cuda_allow_shared((const void *)attention_parts<P>, bytes);
+    hd_cuda_allow_shared((const void *)attention_parts<P, PACKED>, bytes);
     const dim3 parts(grid.x, grid.y, grid.z * (unsigned)t.n_blocks);
-    attention_parts<P><<<parts, BLOCK, bytes, queue>>>(*a, t);
+    attention_parts<P, PACKED><<<parts, BLOCK, bytes, queue>>>(*a, t);
     const dim3 merging(grid.x, blocks_for(a->heads, WARPS), blocks_for(a->v_dim, MERGE_COLS));
     merge_parts<<<merging, BLOCK, 0, queue>>>(*a, t);
     return true;
@@ -706,34 +723,50 @@ static int32_t rows_of_block(const hd_attention_args *a) {
     return prefixes && a->heads <= HEADS / 2 ? HEADS / a->heads : 1;
 }
 
-template <int P>
-static void attention_rows(hd_stream *s, const hd_attention_args *a) {
+template <int P, bool PACKED>
+static void launch_rows(hd_stream *s, const hd_attention_args *a) {
     const size_t bytes = shared_bytes(a);
     const dim3 grid((unsigned)a->rows, blocks_for(a->heads, HEADS),
                     blocks_for(a->v_dim, V_COLS));
-    if (a->rows == 0) return;
-    if (a->window && a->ratio && a->recent.rows.type != a->entries.rows.type) {
-        hd_stream_fail(s, HD_EUNSUPPORTED, "attention: recent and entries differ in type");
-        return;
-    }
-    if (bytes > MAX_SHARED) {
+    if (bytes > MAX_SHARED || !packed_rows_fit(list_of(*a), row_cols(*a))) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "attention over keys this wide does not fit a GPU");
         return;
     }
     const int32_t each = rows_of_block(a);
-    if (launch_parts<P>(s, a, grid, bytes)) {
+    if (launch_parts<P, PACKED>(s, a, grid, bytes)) {
         hd_cuda_check(s, "attention");
         return;
     }
     if (each > 1) {
         const dim3 blocks(blocks_for(a->rows, each), 1, grid.z);
-        hd_cuda_allow_shared((const void *)attention_runs<P>, bytes);
-        attention_runs<P><<<blocks, BLOCK, bytes, hd_cuda_stream(s)>>>(*a, each);
+        hd_cuda_allow_shared((const void *)attention_runs<P, PACKED>, bytes);
+        attention_runs<P, PACKED><<<blocks, BLOCK, bytes, hd_cuda_stream(s)>>>(*a, each);
     } else {
-        hd_cuda_allow_shared((const void *)attention<P>, bytes);
-        attention<P><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
+        hd_cuda_allow_shared((const void *)attention<P, PACKED>, bytes);
+        attention<P, PACKED><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
     }
     hd_cuda_check(s, "attention");
+}
+
+/* Both lists have one type, and if it is packed, one format. */
+static bool lists_differ(const hd_attention_args *a) {
+    const hd_group_format recent = a->recent.format, entries = a->entries.format;
+    if (!a->window || !a->ratio) return false;
+    if (a->recent.rows.type != a->entries.rows.type) return true;
+    return hd_is_packed(a->recent.rows.type) &&
+           (recent.group != entries.group || recent.plain != entries.plain);
+}
+
+template <int P>
+static void attention_rows(hd_stream *s, const hd_attention_args *a) {
+    if (a->rows == 0) return;
+    if (lists_differ(a)) {
+        hd_stream_fail(s, HD_EUNSUPPORTED, "attention: recent and entries differ in type");
+    } else if (key_type(*a) == HD_E4M3) {
+        launch_rows<P, true>(s, a);
+    } else {
+        launch_rows<P, false>(s, a);
+    }
 }
 
 void hd_attention_cuda(hd_stream *s, const hd_attention_args *a) {

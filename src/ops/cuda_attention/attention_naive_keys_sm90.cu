@@ -8,12 +8,14 @@
  * A value that is no finite number must not reach rows that do not see its key: a weight of zero
  * would not keep it away. It is replaced by zero, and its key by NaN, which makes the rows that
  * see it NaN. */
-#include "ops/cuda/attention_naive_internal.cuh"
+#include "ops/cuda_attention/attention_naive_internal.cuh"
+#include "ops/cuda/unpack_internal.cuh"
 #include "ops/cuda/weight_internal.cuh"
 #include "ops/cuda/wgmma_internal.cuh"
 
 constexpr int THREADS = 3 * WARPGROUP, STAGES = 3;
 constexpr int A_BOXES = NAIVE_RANK / BOX_COLS, EIGHTS = NAIVE_RANK / 8;
+constexpr int PACKED_GROUP = 128, PACKED_LATENT = NAIVE_RANK + 2 * NAIVE_ROPE + 4;
 constexpr int STAGE_BYTES = NAIVE_MADE * 128;
 constexpr size_t SHARED_BYTES = (size_t)A_BOXES * NAIVE_BOX + STAGES * STAGE_BYTES + 64;
 
@@ -67,32 +69,57 @@ static __device__ __forceinline__ block_memory carve(uint8_t *shared) {
     return m;
 }
 
+/* Eight neighboring columns of a latent, as bfloat16; EIGHTS and on are rotated. */
+template <bool PACKED>
+static __device__ __forceinline__ uint4 load_eight(const uint8_t *latent, int eight) {
+    if constexpr (PACKED) {
+        const bool plain = eight >= EIGHTS;
+        const uint32_t *at = reinterpret_cast<const uint32_t *>(
+            latent + (plain ? NAIVE_RANK + (eight - EIGHTS) * 16 : eight * 8));
+        if (plain) return make_uint4(at[0], at[1], at[2], at[3]);
+        const uint32_t scale = latent[NAIVE_RANK + 2 * NAIVE_ROPE + eight / (PACKED_GROUP / 8)];
+        const uint4 x = unpack_eight(at[0], at[1], first_factor(scale));
+        return scale > LARGEST_FIRST ? multiply_eight(x, second_factor(scale)) : x;
+    } else {
+        return reinterpret_cast<const uint4 *>(latent)[eight];
+    }
+}
+
 /* The tile's latents into shared memory, zeros behind the last; one block also copies what is
  * rotated. All threads' work. */
+template <bool PACKED>
 static __device__ void load_latents(const hd_attention_naive_args &a, const naive_keys &k,
                                     const block_memory &m, const naive_tile &t) {
+    constexpr int64_t BYTES = PACKED ? PACKED_LATENT : 2 * (NAIVE_RANK + NAIVE_ROPE);
     const int32_t n = a.seqs.pos[a.seqs.first_row[t.seq + 1] - 1] + 1,
                   first = t.tile * NAIVE_KEYS;
-    const __nv_bfloat16 *pool = static_cast<const __nv_bfloat16 *>(a.latents.rows.data);
+    const uint8_t *pool = static_cast<const uint8_t *>(a.latents.rows.data);
     const uint32_t to = shared_address(m.latents);
+#pragma unroll 4
     for (int i = (int)threadIdx.x; i < NAIVE_KEYS * EIGHTS; i += THREADS) {
         const int key = i / EIGHTS, eight = i % EIGHTS;
         const bool live = first + key < n;
-        const __nv_bfloat16 *from =
-            pool + paged_at(a.latents, t.seq, live ? first + key : first);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                         to + (uint32_t)(eight / 8 * NAIVE_BOX) + box_at(key, eight % 8)),
-                     "l"(from + eight * 8), "r"(live ? 16 : 0)
-                     : "memory");
+        const uint8_t *from =
+            pool + paged_row(a.latents, t.seq, live ? first + key : first) * BYTES;
+        const uint32_t at = to + (uint32_t)(eight / 8 * NAIVE_BOX) + box_at(key, eight % 8);
+        if constexpr (PACKED) {
+            const uint4 x = live ? load_eight<true>(from, eight) : uint4{};
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x),
+                         "r"(x.y), "r"(x.z), "r"(x.w)
+                         : "memory");
+        } else {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at),
+                         "l"(from + eight * 16), "r"(live ? 16 : 0)
+                         : "memory");
+        }
     }
     constexpr int EACH = NAIVE_ROPE / 8;
     uint4 *rotated = reinterpret_cast<uint4 *>(k.rotated) +
                      (int64_t)(t.first_key + t.tile) * NAIVE_KEYS * EACH;
     for (int i = (int)threadIdx.x; blockIdx.y == 0 && i < NAIVE_KEYS * EACH; i += THREADS) {
         const int32_t key = first + i / EACH;
-        const __nv_bfloat16 *from = pool + paged_at(a.latents, t.seq, key < n ? key : first) +
-                                    NAIVE_RANK + i % EACH * 8;
-        rotated[i] = key < n ? *reinterpret_cast<const uint4 *>(from) : uint4{};
+        const uint8_t *from = pool + paged_row(a.latents, t.seq, key < n ? key : first) * BYTES;
+        rotated[i] = key < n ? load_eight<PACKED>(from, EIGHTS + i % EACH) : uint4{};
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     fence_proxy_async();
@@ -159,6 +186,7 @@ static __device__ void compute(const naive_keys &k, const block_memory &m, int64
 }
 
 /* Block y of gridDim.y has that share of the heads. */
+template <bool PACKED>
 static __global__ void __launch_bounds__(THREADS, 1)
     make_keys(const __grid_constant__ CUtensorMap weights, hd_attention_naive_args a,
               naive_keys k) {
@@ -176,7 +204,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
         fence_mbarrier_init();
     }
-    load_latents(a, k, m, t);
+    load_latents<PACKED>(a, k, m, t);
     __syncthreads();
     if (threadIdx.x / WARPGROUP < 2) {
         setmaxnreg_inc<232>();
@@ -219,6 +247,7 @@ void naive_make_keys(hd_stream *s, const hd_attention_naive_args &a, const naive
                   is_fp8);
     const int32_t shares = (int32_t)blocks_for(hd_stream_workers(s), k.tiles);
     const dim3 grid((unsigned)k.tiles, (unsigned)(shares < k.heads ? shares : k.heads));
-    hd_cuda_allow_shared((const void *)make_keys, SHARED_BYTES);
-    launch_kernel(queue, make_keys, grid, THREADS, SHARED_BYTES, 1, map, a, k);
+    const auto make = a.latents.rows.type == HD_E4M3 ? make_keys<true> : make_keys<false>;
+    hd_cuda_allow_shared((const void *)make, SHARED_BYTES);
+    launch_kernel(queue, make, grid, THREADS, SHARED_BYTES, 1, map, a, k);
 }

@@ -11,8 +11,8 @@
  * rows beside it nor where a chunk began change a bit. Scores are taken times log2(e).
  *
  * Keys and values lie in the operators' scratch, of as many heads at once as have room. */
-#include "ops/cuda/attention_naive_internal.cuh"
-#include "ops/cuda/attention_sm90_internal.cuh"
+#include "ops/cuda_attention/attention_naive_internal.cuh"
+#include "ops/cuda_attention/attention_sm90_internal.cuh"
 #include "ops/cuda/wgmma_internal.cuh"
 
 constexpr int THREADS = 3 * WARPGROUP, STAGES = 2;
@@ -377,11 +377,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- launching ---- */
 
+static bool latents_fit(const hd_paged &p) {
+    const bool packed =
+        p.rows.type == HD_E4M3 && p.format.group == 128 && p.format.plain == NAIVE_ROPE;
+    return (packed || p.rows.type == HD_BF16) && p.width == NAIVE_RANK + NAIVE_ROPE &&
+           (uintptr_t)p.rows.data % 16 == 0;
+}
+
 static bool attention_naive_fits(const hd_attention_naive_args *a) {
     return a->nope_dim == NAIVE_NOPE && a->rope_dim == NAIVE_ROPE && a->v_dim == NAIVE_V &&
            a->w->cols == NAIVE_RANK && a->w->rows == a->heads * NAIVE_MADE &&
-           a->latents.rows.type == HD_BF16 && a->latents.width == NAIVE_RANK + NAIVE_ROPE &&
-           (uintptr_t)a->latents.rows.data % 16 == 0 && (uintptr_t)a->q.data % 16 == 0 &&
+           latents_fit(a->latents) && (uintptr_t)a->q.data % 16 == 0 &&
            (uintptr_t)a->out.data % 8 == 0 && a->out.stride % 2 == 0 && a->scale > 0.0f;
 }
 

@@ -9,268 +9,9 @@
  * How long the parts of a row are follows from the number of its own keys; each has a maximum, a
  * total and a sum of its own, and a second kernel joins them in order. So neither the row's
  * neighbors nor the number of blocks change a bit. Scores are taken times log2(e). */
-#include "ops/cuda/attention_sm90_internal.cuh"
+#include "ops/cuda_attention/attention_sm90_internal.cuh"
+#include "ops/cuda_attention/attention_load_internal.cuh"
 #include "ops/cuda/wgmma_internal.cuh"
-
-constexpr int HEADS = BOX_ROWS, TILE = BOX_ROWS, V_DIM = 512, V_BOXES = V_DIM / BOX_COLS;
-constexpr int THREADS = 3 * WARPGROUP, MATH_THREADS = 2 * WARPGROUP, HALF_COLS = V_DIM / 2;
-constexpr int PART_STRIDE = V_DIM + 4; /* floats of a part: its sum, maximum, total, any key */
-constexpr int MAX_PARTS = 64, LEAST_PART = 1536;
-
-enum { Q_BARRIER = 1, P_READY, P_FREE }; /* named barriers of the two that compute */
-
-/* ---- a row's keys, in the order of the contract ---- */
-
-struct row_keys {
-    const int32_t *selected_keys; /* NULL: all entries; else -1 behind the last */
-    int32_t seq, first_recent, n_recent, n;
-    int32_t part, n_parts; /* keys of a part */
-};
-
-/* A part has LEAST_PART keys or more: each costs its queries and the join of its sums. */
-static __host__ __device__ __forceinline__ int32_t parts_of(int64_t n) {
-    const int64_t parts = n / LEAST_PART;
-    return parts < 1 ? 1 : parts < MAX_PARTS ? (int32_t)parts : MAX_PARTS;
-}
-
-static __device__ row_keys keys_of(const hd_attention_args &a, int32_t row) {
-    row_keys k = {};
-    const int32_t pos = a.pos[row], visible = visible_entries(pos, a.ratio);
-    k.seq = a.seq[row];
-    if (a.window) {
-        k.first_recent = max(a.window_from ? a.window_from[k.seq] : 0, pos + 1 - a.window);
-        k.n_recent = pos + 1 - k.first_recent;
-    }
-    if (a.selected) k.selected_keys = a.selected + (int64_t)row * a.n_selected;
-    k.n = k.n_recent + (a.selected ? min(visible, a.n_selected) : visible);
-    const int32_t parts = parts_of(k.n), each = max((k.n + parts - 1) / parts, 1);
-    k.part = (each + TILE - 1) / TILE * TILE;
-    k.n_parts = max((k.n + k.part - 1) / k.part, 1);
-    return k;
-}
-
-/* Where key i is; NULL: there is none. */
-static __device__ __forceinline__ const __nv_bfloat16 *key_at(const hd_attention_args &a,
-                                                              const row_keys &k, int32_t i) {
-    const hd_paged &pool = i < k.n_recent ? a.recent : a.entries;
-    int32_t e = k.first_recent + i;
-    if (i >= k.n_recent) {
-        e = k.selected_keys ? k.selected_keys[i - k.n_recent] : i - k.n_recent;
-        if (e < 0) return nullptr;
-    }
-    return static_cast<const __nv_bfloat16 *>(pool.rows.data) + paged_at(pool, k.seq, e);
-}
-
-/* ---- what a block does: every gridDim.x-th of all parts ---- */
-
-/* A warp's look at 32 rows at once: how many parts there are up to the end of a lane's row. */
-struct row_walk {
-    int32_t first_row, before; /* before: parts of the rows before first_row */
-    int32_t upto;
-};
-
-struct part_item {
-    int32_t row, first_head, part; /* row -1: there are no more */
-};
-
-static __device__ void count_parts(row_walk *w, const hd_attention_args &a, int32_t groups) {
-    const int lane = threadIdx.x % WARP;
-    const int32_t row = w->first_row + lane;
-    w->upto = row < a.rows ? keys_of(a, row).n_parts * groups : 0;
-    for (int step = 1; step < WARP; step *= 2) {
-        const int32_t left = __shfl_up_sync(ALL_LANES, w->upto, step);
-        if (lane >= step) w->upto += left;
-    }
-}
-
-/* Part `index` of all; never one before those asked for so far. */
-static __device__ part_item find_item(row_walk *w, const hd_attention_args &a, int32_t groups,
-                                      int32_t index) {
-    for (;;) {
-        const int32_t here = __shfl_sync(ALL_LANES, w->upto, WARP - 1);
-        if (index < w->before + here) break;
-        w->before += here;
-        w->first_row += WARP;
-        if (w->first_row >= a.rows) return {-1, 0, 0};
-        count_parts(w, a, groups);
-    }
-    const int32_t at = index - w->before;
-    const int lane = __popc(__ballot_sync(ALL_LANES, w->upto <= at));
-    const int32_t upto = __shfl_sync(ALL_LANES, w->upto, lane);
-    const int32_t prior = lane ? __shfl_sync(ALL_LANES, w->upto, lane - 1) : 0;
-    const int32_t n_parts = (upto - prior) / groups, in_row = at - prior;
-    return {w->first_row + lane, in_row / n_parts * HEADS, in_row % n_parts};
-}
-
-/* ---- a block's shared memory ---- */
-
-struct block_memory {
-    uint32_t q;           /* [boxes] */
-    uint32_t keys;        /* [2 tiles, boxes] */
-    uint32_t weights;     /* one box */
-    uint32_t full, empty; /* [2] barriers */
-    uint16_t *live;       /* [2, 4] of 16 keys each, a bit of each */
-    float *keep;          /* [HEADS] */
-};
-
-template <int BOXES>
-constexpr uint32_t TILE_BYTES = BOXES *BOX_BYTES;
-
-template <int BOXES>
-constexpr size_t SHARED_BYTES = 3 * TILE_BYTES<BOXES> + BOX_BYTES + HEADS * sizeof(float) + 64;
-
-template <int BOXES>
-static __device__ block_memory carve(uint8_t *shared) {
-    block_memory m;
-    m.q = (uint32_t)__cvta_generic_to_shared(shared);
-    m.keys = m.q + TILE_BYTES<BOXES>;
-    m.weights = m.keys + 2 * TILE_BYTES<BOXES>;
-    m.keep = reinterpret_cast<float *>(shared + 3 * TILE_BYTES<BOXES> + BOX_BYTES);
-    m.full = m.weights + BOX_BYTES + HEADS * (uint32_t)sizeof(float);
-    m.empty = m.full + 16;
-    m.live = reinterpret_cast<uint16_t *>(m.keep + HEADS) + 16;
-    return m;
-}
-
-/* ---- the warpgroup that loads keys ---- */
-
-/* A place in the sequence of the block's tiles. */
-struct tile_cursor {
-    row_walk walk;
-    part_item item;
-    row_keys keys;
-    int32_t index, first, end; /* of the part; keys of the tile; end of the part */
-};
-
-static __device__ void open_item(tile_cursor *c, const hd_attention_args &a, int32_t groups) {
-    do { /* a part without keys has no tile */
-        c->item = find_item(&c->walk, a, groups, c->index);
-        if (c->item.row < 0) return;
-        c->keys = keys_of(a, c->item.row);
-        c->first = c->item.part * c->keys.part;
-        c->end = min(c->first + c->keys.part, c->keys.n);
-        c->index += (int32_t)gridDim.x;
-    } while (c->first >= c->end);
-}
-
-static __device__ tile_cursor first_tile(const hd_attention_args &a, int32_t groups) {
-    tile_cursor c = {};
-    c.index = (int32_t)blockIdx.x;
-    count_parts(&c.walk, a, groups);
-    open_item(&c, a, groups);
-    return c;
-}
-
-static __device__ void next_tile(tile_cursor *c, const hd_attention_args &a, int32_t groups) {
-    if (c->item.row < 0) return;
-    c->first += TILE;
-    if (c->first >= c->end) open_item(c, a, groups);
-}
-
-constexpr int WARP_KEYS = TILE / 4; /* of a warp that loads */
-
-/* In place of a key that is not there. */
-static __device__ const uint4 no_key[9 * BOX_BYTES / BOX_ROWS / sizeof(uint4)] = {};
-
-/* The key that lanes i and 16 + i look up for their warp. */
-static __device__ __forceinline__ const uint8_t *find_key(const tile_cursor &c,
-                                                          const hd_attention_args &a) {
-    const int warp = threadIdx.x % WARPGROUP / WARP;
-    const int32_t i = c.first + warp * WARP_KEYS + (int32_t)threadIdx.x % WARP_KEYS;
-    const bool live = c.item.row >= 0 && i < c.end;
-    const __nv_bfloat16 *key = live ? key_at(a, c.keys, i) : nullptr;
-    return key ? reinterpret_cast<const uint8_t *>(key)
-               : reinterpret_cast<const uint8_t *>(no_key);
-}
-
-static __device__ __forceinline__ bool is_key(const uint8_t *found) {
-    return found != reinterpret_cast<const uint8_t *>(no_key);
-}
-
-/* The warp's keys into the L2 cache, half a key per lane. */
-template <int BOXES>
-static __device__ __forceinline__ void prefetch_keys(const uint8_t *found) {
-    constexpr int LINE = 128, HALF = BOXES * LINE / 2;
-    const uint8_t *half = found + (threadIdx.x % WARP / WARP_KEYS) * HALF;
-#pragma unroll
-    for (int at = 0; at < HALF; at += LINE) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(half + at));
-    }
-}
-
-/* The warp's keys of a tile on their way into its boxes: eight lanes copy a box's row. */
-template <int BOXES>
-static __device__ __forceinline__ void copy_keys(uint32_t tile, const uint8_t *found) {
-    constexpr int AT_ONCE = WARP / 8;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
-#pragma unroll
-    for (int first = 0; first < WARP_KEYS; first += AT_ONCE) {
-        const int key = first + lane / 8;
-        const uint64_t bits = __shfl_sync(ALL_LANES, reinterpret_cast<uint64_t>(found), key);
-        const uint8_t *from = reinterpret_cast<const uint8_t *>(bits) + lane % 8 * 16;
-        const uint32_t to = tile + box_at(warp * WARP_KEYS + key, lane % 8);
-#pragma unroll
-        for (int box = 0; box < BOXES; box++) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                             to + (uint32_t)(box * BOX_BYTES)),
-                         "l"(from + box * 128)
-                         : "memory");
-        }
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Copies of all but the LEFT newest tiles have arrived: the older of two is announced. */
-template <int LEFT>
-static __device__ __forceinline__ void announce(const block_memory &m, uint32_t tile) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-    fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) mbarrier_arrive(m.full + 8 * (tile & 1));
-}
-
-/* An item's queries into the L2 cache, before the block needs them. */
-template <int BOXES>
-static __device__ __forceinline__ void prefetch_queries(const part_item &item,
-                                                        const hd_attention_args &a) {
-    constexpr int LINE = 128, FLOATS = LINE / (int)sizeof(float);
-    const int32_t k_dim = BOXES * BOX_COLS, heads = min(HEADS, a.heads - item.first_head);
-    const cuda_act *q = acts(a.q) + ((int64_t)item.row * a.heads + item.first_head) * k_dim;
-    for (int32_t i = threadIdx.x % WARPGROUP; i < heads * k_dim / FLOATS; i += WARPGROUP) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(q + i * FLOATS));
-    }
-}
-
-/* A tile is announced once it has arrived; before that the next is asked for, if its place is
- * free by then. */
-template <int BOXES>
-static __device__ void load_tiles(const hd_attention_args &a, const block_memory &m,
-                                  int32_t groups) {
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
-    tile_cursor c = first_tile(a, groups);
-    const uint8_t *found = find_key(c, a);
-    bool live = c.item.row >= 0;
-    uint32_t tile = 0;
-    for (; live; tile++) {
-        const uint32_t stage = tile & 1, empty = m.empty + 8 * stage;
-        const uint32_t parity = (tile >> 1 & 1) ^ 1;
-        const int32_t index = c.index;
-        next_tile(&c, a, groups);
-        if (c.index != index && c.item.row >= 0) prefetch_queries<BOXES>(c.item, a);
-        const uint8_t *next = find_key(c, a);
-        const unsigned keys = __ballot_sync(ALL_LANES, is_key(found));
-        const bool early = tile > 0 && !__all_sync(ALL_LANES, mbarrier_test(empty, parity));
-        if (early) announce<0>(m, tile - 1);
-        mbarrier_wait(empty, parity);
-        if (lane == 0) m.live[stage * 4 + warp] = (uint16_t)keys;
-        copy_keys<BOXES>(m.keys + stage * TILE_BYTES<BOXES>, found);
-        if (tile > 0 && !early) announce<1>(m, tile - 1);
-        prefetch_keys<BOXES>(next); /* it waits for where they are */
-        found = next;
-        live = c.item.row >= 0;
-    }
-    if (tile > 0) announce<0>(m, tile - 1);
-}
 
 /* ---- the warpgroups that compute ---- */
 
@@ -545,9 +286,21 @@ static __device__ __forceinline__ void compute_items(const hd_attention_args &a,
     }
 }
 
-template <int BOXES>
+/* Of a thread of each warpgroup. Together they have those of the launch: a warpgroup that asks for more waits
+ * forever. */
+template <bool PACKED>
+constexpr int LEFT_REGISTERS = PACKED ? 216 : 224;
+template <bool PACKED>
+constexpr int RIGHT_REGISTERS = PACKED ? 176 : 208;
+template <bool PACKED>
+constexpr int LOAD_REGISTERS = PACKED ? 112 : 72;
+constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
+
+template <int BOXES, bool PACKED>
 static __global__ void __launch_bounds__(THREADS, 1)
     attention_tiles(const hd_attention_args a, const part_table t, const int32_t groups) {
+    static_assert(LEFT_REGISTERS<PACKED> + RIGHT_REGISTERS<PACKED> + LOAD_REGISTERS<PACKED> <=
+                  3 * LAUNCH_REGISTERS);
     extern __shared__ __align__(1024) uint8_t shared[];
     const block_memory m = carve<BOXES>(shared);
     const int group = threadIdx.x / WARPGROUP;
@@ -559,14 +312,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (group == 0) {
-        setmaxnreg_inc<224>();
+        setmaxnreg_inc<LEFT_REGISTERS<PACKED>>();
         compute_items<BOXES, true>(a, m, t, groups);
     } else if (group == 1) {
-        setmaxnreg_inc<208>();
+        setmaxnreg_inc<RIGHT_REGISTERS<PACKED>>();
         compute_items<BOXES, false>(a, m, t, groups);
     } else {
-        setmaxnreg_dec<72>();
-        load_tiles<BOXES>(a, m, groups);
+        setmaxnreg_dec<LOAD_REGISTERS<PACKED>>();
+        if constexpr (PACKED) {
+            load_packed_tiles<BOXES>(a, m, groups);
+        } else {
+            load_tiles<BOXES>(a, m, groups);
+        }
     }
 }
 
@@ -623,9 +380,21 @@ static int32_t most_parts(const hd_attention_args *a) {
     return parts_of(keys);
 }
 
+static bool is_packed(const hd_paged &p, int32_t width) {
+    const bool mla = width == 576;
+    return p.rows.type == HD_E4M3 && (uintptr_t)p.rows.data % 8 == 0 && p.width == width &&
+           p.format.plain == BOX_COLS &&
+           p.format.group == (mla ? SCALE_COLS<9> : SCALE_COLS<8>);
+}
+
 static bool is_aligned(const hd_paged &p, int32_t width) {
     return p.rows.type == HD_BF16 && (uintptr_t)p.rows.data % 16 == 0 && p.width % 8 == 0 &&
            p.width >= width;
+}
+
+static bool are_lists(const hd_attention_args *a, bool (*fits)(const hd_paged &, int32_t)) {
+    return (!a->window || fits(a->recent, a->k_dim)) &&
+           (!a->ratio || fits(a->entries, a->k_dim));
 }
 
 /* With fewer heads, three quarters of a tile of 64 would be empty. */
@@ -635,18 +404,17 @@ bool attention_fits_sm90(const hd_attention_args *a) {
     return a->heads > SMALL_M_HEADS && (a->k_dim == 576 || a->k_dim == 512) &&
            a->v_dim == V_DIM && (uintptr_t)a->q.data % 16 == 0 &&
            (uintptr_t)a->out.data % 16 == 0 &&
-           (!a->window || is_aligned(a->recent, a->k_dim)) &&
-           (!a->ratio || is_aligned(a->entries, a->k_dim));
+           (are_lists(a, is_aligned) || are_lists(a, is_packed));
 }
 
-template <int BOXES>
+template <int BOXES, bool PACKED>
 static void launch(hd_stream *s, const hd_attention_args &a, const part_table &t) {
     const int32_t groups = (int32_t)blocks_for(a.heads, HEADS), workers = hd_stream_workers(s);
     const int64_t most = (int64_t)a.rows * groups * t.n_parts;
     const unsigned grid = most < workers ? (unsigned)most : (unsigned)workers;
     cudaStream_t queue = hd_cuda_stream(s);
-    hd_cuda_allow_shared((const void *)attention_tiles<BOXES>, SHARED_BYTES<BOXES>);
-    attention_tiles<BOXES><<<grid, THREADS, SHARED_BYTES<BOXES>, queue>>>(a, t, groups);
+    hd_cuda_allow_shared((const void *)attention_tiles<BOXES, PACKED>, SHARED_BYTES<BOXES>);
+    attention_tiles<BOXES, PACKED><<<grid, THREADS, SHARED_BYTES<BOXES>, queue>>>(a, t, groups);
     if (t.n_parts == 1) return;
     const dim3 joining((unsigned)a.rows, blocks_for(a.heads, BLOCK / WARP));
     join_parts<<<joining, BLOCK, 0, queue>>>(a, t);
@@ -659,6 +427,7 @@ void attention_sm90(hd_stream *s, const hd_attention_args *a) {
     const size_t each = (size_t)a->heads * (size_t)t.n_parts * PART_STRIDE * sizeof(float);
     const int64_t fit = t.n_parts == 1 ? a->rows : (int64_t)(room / each);
     const int32_t at_once = fit < a->rows ? (int32_t)fit : a->rows;
+    const bool mla = a->k_dim == 576, packed = are_lists(a, is_packed);
     if (at_once == 0 && a->rows > 0) {
         hd_stream_fail(s, HD_EUNSUPPORTED,
                        "attention of so many heads has no room for a row's parts");
@@ -672,10 +441,10 @@ void attention_sm90(hd_stream *s, const hd_attention_args *a) {
         part.seq += first;
         part.pos += first;
         if (a->selected) part.selected += (int64_t)first * a->n_selected;
-        if (a->k_dim == 576) {
-            launch<9>(s, part, t);
+        if (packed) {
+            mla ? launch<9, true>(s, part, t) : launch<8, true>(s, part, t);
         } else {
-            launch<8>(s, part, t);
+            mla ? launch<9, false>(s, part, t) : launch<8, false>(s, part, t);
         }
     }
     hd_cuda_check(s, "attention");
