@@ -26,7 +26,8 @@ typedef struct hd_expert_host_options {
     size_t bytes;            /* of device memory for slots */
     hd_host_experts *host;   /* computes rows of some experts; NULL: all are fetched */
     hd_device *device;
-    hd_stream *stream, *copy_stream; /* the latter's operators begin first, where streams have an order */
+    hd_stream *stream,
+        *copy_stream; /* the latter's operators begin first, where streams have an order */
 } hd_expert_host_options;
 
 /* How many layers, drafts included, can hold their experts in so many bytes of host memory: the first ones. */

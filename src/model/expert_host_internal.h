@@ -37,9 +37,9 @@ typedef struct host_set {
 /* Rounds of layers, in order: some are fetched, of those the first ones were computed. */
 typedef struct host_stream {
     host_set sets[HOST_SETS];
-    int32_t most;          /* experts of a set; 0: nothing is streamed */
-    int32_t unit, round;   /* to be fetched next */
-    int32_t end;           /* unit before which it ends */
+    int32_t most;        /* experts of a set; 0: nothing is streamed */
+    int32_t unit, round; /* to be fetched next */
+    int32_t end;         /* unit before which it ends */
     int64_t fetched, computed;
     hd_device_event *begun;
 } host_stream;

@@ -79,16 +79,16 @@ typedef struct hd_expert_stage_stats {
     int64_t staged;         /* of these: were resident, or staged or on their way already */
     int64_t fetched;
     int64_t fetched_bytes;
-    int64_t predicted;     /* experts that were elsewhere when they were predicted */
-    int64_t right;         /* of them: were used in the layer for which they were */
-    int64_t ahead;         /* of those that were fetched: were fetched by a prediction */
-    int64_t moved;         /* that became resident because they were used most */
-    int64_t failed;        /* fetches that failed */
-    int64_t wait_ns;       /* time in which a step had nothing to compute */
-    int64_t fetch_ns;      /* what fetching all that the main layers lack takes; 0: not measured */
-    int64_t sent, sent_rows; /* of those used, the host computed; their rows */
+    int64_t predicted; /* experts that were elsewhere when they were predicted */
+    int64_t right;     /* of them: were used in the layer for which they were */
+    int64_t ahead;     /* of those that were fetched: were fetched by a prediction */
+    int64_t moved;     /* that became resident because they were used most */
+    int64_t failed;    /* fetches that failed */
+    int64_t wait_ns;   /* time in which a step had nothing to compute */
+    int64_t fetch_ns;  /* what fetching all that the main layers lack takes; 0: not measured */
+    int64_t sent, sent_rows;        /* of those used, the host computed; their rows */
     int64_t predicted_ns, taken_ns; /* of rounds with such: hd_fetch_counts */
-    int32_t files, direct; /* files, and those that are read with O_DIRECT */
+    int32_t files, direct;          /* files, and those that are read with O_DIRECT */
 } hd_expert_stage_stats;
 
 hd_expert_stage_stats hd_expert_stage_read_stats(const hd_expert_stage *s); /* any thread */

@@ -22,7 +22,8 @@ enum {
     SLEEP_NS = 5000000   /* with these */
 };
 
-static const int64_t FORGET_NS = INT64_C(1000000000); /* without rows: what was measured at first holds */
+static const int64_t FORGET_NS =
+    INT64_C(1000000000); /* without rows: what was measured at first holds */
 static const double LEAST_SCALE = 1.0 / 16, MOST_SCALE = 64;
 
 typedef enum rounding { PLAIN, BFLOAT16, FP8 } rounding;
@@ -34,10 +35,10 @@ struct hd_host_experts {
     hd_ops ops; /* of the CPU */
     hd_device *device;
     hd_stream *stream;
-    hd_host_mail *mail;   /* host memory that the asking device reaches, as x, weight and y */
+    hd_host_mail *mail; /* host memory that the asking device reaches, as x, weight and y */
     float *x, *weight, *y;
-    float *gate, *up;            /* [rows, inter] */
-    hd_weight *matrix[ROLES];    /* [n_experts] of the experts that are computed */
+    float *gate, *up;         /* [rows, inter] */
+    hd_weight *matrix[ROLES]; /* [n_experts] of the experts that are computed */
     hd_expert_table table[ROLES];
     int64_t expert_ns, row_ns; /* as measured at first */
     double scale;              /* of these, lately */
@@ -129,18 +130,17 @@ static void compute(hd_host_experts *h) {
     list_experts(h);
     round_rows(h, h->x, rows, h->matrix[0]);
     h->ops.grouped_swiglu(
-        h->stream,
-        &(hd_grouped_swiglu_args){.out = hd_f32(h->gate),
-                                  .gate = hd_f32(h->gate),
-                                  .up = hd_f32(h->up),
-                                  .x = hd_f32(h->x),
-                                  .gate_w = &h->table[0],
-                                  .up_w = &h->table[1],
-                                  .offset = m->first,
-                                  .weight = hd_is_hybrid(h->spec) ? h->weight : NULL,
-                                  .top_k = 1,
-                                  .n_places = rows,
-                                  .limit = h->spec->swiglu_limit});
+        h->stream, &(hd_grouped_swiglu_args){.out = hd_f32(h->gate),
+                                             .gate = hd_f32(h->gate),
+                                             .up = hd_f32(h->up),
+                                             .x = hd_f32(h->x),
+                                             .gate_w = &h->table[0],
+                                             .up_w = &h->table[1],
+                                             .offset = m->first,
+                                             .weight = hd_is_hybrid(h->spec) ? h->weight : NULL,
+                                             .top_k = 1,
+                                             .n_places = rows,
+                                             .limit = h->spec->swiglu_limit});
     round_rows(h, h->gate, rows, h->matrix[2]);
     h->ops.grouped_gemm(h->stream, &(hd_grouped_gemm_args){.out = hd_f32(h->y),
                                                            .x = hd_f32(h->gate),

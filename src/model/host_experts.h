@@ -19,8 +19,8 @@ typedef struct hd_host_experts hd_host_experts;
 typedef struct hd_host_experts_options {
     const hd_weights *whole; /* keeps the experts of layers below `held` at their addresses */
     int32_t held;
-    hd_device *device; /* that asks */
-    hd_stream *stream; /* of that device: fails if the thread does */
+    hd_device *device;      /* that asks */
+    hd_stream *stream;      /* of that device: fails if the thread does */
     hd_precision precision; /* of the device's operators */
     hd_cpu_options cpu;
     int32_t rows; /* most at once */
