@@ -211,8 +211,7 @@ static inline size_t engine_post_tops(const hd_engine *e) {
     return (size_t)HD_MAX_STEP_TOKENS * (size_t)e->max_logprobs;
 }
 
-/* An id holds the request's use count, its index and the choice's index. Stale ids match
- * nothing. */
+/* An id: the request's use count, its index, the choice's index. Stale ids match nothing. */
 enum { ENGINE_CHOICE_BITS = 6, ENGINE_MAX_LIVING = 1 << 20 };
 _Static_assert(HD_MAX_CHOICES == 1 << ENGINE_CHOICE_BITS, "an id holds the choice's index");
 

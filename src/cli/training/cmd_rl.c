@@ -620,8 +620,7 @@ int cmd_rl(int argc, char **argv) {
                 .rewards = {.timeout_s = 60, .retries = 2},
                 .remote = {.timeout_s = 600, .retries = 3}}
     };
-    static option_list list; /* too large for a frame */
-    list.n = 0;
+    static option_list list; /* with the rest it is more than a frame holds */
     l.set.train.freeze = "router";
     add_options(&list, &l.set);
     const positional model = {"MODEL_DIR", &l.set.train.model_dir, false, POSITIONAL_MODEL};
