@@ -471,9 +471,11 @@ typedef struct hd_expert_figures {
     int64_t ahead;   /* of the fetches: by a prediction */
     int64_t moved;   /* experts that became resident because they were used most */
     int64_t wait_ns; /* time in steps without one that could be computed */
-    int64_t sent, sent_rows; /* of those used, the host computed (experts_host_compute); their rows */
-    int64_t sent_ns;         /* time in which it computed */
-    int64_t split_ns, split_predicted_ns; /* time of layers with such, and as it was predicted */
+    int64_t sent,
+        sent_rows;   /* of those used, the host computed (experts_host_compute); their rows */
+    int64_t sent_ns; /* time in which it computed */
+    int64_t split_ns,
+        split_predicted_ns; /* time of layers with such, and as it was predicted */
     /* dwdp_from: steps that fetched experts, and the rows from which on; 0: not known yet */
     int64_t fetch_steps, fetch_from;
     int64_t network_bytes; /* of those fetched: from other hosts */

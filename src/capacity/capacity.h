@@ -41,9 +41,9 @@ typedef struct hd_capacity_args {
     int32_t dwdp;
     hd_experts_at experts; /* but for HELD the layout must be that of one rank, and dwdp 1 */
     double host_bytes;     /* for experts on the host; 0: enough */
-    double host_rate;      /* bytes of experts per second whose rows the host computes; 0: none */
-    int32_t hisparse;      /* hd_kv_resident_rows() */
-    bool hisparse_auto;    /* as many rows as fit, where that pays */
+    double host_rate;   /* bytes of experts per second whose rows the host computes; 0: none */
+    int32_t hisparse;   /* hd_kv_resident_rows() */
+    bool hisparse_auto; /* as many rows as fit, where that pays */
 } hd_capacity_args;
 
 typedef struct hd_capacity {

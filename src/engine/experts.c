@@ -188,20 +188,22 @@ static int32_t computing_threads(const engine_rank *rank, const hd_engine_option
 static hd_status open_host_experts(engine_rank *rank, const hd_engine_options *o, int32_t held,
                                    hd_err *err) {
     hd_err why = {0};
-    hd_host_experts_options host = {.whole = rank->engine->whole,
-                                    .held = held,
-                                    .device = rank->device,
-                                    .stream = rank->stream,
-                                    .precision = rank->ops.precision,
-                                    .cpu = {.n_threads = computing_threads(rank, o),
-                                            .pin = o->pin_threads},
-                                    .rows = MOST_SENT_ROWS};
+    hd_host_experts_options host = {
+        .whole = rank->engine->whole,
+        .held = held,
+        .device = rank->device,
+        .stream = rank->stream,
+        .precision = rank->ops.precision,
+        .cpu = {.n_threads = computing_threads(rank, o), .pin = o->pin_threads},
+        .rows = MOST_SENT_ROWS
+    };
     if (!computes_on_host(o, &host.always)) return HD_OK;
     if (!hd_device_is_host(rank->device)) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "experts_host_compute %s is for the cpu backend: beside a GPU it was not "
-                       "seen to work yet",
-                       o->experts_host_compute);
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "experts_host_compute %s is for the cpu backend: beside a GPU it was not "
+            "seen to work yet",
+            o->experts_host_compute);
     }
     if (hd_host_experts_open(&rank->host_experts, rank->engine->spec, &host, &why) != HD_OK) {
         engine_note_no_host_rows(rank->engine, &why);
@@ -225,11 +227,11 @@ static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err
     const int32_t all = rank->engine->spec->n_layers + rank->engine->spec->n_mtp;
     const int32_t held = held_layers(rank, o);
     hd_expert_host_options host = {.whole = rank->engine->whole,
-                                         .held = held,
-                                         .bytes = bytes,
-                                         .device = rank->device,
-                                         .stream = rank->stream,
-                                         .copy_stream = rank->copy_stream};
+                                   .held = held,
+                                   .bytes = bytes,
+                                   .device = rank->device,
+                                   .stream = rank->stream,
+                                   .copy_stream = rank->copy_stream};
     const hd_expert_fetch_options fetch = {
         .sources = &source, .n_sources = 1, .depth = 1, .bytes = bytes};
     hd_status st = HD_EUNSUPPORTED;
@@ -288,8 +290,7 @@ void engine_experts_read(engine_rank *rank) {
                             .sent_rows = before->sent_rows + s.sent_rows,
                             .sent_ns = before->sent_ns,
                             .split_ns = before->split_ns + s.taken_ns,
-                            .split_predicted_ns =
-                                before->split_predicted_ns + s.predicted_ns,
+                            .split_predicted_ns = before->split_predicted_ns + s.predicted_ns,
                             .network_bytes = before->network_bytes,
                             .file_bytes = before->file_bytes};
     if (rank->model_runner) {

@@ -28,7 +28,8 @@ static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
     if (o->world.size > 1 && o->dwdp > 1) {
         why = "experts are not fetched from other processes";
     } else if (o->dwdp_from) {
-        why = "steps that exchange rows and steps that fetch experts (dwdp_from) were not seen there yet";
+        why = "steps that exchange rows and steps that fetch experts (dwdp_from) were not seen "
+              "there yet";
     } else if (o->world.size > 1 && engine_rebalance_is_on(o)) {
         why = "experts do not move between processes";
     } else if (o->world.size > 1 && o->updatable) {

@@ -65,7 +65,8 @@ void engine_note_layers(hd_engine *e, int32_t n, int32_t all) {
 }
 
 void engine_note_no_host_rows(hd_engine *e, const hd_err *why) {
-    note(e, "experts are computed on the device alone (experts_host_compute): %.160s", why->msg);
+    note(e, "experts are computed on the device alone (experts_host_compute): %.160s",
+         why->msg);
 }
 
 void engine_note_hisparse(hd_engine *e, const hd_hisparse_choice *c, int64_t tokens) {

@@ -283,7 +283,8 @@ static hd_status check_updatable(hd_engine *e, const hd_engine_options *o, hd_er
     if (o->dummy_weights) why = "random ones belong to no checkpoint";
     if (engine_rebalance_is_on(o) && e->parallel.etp > 1)
         why = "experts are cut and move between ranks (--rebalance)";
-    if (engine_fetches(e) || e->dwdp_from) why = "ranks have copies of each other's experts (--dwdp)";
+    if (engine_fetches(e) || e->dwdp_from)
+        why = "ranks have copies of each other's experts (--dwdp)";
     if (why) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "weights cannot be replaced here: %s", why);
     }

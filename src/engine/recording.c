@@ -171,7 +171,7 @@ void engine_recording_order(engine_rank *rank, engine_order *order) {
     } else if (w->stop) {
         order->record = 0;
         order->sums_counts = talks && !rows;
-        r->parts = e->independent ? e->n_present : 1;
+        if (r->number) r->parts = e->independent ? e->n_present : 1;
         w->stop = false;
     }
     w->start = false;

@@ -77,7 +77,7 @@ typedef struct expert_fetch {
     hd_fetch_copy *copies; /* [n_experts * 2 * ROLES] of one unit */
     fetch_counters counters;
     int64_t fetch_ns; /* of what all main layers lack, by one of them; 0: not measured */
-    int64_t *rows; /* [n_layers, n_experts] that chose each */
+    int64_t *rows;    /* [n_layers, n_experts] that chose each */
 
     /* the layer */
     hd_expert_layer layer;

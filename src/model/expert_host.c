@@ -15,8 +15,8 @@ enum {
     /* Of a layer's slots: one round of several fetches so many, and leaves the others to experts that
      * wait for their turn. */
     PART_OF_ROUND = 4,
-    PART_OF_SETS = 8,    /* of the memory: sets take so much at most, */
-    MOST_IN_SET = 16     /* and no more experts each */
+    PART_OF_SETS = 8, /* of the memory: sets take so much at most, */
+    MOST_IN_SET = 16  /* and no more experts each */
 };
 
 static expert_host *host_of(hd_expert_stage *s) {

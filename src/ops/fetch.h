@@ -12,7 +12,8 @@ enum {
     HD_EXPERT_MATRICES = 3,      /* gate, up, down */
     HD_MAX_FETCH_EXPERTS = 1024, /* of a layer, and slots */
     HD_HOST_MAX_SECONDS = 60,    /* that a device waits for the host */
-    HD_HOST_PAUSE = 8 /* of so many uses of a layer one leaves all to the device: slots follow what is used */
+    HD_HOST_PAUSE =
+        8 /* of so many uses of a layer one leaves all to the device: slots follow what is used */
 };
 
 /* Where the arrays of an expert lie in its slot, and their bytes; scale_bytes 0: no scales. */
@@ -23,7 +24,8 @@ typedef struct hd_expert_layout {
 
 /* What device memory has of experts that were used. */
 typedef struct hd_fetch_counts {
-    int64_t used, staged, fetched, fetched_bytes; /* staged: of those used, had a slot already */
+    int64_t used, staged, fetched,
+        fetched_bytes;              /* staged: of those used, had a slot already */
     int64_t sent, sent_rows;        /* of those used, the host computed; their rows */
     int64_t predicted_ns, taken_ns; /* of rounds with such: to fetch, compute and join */
 } hd_fetch_counts;
@@ -48,9 +50,10 @@ typedef struct hd_host_mail {
     uint32_t done;  /* by the host: computed so many of these */
     int32_t ended;  /* by the host: 1: it computes no more, and y is undefined */
     int32_t late;   /* by the device: 1: it gave up waiting */
-    int64_t expert_ns, row_ns; /* by the host: what an expert takes, and each of its rows; 0: not known */
-    int32_t layer, n;          /* by the device: experts, */
-    int32_t expert[HD_MAX_FETCH_EXPERTS]; /* their numbers */
+    int64_t expert_ns,
+        row_ns; /* by the host: what an expert takes, and each of its rows; 0: not known */
+    int32_t layer, n;                        /* by the device: experts, */
+    int32_t expert[HD_MAX_FETCH_EXPERTS];    /* their numbers */
     int32_t first[HD_MAX_FETCH_EXPERTS + 1]; /* row of each in x, weight and y; [n] all */
 } hd_host_mail;
 
@@ -92,10 +95,12 @@ typedef struct hd_host_rows {
  * else the next place of the set; `most` counts the latter, rounds are not limited by slots, and the clock
  * stands still. The host computes no rows then. */
 typedef struct hd_moe_fetch_args {
-    hd_weight *table;      /* [3, n_experts] the matrices of the round's experts with rows */
-    int32_t *round_offset; /* [n_experts + 1] offset, without the rows of other rounds; NULL: not wanted */
-    int32_t *range;        /* [2] first expert of the round, and of the next one */
-    const int32_t *before; /* range of the round before, may be `range`; NULL: first round of the use */
+    hd_weight *table; /* [3, n_experts] the matrices of the round's experts with rows */
+    int32_t *
+        round_offset; /* [n_experts + 1] offset, without the rows of other rounds; NULL: not wanted */
+    int32_t *range; /* [2] first expert of the round, and of the next one */
+    const int32_t
+        *before;   /* range of the round before, may be `range`; NULL: first round of the use */
     int32_t *todo; /* [1 + 2 * n_experts] scratch: how many, their experts, where they go */
     hd_fetch_counts *counts; /* += */
     hd_fetch_counts *seen;   /* = counts, in host memory; NULL: not wanted */
@@ -118,7 +123,7 @@ typedef struct hd_moe_fetch_args {
 
 /* The rows of a round, once it is known what rows chose. */
 typedef struct hd_moe_round_args {
-    int32_t *round_offset;        /* [n_experts + 1] of moe_fetch */
+    int32_t *round_offset;         /* [n_experts + 1] of moe_fetch */
     const int32_t *offset, *range; /* of moe_permute; of moe_fetch */
     int32_t n_experts;
 } hd_moe_round_args;

@@ -312,7 +312,8 @@ hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32
     HD_TRY(runner_forward(x, RUNNER_STEP, err));
     if (!x->has_rows) return HD_OK;
     HD_TRY(runner_sample(x, inputs, n, outputs, err));
-    if (!x->fetches) runner_time_rows(x, hd_now_ns() - begun); /* sampling waits for the logits */
+    if (!x->fetches)
+        runner_time_rows(x, hd_now_ns() - begun); /* sampling waits for the logits */
     HD_TRY(runner_record_step(x, err));
     if (x->n_drafts) HD_TRY(runner_draft(x, inputs, n, outputs, err));
     return hd_stream_sync(x->env.stream, err);

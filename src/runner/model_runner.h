@@ -159,7 +159,7 @@ typedef struct hd_model_runner_times {
     int64_t micro_steps;        /* of any shape: in several micro-batches */
     int32_t graph_launches;     /* kernels and copies of the graph captured last */
     int64_t fetch_steps;        /* eager steps that fetched experts (fetch_from) */
-    int32_t fetch_from;         /* rows from which on the next one does; INT32_MAX: not known yet */
+    int32_t fetch_from; /* rows from which on the next one does; INT32_MAX: not known yet */
 } hd_model_runner_times;
 
 const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x);

@@ -127,7 +127,7 @@ struct hd_model_runner {
     /* [n_groups] of the pass; in the command */
     int32_t *group_rows, *group_logits;
     bool has_rows, fetches; /* any group had rows in this pass; it fetches experts */
-    double row_ns;         /* what a row of an eager step takes that exchanges rows; 0: not known */
+    double row_ns; /* what a row of an eager step takes that exchanges rows; 0: not known */
     int32_t draft_places;  /* drafts of a sequence that any group makes in this step, at most */
     runner_mirrored loads; /* [ranks, layers * experts] int64; all zero: alone */
     runner_moves moves;

@@ -113,6 +113,11 @@ def test_draft_blocks(tmp_path):
         (("--dwdp", 2, "--layout", "auto", "--ranks", 2), "and no dwdp"),
         (("--prefetch-depth", 2), "prefetch_depth is for dwdp above 1"),
         (("--dwdp", 2, "--rebalance", "auto"), "experts are on one rank"),
+        (("--dwdp-from", 8), "dwdp_from is for dwdp above 1"),
+        (("--dwdp", 2, "--dwdp-from", "much"), "dwdp_from is 'much'; must be auto or 1 to"),
+        (("--dwdp", 2, "--dwdp-from", 0), "dwdp_from is '0'; must be auto or 1 to"),
+        (("--dwdp", 2, "--dwdp-from", 8, "--redundant", 2), "experts have other places"),
+        (("--dwdp", 2, "--dwdp-from", 8, "--rebalance", "auto"), "experts have other places"),
     ],
 )
 def test_what_cannot_be_is_refused(refused, flags, why):

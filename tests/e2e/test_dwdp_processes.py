@@ -84,6 +84,8 @@ def test_a_long_step_of_one_rank_does_not_delay_the_others(world):
 def test_another_number_of_processes_is_refused():
     said = run_hadal("serve", TINY, *SMALL, "--dwdp", 2, "--rank", 0, "--world", 3, "--meet", free_address(), env=CLEAN)
     assert said.returncode == 2 and "3 processes for dwdp 2" in said.stderr
+    said = run_hadal("serve", TINY, *SMALL, "--dwdp", 2, "--dwdp-from", 8, "--rank", 0, "--world", 2, "--meet", free_address(), env=CLEAN)
+    assert said.returncode == 2 and "ranks are in several processes" in said.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -261,7 +261,7 @@ def test_a_file_that_is_replaced_is_no_matter(serve, model):
         (("--experts-disk", "1", "--backend", "null"), "the null backend has none"),
         (("--experts-host", "much"), "experts_host is 'much'; must be off, auto or"),
         (("--experts-host-compute", "auto"), "experts_host_compute is 'auto', and experts are not in host memory"),
-        (("--experts-host", "1", "--experts-host-compute", "cpu"), "must be one of device, auto, host"),
+        (("--experts-host", "1", "--experts-host-compute", "cpu"), "'cpu' is none of device, auto, host"),
         (("--experts-host", "0.0001"), "at least 2 are fetched at once here"),
         (("--experts-host", "0.004", "--host-memory", "0.001"), "6 layers that host memory does not hold have 96"),
         (("--device-memory", "1", "--backend", "cpu"), "no memory of its own to limit"),

@@ -258,8 +258,11 @@ void open_machine_in_place(machine *m, const char *backend, const char *name, in
     open_any(m, backend, name,
              (machine_options){
                  .fixed = true,
-                 .at = &(experts_at){
-                                     .host = true, .in_place = true, .n = experts, .n_whole = n_whole, .missing = missing}
+                 .at = &(experts_at){.host = true,
+                                     .in_place = true,
+                                     .n = experts,
+                                     .n_whole = n_whole,
+                                     .missing = missing}
     });
 }
 

@@ -27,8 +27,8 @@ enum {
 typedef struct machine {
     hd_model_spec *spec;
     hd_weights *weights;
-    hd_weights *whole;      /* NULL: weights are */
-    hd_expert_stage *stage; /* NULL: all experts are resident */
+    hd_weights *whole;             /* NULL: weights are */
+    hd_expert_stage *stage;        /* NULL: all experts are resident */
     hd_host_experts *host_experts; /* NULL: the host computes no rows */
     hd_ops ops;
     hd_device *device;

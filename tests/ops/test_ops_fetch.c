@@ -9,9 +9,9 @@ enum { USES = 4, MOST_ROUNDS = 12, ROLES = HD_EXPERT_MATRICES };
 typedef struct fetch_case {
     const char *name;
     int32_t n_experts, n_slots, most;
-    int32_t sparse; /* one expert in so many has rows; 99: none */
-    int32_t shift;  /* bytes by which sources are not aligned */
-    int32_t bytes;  /* of a matrix */
+    int32_t sparse;                    /* one expert in so many has rows; 99: none */
+    int32_t shift;                     /* bytes by which sources are not aligned */
+    int32_t bytes;                     /* of a matrix */
     enum { SLOTS, SET, SET_AHEAD } to; /* AHEAD: before rows have chosen */
 } fetch_case;
 
@@ -287,7 +287,7 @@ typedef struct share_case {
 } share_case;
 
 static const share_case shares[] = {
-    /* six are missing: 3 x 100 + 3 x 10 beside 3 x 100 */
+  /* six are missing: 3 x 100 + 3 x 10 beside 3 x 100 */
     {"both alike",          {1, 1, 1, 1, 1, 1},          100, 10,  100,  20, false, 3},
     {"a slow host",         {1, 1, 1, 1, 1, 1},          900, 10,  100,  20, false, 0},
     {"a fast host",         {1, 1, 1, 1, 1, 1},          10,  1,   900,  20, false, 6},
@@ -425,7 +425,10 @@ static void check_share(const hd_ops *ops, const share_case *c) {
 
 /* The uses of a layer that leave all to the device; a host that gave up, and experts in turn. */
 static void check_turns(const hd_ops *ops) {
-    static const share_case c = {"turns", {1, 1, 1}, 10, 1, 10, 20, false, 2};
+    static const share_case c = {
+        "turns", {1, 1, 1},
+         10, 1, 10, 20, false, 2
+    };
     hd_stream *s = stream_for(ops, fix.stream[0]);
     share_job j;
     int32_t sent[SHARED] = {0};
@@ -444,10 +447,9 @@ static void check_turns(const hd_ops *ops) {
     if (j.desk->n == 0) ops->moe_fetch(s, &j.a);
     j.mail->done = j.mail->asked - 1;
     j.mail->ended = 1;
-    ops->moe_join(s, &(hd_moe_join_args){.y = hd_f32(j.y),
-                                         .offset = j.offset,
-                                         .host = j.a.host,
-                                         .counts = j.a.counts});
+    ops->moe_join(
+        s, &(hd_moe_join_args){
+               .y = hd_f32(j.y), .offset = j.offset, .host = j.a.host, .counts = j.a.counts});
     finish("moe_join", s);
     assert_int_equal(j.mail->late, 0);
 }
@@ -466,8 +468,8 @@ void op_moe_join(void **state) {
 
 /* ---- rounds ---- */
 
-static void run_round(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
-                      void *const *out) {
+static void run_round(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                      int32_t n, void *const *out) {
     hd_moe_round_args a = *(const hd_moe_round_args *)c->args;
     (void)first;
     (void)n;

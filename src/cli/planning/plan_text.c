@@ -61,8 +61,8 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
     snprintf(ranks, sizeof ranks, "--tp %d%s --dp %d --ep %d", c->parallel.tp / cp, by_cp,
              c->parallel.dp, c->parallel.ep);
     if (c->dwdp > 1) snprintf(ranks, sizeof ranks, "--dwdp %d", c->dwdp);
-    const char *flag = s->args.experts == HD_EXPERTS_ON_DISK   ? " --experts-disk auto"
-                       : s->args.experts == HD_EXPERTS_HELD    ? ""
+    const char *flag = s->args.experts == HD_EXPERTS_ON_DISK ? " --experts-disk auto"
+                       : s->args.experts == HD_EXPERTS_HELD  ? ""
                        : s->args.host_rate > 0
                            ? " --experts-host auto --experts-host-compute auto"
                            : " --experts-host auto";
@@ -111,7 +111,8 @@ static void print_elsewhere(const plan_settings *s, const hd_capacity *c) {
            c->decode->fetch_bytes / 1e9, c->decode->fetch_s * 1e3,
            c->prefill->fetch_bytes / 1e9, c->prefill->fetch_s * 1e3);
     if (c->on_host > 0) {
-        printf("the host computes %.0f %% of those that a step of decode needs\n", c->on_host * 100);
+        printf("the host computes %.0f %% of those that a step of decode needs\n",
+               c->on_host * 100);
     }
     if (c->free >= 0) {
         printf("predicted: %.3g tokens/s of a user, first token after %.3g s\n",

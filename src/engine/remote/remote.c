@@ -540,9 +540,8 @@ hd_status remote_exchange(engine_rank *rank, const remote_word *own, hd_err *err
 hd_status remote_close_report(engine_rank *rank, bool idle, int64_t look_ns, uint64_t rounds,
                               remote_word *out, hd_err *err) {
     const int64_t left = look_ns - hd_now_ns();
-    *out = (remote_word){.look_in_ns = look_ns ? (left > 0 ? left : 0) : -1,
-                         .idle = idle,
-                         .rounds = rounds};
+    *out = (remote_word){
+        .look_in_ns = look_ns ? (left > 0 ? left : 0) : -1, .idle = idle, .rounds = rounds};
     if (rank->group) return close_report(rank, err);
     rank->engine->remote->sent.n = 0; /* what was sent were orders */
     return HD_OK;

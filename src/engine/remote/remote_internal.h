@@ -14,9 +14,9 @@ typedef struct remote_word {
 } remote_word;
 
 struct engine_remote {
-    pthread_mutex_t lock; /* of the report that is made; behind the engine's */
-    hd_bytes out;         /* the report, or rank 0's mail */
-    hd_err put_err;       /* memory for `out` was missing */
+    pthread_mutex_t lock;  /* of the report that is made; behind the engine's */
+    hd_bytes out;          /* the report, or rank 0's mail */
+    hd_err put_err;        /* memory for `out` was missing */
     int64_t sent_loads_ns; /* when the loads that were sent last were read */
 
     /* of the thread that exchanges */

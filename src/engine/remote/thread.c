@@ -101,8 +101,7 @@ static void *work(void *arg) {
     engine_rank *rank = arg;
     hd_engine *e = rank->engine;
     hd_err err = {0};
-    const hd_status st =
-        rank->group ? exchange_other(rank, &err) : exchange_first(rank, &err);
+    const hd_status st = rank->group ? exchange_other(rank, &err) : exchange_first(rank, &err);
     if (st == HD_OK) return NULL;
     pthread_mutex_lock(&e->lock);
     e->remote->failure = err;

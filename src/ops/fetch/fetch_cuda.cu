@@ -44,7 +44,8 @@ __device__ place_in_line stand_in_line(const hd_moe_fetch_args &a, bool lacks, i
 /* How many of n missing experts the host takes; what the round takes then. All threads call it. */
 __device__ int32_t count_sent(const hd_host_rows &h, const place_in_line &p, bool lacks,
                               int32_t rows, int32_t n, int64_t now, int64_t *predicted) {
-    __shared__ unsigned long long best; /* the time, and how many: of the most, or of the least time */
+    __shared__ unsigned long long
+        best; /* the time, and how many: of the most, or of the least time */
     const int64_t fetch_ns = h.desk->fetch_ns;
     const volatile hd_host_mail *m = h.mail;
     const int64_t expert_ns = m->expert_ns, row_ns = m->row_ns;
@@ -169,7 +170,8 @@ __device__ void choose_victims(const hd_moe_fetch_args &a, int32_t *victim, int3
 }
 
 /* Thread t has expert t, and slot t. */
-__global__ void __launch_bounds__(PLAN_THREADS) plan_fetch(const __grid_constant__ hd_moe_fetch_args a) {
+__global__ void __launch_bounds__(PLAN_THREADS)
+    plan_fetch(const __grid_constant__ hd_moe_fetch_args a) {
     begin_kernel();
     __shared__ int32_t victim[HD_MAX_FETCH_EXPERTS]; /* or slots without an expert */
     const hd_expert_slots &s = a.slots;
@@ -184,7 +186,8 @@ __global__ void __launch_bounds__(PLAN_THREADS) plan_fetch(const __grid_constant
     const int32_t nth_empty = a.set ? sum_upto(is_empty) : 0;
     const int32_t n_empty = a.set ? __syncthreads_count(is_empty) : 0;
     const int32_t selected = sum_upto(rows > 0), missing = sum_upto(rows > 0 && had < 0);
-    const bool fits = is_expert && (a.set || selected <= s.n_slots) && missing - n_empty <= a.most;
+    const bool fits =
+        is_expert && (a.set || selected <= s.n_slots) && missing - n_empty <= a.most;
     const int32_t end =
         __syncthreads_count(fits); /* of those from 0 on: before first all fit */
     const bool own = rows > 0 && t < end, lacks = own && had < 0;
@@ -192,7 +195,8 @@ __global__ void __launch_bounds__(PLAN_THREADS) plan_fetch(const __grid_constant
     sent_expert sent = {};
     if (a.host.mail) sent = share(a, lacks, rows, n_missing, now);
     const bool fetched = lacks && !sent.own;
-    const int32_t nth = sum_upto(fetched), n = n_missing - sent.n; /* of those that are fetched */
+    const int32_t nth = sum_upto(fetched),
+                  n = n_missing - sent.n; /* of those that are fetched */
 
     if (!a.set) {
         choose_victims(a, victim, first, end, n);
@@ -348,7 +352,10 @@ __device__ bool await_host(hd_host_mail *m, uint32_t asked) {
     for (;;) {
         for (int i = 0; i < SPINS; i++) {
             uint32_t done;
-            asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(done) : "l"(&m->done) : "memory");
+            asm volatile("ld.acquire.sys.global.u32 %0, [%1];"
+                         : "=r"(done)
+                         : "l"(&m->done)
+                         : "memory");
             if (done == asked) return true;
         }
         if (*ended) return false;

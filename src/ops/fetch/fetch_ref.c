@@ -78,7 +78,8 @@ static int32_t count_sent(const hd_moe_fetch_args *a, int32_t n, int64_t now,
     for (int32_t k = 1; k <= n && h->desk->first[k] <= h->most; k++) {
         const int64_t host = k * h->mail->expert_ns + h->desk->first[k] * h->mail->row_ns;
         const int64_t longer = hd_max_i64(host, (n - k) * h->desk->fetch_ns);
-        if (!h->always && (!known || now % HD_HOST_PAUSE == 0 || longer >= *predicted)) continue;
+        if (!h->always && (!known || now % HD_HOST_PAUSE == 0 || longer >= *predicted))
+            continue;
         *predicted = longer;
         best = k;
     }
