@@ -4,15 +4,17 @@ weights and fewer layers, as many as host memory holds (3.4 GB each).
 
     bench/experts_host.py [--hadal build/hadal] [--backend cuda] [--layers 8] [--room 0.43] [--users 1 16]
                           [--tokens 128] [--prompt 8192] [--memory-rate 4500] [--config FILE]
+                          [--compute device auto host]
 
 Room is the part of the experts that fits into device memory. Ours is the time of a whole run of `hadal bench`;
 the limit is that of its steps: the bytes that the kernels of a step read from device memory, as `hadal plan`
 counts them, at --memory-rate GB/s, and then what was fetched at the rate at which the driver copies pinned
-memory to the device, measured before. Of a prompt the limit is the longer of its kernels, as planned, and
-the copies. One line of JSON each."""
+memory to the device, measured before. Of a prompt the limit is the longer of its compute, measured with
+all experts on the device, and the copies. One line of JSON each."""
 
 import argparse
 import ctypes
+import itertools
 import json
 import subprocess
 import sys
@@ -79,9 +81,9 @@ def plan(args, path, users, prompt):
     return report(args, "plan", path, *flags)["layouts"][0]
 
 
-def load(args, path, room, users, prompt, tokens):
+def load(args, path, room, users, prompt, tokens, compute="device"):
     flags = ["--num-prompts", users, "--input-len", prompt, "--output-len", tokens, "--warmup", 1, "--json", "-q"]
-    flags += ["--max-running", users, "--kv-tokens", users * 2 * max(512, prompt), "--chunk", prompt, "--draft-tokens", 0, "--experts-host", f"{room / 1e9:.6f}"]
+    flags += ["--max-running", users, "--kv-tokens", users * 2 * max(512, prompt), "--chunk", prompt, "--draft-tokens", 0, "--experts-host", f"{room / 1e9:.6f}", "--experts-host-compute", compute]
     return report(args, "bench", "throughput", "--dummy-weights", path, "--backend", args.backend, *args.flags.split(), *flags)
 
 
@@ -93,6 +95,7 @@ def main():
     p.add_argument("--layers", type=int, default=8)
     p.add_argument("--room", type=float, default=0.43)
     p.add_argument("--users", type=int, nargs="*", default=[1, 16])
+    p.add_argument("--compute", nargs="*", default=["device"], help="values of --experts-host-compute")
     p.add_argument("--tokens", type=int, default=128)
     p.add_argument("--prompt", type=int, default=8192)
     p.add_argument("--memory-rate", type=float, default=4500.0)
@@ -103,12 +106,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         path, config = shorten(args.config, args.layers, folder)
         room = args.room * args.layers * config["n_routed_experts"] * expert_bytes(config)
-        for users in args.users:
-            x = load(args, path, room, users, 16, args.tokens)
+        for users, compute in itertools.product(args.users, args.compute):
+            x = load(args, path, room, users, 16, args.tokens, compute)
             read = plan(args, path, users, 16)["decode"]["bytes"] * x["steps"] / (args.memory_rate * 1e9)
             fetched = x["experts"]["fetched_bytes"]
             line = {
                 "users": users,
+                "compute": compute,
                 "ms_per_step": x["duration"] / x["steps"] * 1e3,
                 "limit_ms": (read + fetched / bus) / x["steps"] * 1e3,
                 "limit_over_ours": (read + fetched / bus) / x["duration"],
@@ -118,10 +122,17 @@ def main():
                 "steps": x["steps"],
                 "graph_steps": x["graph_steps"],
             }
+            if compute != "device":
+                e = x["experts"]
+                line["on_host"] = e["sent"] / max(e["used"], 1)
+                line["host_us_per_expert"] = e["sent_ns"] / 1e3 / max(e["sent"], 1)
+                line["predicted_over_taken"] = e["split_predicted_ns"] / max(e["split_ns"], 1)
             print(json.dumps(line), flush=True)
         if args.prompt:
             x = load(args, path, room, 1, args.prompt, 1)
-            kernels = plan(args, path, 1, args.prompt)["prefill"]["kernel_seconds"]
+            all_there = load(args, path, 1.4 * room / args.room, 1, args.prompt, 1)  # the compute alone
+            assert all_there["experts"]["fetched"] <= all_there["experts"]["slots"], all_there
+            kernels = all_there["duration"]
             copies = x["experts"]["fetched_bytes"] / bus
             line = {
                 "prompt": args.prompt,
@@ -129,7 +140,7 @@ def main():
                 "limit_ms": max(kernels, copies) * 1e3,
                 "limit_over_ours": max(kernels, copies) / x["duration"],
                 "copies_ms": copies * 1e3,
-                "kernels_ms": kernels * 1e3,
+                "compute_ms": kernels * 1e3,
             }
             print(json.dumps(line), flush=True)
 

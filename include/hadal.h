@@ -89,6 +89,10 @@ typedef struct hd_engine_options {
      * (docs/experts.md). */
     int32_t dwdp;
     int32_t prefetch_depth; /* how many layers ahead experts are fetched, 1 to 3; default 1 */
+    /* With dwdp, as threads of one process: in steps in which no rank has so many rows, a number or "auto", ranks
+     * exchange rows instead, as those of ep do; then ranks begin their steps together. auto: from as many on as
+     * take as long to compute as the experts to fetch, both measured. Default: experts are always fetched. */
+    const char *dwdp_from;
     /* "off", the default: all routed experts are resident. "auto", or a number of gigabytes of
      * host memory: they stay in the model's files and are staged in this memory when rows choose
      * them; auto takes most of what is free. Texts do not change. For one rank of the cpu and ref
@@ -98,6 +102,10 @@ typedef struct hd_engine_options {
      * host memory, and those that are used most, beside those that a layer needs next, in this
      * memory; auto takes most of what is free. Texts do not change. For one rank. */
     const char *experts_host;
+    /* With experts_host, what computes an expert that is not in device memory: "device", the default, which
+     * copies it; "host": processors of the host, where it lies; or "auto": both, so that they end together, by
+     * rates that are measured. On a GPU the host rounds sums otherwise (docs/numerics.md). */
+    const char *experts_host_compute;
     /* Of a GPU: so many of the 10^9 bytes of its memory that are free at first are used, and no more.
      * Default: all. */
     double device_memory_gb;
@@ -463,6 +471,13 @@ typedef struct hd_expert_figures {
     int64_t ahead;   /* of the fetches: by a prediction */
     int64_t moved;   /* experts that became resident because they were used most */
     int64_t wait_ns; /* time in steps without one that could be computed */
+    int64_t sent,
+        sent_rows;   /* of those used, the host computed (experts_host_compute); their rows */
+    int64_t sent_ns; /* time in which it computed */
+    int64_t split_ns,
+        split_predicted_ns; /* time of layers with such, and as it was predicted */
+    /* dwdp_from: steps that fetched experts, and the rows from which on; 0: not known yet */
+    int64_t fetch_steps, fetch_from;
     int64_t network_bytes; /* of those fetched: from other hosts */
     int64_t file_bytes;    /* of those fetched: other hosts did not send them */
     int64_t refused;       /* connections from other hosts that sent what is no request */

@@ -29,8 +29,9 @@ FLOORS = {
 # those of the rooms listed before it.
 ROOMS = {
     "model": ["backward"],
+    "engine": ["remote"],
     "weights": ["config", "experts", "torch"],
-    "ops": ["ref", "cpu", "cuda", "cuda_attention", "split", "backward", "profile"],
+    "ops": ["ref", "cpu", "cuda", "cuda_attention", "split", "fetch", "backward", "profile"],
     "server": ["metrics"],
     "cli": ["terminal", "inspect", "bench", "planning", "training", "serving"],
 }

@@ -96,8 +96,17 @@ double hd_capacity_dense_tp(double weight_bytes, double hidden_bytes) {
     return sqrt(weight_bytes / hidden_bytes);
 }
 
-/* Ranks copy all that a layer lacks, ahead. From the host and from disk come those that rows chose,
- * and a GPU waits for the host's behind the router. */
+/* Steps with so many choices for each expert stream the layers of a host (model/expert_sets.c). */
+enum { CHOICES_OF_STREAM = 4 };
+
+/* The part of the missing experts that the host computes while the others are copied: both end together. */
+static double part_on_host(const hd_capacity_args *a) {
+    const double link = a->gpu->host_gb_s * 1e9;
+    return a->experts == HD_EXPERTS_ON_HOST ? a->host_rate / (a->host_rate + link) : 0;
+}
+
+/* Ranks copy all that a layer lacks, ahead. From the host and from disk come those that rows chose, and a GPU
+ * waits for the host's behind the router, but where nearly all are chosen. */
 static void add_fetches(const hd_capacity *c, const hd_capacity_args *a, const hd_step_shape *z,
                         hd_step_cost *cost) {
     const double layers = moe_layers(a->spec), n = a->spec->route.n_experts;
@@ -112,9 +121,10 @@ static void add_fetches(const hd_capacity *c, const hd_capacity_args *a, const h
     } else if (a->experts != HD_EXPERTS_HELD) {
         const bool host = a->experts == HD_EXPERTS_ON_HOST;
         const double rate = host ? a->gpu->host_gb_s : a->gpu->disk_gb_s;
-        cost->fetch_bytes = bytes * (1 - pow(1 - 1 / n, choices));
+        cost->fetches_first = host && choices < CHOICES_OF_STREAM * n;
+        const double copied = cost->fetches_first ? 1 - part_on_host(a) : 1;
+        cost->fetch_bytes = bytes * (1 - pow(1 - 1 / n, choices)) * copied;
         cost->fetch_s = cost->fetch_bytes / (rate * 1e9);
-        cost->fetches_first = host;
     }
 }
 
@@ -210,6 +220,7 @@ static hd_status time_steps(hd_capacity *c, const hd_capacity_args *a, hd_traced
     HD_TRY(time_prompt(c, a, r, err));
     HD_TRY(cost_of(c->prefill, c, a, r, &prefill, err));
     HD_TRY(cost_of(c->decode, c, a, r, &decode, err));
+    c->on_host = c->decode->fetches_first ? part_on_host(a) : 0;
     c->step_s = hd_capacity_step_seconds(c->decode, l->overlap);
     c->prefill_s = l->prompt > l->chunk
                        ? c->ttft_s

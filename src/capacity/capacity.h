@@ -41,8 +41,9 @@ typedef struct hd_capacity_args {
     int32_t dwdp;
     hd_experts_at experts; /* but for HELD the layout must be that of one rank, and dwdp 1 */
     double host_bytes;     /* for experts on the host; 0: enough */
-    int32_t hisparse;      /* hd_kv_resident_rows() */
-    bool hisparse_auto;    /* as many rows as fit, where that pays */
+    double host_rate;   /* bytes of experts per second whose rows the host computes; 0: none */
+    int32_t hisparse;   /* hd_kv_resident_rows() */
+    bool hisparse_auto; /* as many rows as fit, where that pays */
 } hd_capacity_args;
 
 typedef struct hd_capacity {
@@ -51,6 +52,7 @@ typedef struct hd_capacity {
     /* Of the experts: the part that the rank has, and the bytes of the main layers' others, which are
      * elsewhere. A step takes at least the time of those that it fetches. */
     double resident, elsewhere_bytes;
+    double on_host; /* of those that a step of decode needs, the host computes this part */
     /* DWDP: the shortest prompt whose kernels take as long as the copies, in a step of its own; 0:
      * none that the model knows, up to 64K tokens. Shorter ones are for expert parallelism. */
     int32_t hidden_rows;

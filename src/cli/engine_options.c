@@ -23,6 +23,7 @@ static const char *const precisions[] = {"exact", "fast", "official", NULL};
 static const char *const mla_forms[] = {"absorbed", "naive", NULL};
 static const char *const drafters[] = {"auto", "mtp", "dspark", "none", NULL};
 static const char *const prompt_decoders[] = {"tail", "whole", "replay", NULL};
+static const char *const computers[] = {"device", "auto", "host", NULL};
 static const char *const layouts[] = {"auto", NULL};
 static const char *const on_off[] = {"on", "off", NULL};
 
@@ -94,6 +95,10 @@ static const engine_option rows[] = {
      HELP("instead of --tp, --dp and --ep: attention groups that divide the memory of the experts "
           "and fetch the others' ahead of use; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
+    {TEXT("dwdp-from", options.dwdp_from, "auto|ROWS"),
+     HELP("with --dwdp: in steps in which no rank has so many rows, ranks exchange rows, as with "
+          "--ep; auto: as many as hide the copies, by measured times; default: never"),
+     .offered = ENGINES, .why = "it runs one rank"},
     {INT("prefetch-depth", options.prefetch_depth, 0, 3),
      HELP("with --dwdp: how many layers ahead experts are fetched; 0: 1"),
      .offered = ENGINES, .why = "it runs one rank"},
@@ -125,6 +130,12 @@ static const engine_option rows[] = {
     {TEXT("experts-host", options.experts_host, "off|auto|GB"),
      HELP("leave routed experts in host memory, and those that were used last in so many gigabytes "
           "of device memory; auto: most of what is free; default off"),
+     .offered = ENGINES,
+     .why = "its operators read all weights where they are loaded"},
+    {WORD("experts-host-compute", options.experts_host_compute, computers),
+     HELP("with --experts-host: what computes experts that are not in device memory: the device, which copies "
+          "them; the host's processors; or auto: both, whatever is sooner, which on a GPU rounds otherwise; "
+          "default device"),
      .offered = ENGINES,
      .why = "its operators read all weights where they are loaded"},
     {GIGABYTES("device-memory", options.device_memory_gb),

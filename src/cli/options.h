@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 
-enum { MAX_OPTIONS = 104 }; /* of a command */
+enum { MAX_OPTIONS = 112 }; /* of a command */
 
 typedef enum option_kind {
     OPTION_FLAG,   /* bool *; takes no value */

@@ -24,6 +24,13 @@ void hd_cuda_allow_shared(const void *kernel, size_t bytes);
 void hd_cuda_attach(hd_device *d, void *thing, void (*close)(void *thing));
 void *hd_cuda_attached(hd_stream *s); /* NULL: none attached */
 
+/* The GPU's clock in nanoseconds. */
+static __device__ __forceinline__ uint64_t hd_cuda_clock_ns() {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
 /* Call after a kernel launch: records a launch error, with the operator's name. */
 void hd_cuda_check(hd_stream *s, const char *op);
 

@@ -143,7 +143,12 @@ hd_status hd_device_enable_peer_access(hd_device *d, hd_device *other, hd_err *e
 
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err) {
     *out = NULL;
-    return d->table->open_stream(out, d, err);
+    return d->table->open_stream(out, d, false, err);
+}
+
+hd_status hd_stream_open_urgent(hd_stream **out, hd_device *d, hd_err *err) {
+    *out = NULL;
+    return d->table->open_stream(out, d, true, err);
 }
 
 void hd_stream_close(hd_stream *s) {

@@ -119,6 +119,8 @@ bool hd_device_is_same(const hd_device *d, const hd_device *other); /* one GPU, 
 hd_status hd_device_enable_peer_access(hd_device *d, hd_device *other, hd_err *err);
 
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err);
+/* Of a GPU: its operators begin before those of other streams, where both could. */
+hd_status hd_stream_open_urgent(hd_stream **out, hd_device *d, hd_err *err);
 void hd_stream_close(hd_stream *s); /* NULL is fine */
 
 /* Copies host to device, in queue order. The host's bytes are read before the call returns,

@@ -78,7 +78,8 @@ static size_t discard(hd_device *base, void *p) {
     return hd_block_discard(block_of(base, p));
 }
 
-static hd_status open_stream(hd_stream **out, hd_device *d, hd_err *err) {
+static hd_status open_stream(hd_stream **out, hd_device *d, bool urgent, hd_err *err) {
+    (void)urgent; /* operators are done when they are queued */
     cpu_stream *s = calloc(1, sizeof *s);
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a stream");
     s->base.device = d;

@@ -445,28 +445,33 @@ void close_stream(hd_stream *base) {
     free(s);
 }
 
-hd_status open_parts(cuda_stream *s, hd_err *err) {
+hd_status open_parts(cuda_stream *s, bool urgent, hd_err *err) {
     void *pieces;
+    int least, greatest;
     HD_TRY(hd_device_alloc_host(s->base.device, &pieces, PIECES * PIECE_BYTES, "upload ring",
                                 err));
     s->pieces = static_cast<uint8_t *>(pieces);
     const int32_t cores = hd_cores_count();
     HD_TRY(hd_thread_pool_open(&s->fillers, cores < MAX_FILLERS ? cores : MAX_FILLERS, false,
                                err));
-    cudaError_t status = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
+    cudaError_t status = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (status == cudaSuccess) {
+        status = cudaStreamCreateWithPriority(&s->queue, cudaStreamNonBlocking,
+                                              urgent ? greatest : least);
+    }
     for (int i = 0; i < PIECES && status == cudaSuccess; i++) {
         status = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
     }
     return status == cudaSuccess ? HD_OK : fail(err, HD_EDEVICE, "a stream", status);
 }
 
-hd_status open_stream(hd_stream **out, hd_device *base, hd_err *err) {
+hd_status open_stream(hd_stream **out, hd_device *base, bool urgent, hd_err *err) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     cuda_stream *s = static_cast<cuda_stream *>(calloc(1, sizeof *s));
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a stream");
     s->base.device = base;
     s->base.workers = d->n_sms * BLOCKS_PER_SM;
-    hd_status st = open_parts(s, err);
+    hd_status st = open_parts(s, urgent, err);
     if (st != HD_OK) {
         close_stream(&s->base);
         return st;
@@ -662,11 +667,9 @@ double event_seconds(const hd_device_event *from, const hd_device_event *to) {
 }
 
 __global__ void spin(uint64_t ns) {
-    uint64_t begun, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
-    do {
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    } while (now - begun < ns);
+    const uint64_t begun = hd_cuda_clock_ns();
+    while (hd_cuda_clock_ns() - begun < ns) {
+    }
 }
 
 void busy(hd_stream *s, int32_t microseconds) {

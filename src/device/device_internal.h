@@ -33,7 +33,7 @@ typedef struct backend_table {
     /* NULL, like the next: all memory is in reach */
     bool (*is_same)(const hd_device *d, const hd_device *other);
     hd_status (*enable_peer_access)(hd_device *d, hd_device *other, hd_err *err);
-    hd_status (*open_stream)(hd_stream **out, hd_device *d, hd_err *err);
+    hd_status (*open_stream)(hd_stream **out, hd_device *d, bool urgent, hd_err *err);
     void (*close_stream)(hd_stream *s);
     void (*upload)(hd_stream *s, void *device, const void *host, size_t bytes);
     void (*download)(hd_stream *s, void *host, const void *device, size_t bytes);

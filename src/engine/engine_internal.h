@@ -135,9 +135,9 @@ struct hd_engine {
     hd_err no_gpu;
     hd_mla_form mla;
     hd_expert_split split;
-    int32_t max_context, max_logprobs, max_living, n_requests;
-    bool has_model; /* false: the null runner */
-    bool drafts, forced_acceptance;
+    int32_t max_context, max_logprobs, max_living, n_requests,
+        dwdp_from;                             /* dwdp_from: fetch_from */
+    bool has_model, drafts, forced_acceptance; /* has_model: else the null runner */
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
     int32_t n_notices, n_micro, micro_from; /* micro: of hd_model_limits, while rows travel */
@@ -162,7 +162,7 @@ struct hd_engine {
     bool whole_prompts, replays_prompts; /* of every position in the last layers; of a window */
     engine_rank *ranks;                  /* [n_ranks] those of this process */
     int32_t n_ranks;
-    bool independent;      /* groups are threads without exchanges: rounds of their own */
+    bool independent;      /* groups exchange nothing in steps (dwdp): rounds of their own */
     engine_router *router; /* NULL: one attention group */
     engine_remote *remote; /* NULL: all attention groups are in this process */
 
@@ -211,8 +211,7 @@ static inline size_t engine_post_tops(const hd_engine *e) {
     return (size_t)HD_MAX_STEP_TOKENS * (size_t)e->max_logprobs;
 }
 
-/* An id holds the request's use count, its index and the choice's index. Stale ids match
- * nothing. */
+/* An id: the request's use count, its index, the choice's index. Stale ids match nothing. */
 enum { ENGINE_CHOICE_BITS = 6, ENGINE_MAX_LIVING = 1 << 20 };
 _Static_assert(HD_MAX_CHOICES == 1 << ENGINE_CHOICE_BITS, "an id holds the choice's index");
 

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "base/checked.h"
+#include "base/cores.h"
 #include "base/memory.h"
 #include "engine/notices.h"
 #include "engine/peers.h"
@@ -17,6 +18,7 @@
 static const double AUTO_PART = 0.8; /* of the memory that is free beside the KV pools */
 static const double HOST_PART = 0.9; /* of the host memory that is free */
 static const double MOST_GB = 1e9;
+enum { MOST_SENT_ROWS = 512 }; /* that the host computes of a layer */
 
 static bool is_on(const char *option) {
     return option && strcmp(option, "off") != 0;
@@ -43,10 +45,32 @@ static hd_status read_bytes(const char *name, const char *text, double *bytes, h
                    text);
 }
 
+/* Who computes experts that are not in device memory. */
+static bool computes_on_host(const hd_engine_options *o, bool *always) {
+    const char *who = o->experts_host_compute ? o->experts_host_compute : "device";
+    *always = strcmp(who, "host") == 0;
+    return *always || strcmp(who, "auto") == 0;
+}
+
+static hd_status check_compute(const hd_engine_options *o, hd_err *err) {
+    bool always;
+    const char *who = o->experts_host_compute;
+    if (computes_on_host(o, &always) && !engine_experts_are_on_host(o)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "experts_host_compute is '%s', and experts are not in host memory "
+                       "(experts_host)",
+                       who);
+    }
+    if (!who || computes_on_host(o, &always) || strcmp(who, "device") == 0) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "experts_host_compute is '%s'; must be device, auto or host",
+                   who);
+}
+
 hd_status engine_experts_check(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const bool disk = engine_experts_are_on_disk(o), host = engine_experts_are_on_host(o);
     const char *why = NULL;
     double bytes;
+    HD_TRY(check_compute(o, err));
     if (!disk && !host) return HD_OK;
     HD_TRY(read_bytes("experts_disk", o->experts_disk, &bytes, err));
     HD_TRY(read_bytes("experts_host", o->experts_host, &bytes, err));
@@ -120,6 +144,7 @@ static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_er
         const hd_expert_fetch_options fetch = {.sources = peers,
                                                .n_sources = n,
                                                .first_source = (rank->place + 1) % n,
+                                               .timed = e->dwdp_from != 0,
                                                .depth =
                                                    o->prefetch_depth ? o->prefetch_depth : 1};
         st = open_fetch(rank, fetch, err);
@@ -153,6 +178,44 @@ static int32_t held_layers(const engine_rank *rank, const hd_engine_options *o) 
     return hd_expert_host_layers(e->spec, e->whole, bytes > 0 ? (size_t)bytes : 0);
 }
 
+/* The step thread and one that serves clients go on beside those that compute. */
+static int32_t computing_threads(const engine_rank *rank, const hd_engine_options *o) {
+    if (o->threads || hd_device_is_host(rank->device)) return o->threads;
+    return hd_max_i32(1, hd_cores_count() - 2);
+}
+
+/* A host that cannot compute rows is no failure: the device computes all. */
+static hd_status open_host_experts(engine_rank *rank, const hd_engine_options *o, int32_t held,
+                                   hd_err *err) {
+    hd_err why = {0};
+    hd_host_experts_options host = {
+        .whole = rank->engine->whole,
+        .held = held,
+        .device = rank->device,
+        .stream = rank->stream,
+        .precision = rank->ops.precision,
+        .cpu = {.n_threads = computing_threads(rank, o), .pin = o->pin_threads},
+        .rows = MOST_SENT_ROWS
+    };
+    if (!computes_on_host(o, &host.always)) return HD_OK;
+    if (!hd_device_is_host(rank->device)) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "experts_host_compute %s is for the cpu backend: beside a GPU it was not "
+            "seen to work yet",
+            o->experts_host_compute);
+    }
+    if (hd_host_experts_open(&rank->host_experts, rank->engine->spec, &host, &why) != HD_OK) {
+        engine_note_no_host_rows(rank->engine, &why);
+    }
+    return HD_OK;
+}
+
+static void close_host_experts(engine_rank *rank) {
+    hd_host_experts_close(rank->host_experts);
+    rank->host_experts = NULL;
+}
+
 /* Where operators cannot read the experts in place, or slots are fewer than layers, the host queues
  * copies, and holds all experts. */
 static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
@@ -163,16 +226,23 @@ static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err
     const size_t bytes = asked > 0 ? (size_t)asked : free_bytes(rank, o);
     const int32_t all = rank->engine->spec->n_layers + rank->engine->spec->n_mtp;
     const int32_t held = held_layers(rank, o);
-    const hd_expert_host_options host = {.whole = rank->engine->whole,
-                                         .held = held,
-                                         .bytes = bytes,
-                                         .device = rank->device,
-                                         .stream = rank->stream};
+    hd_expert_host_options host = {.whole = rank->engine->whole,
+                                   .held = held,
+                                   .bytes = bytes,
+                                   .device = rank->device,
+                                   .stream = rank->stream,
+                                   .copy_stream = rank->copy_stream};
     const hd_expert_fetch_options fetch = {
         .sources = &source, .n_sources = 1, .depth = 1, .bytes = bytes};
     hd_status st = HD_EUNSUPPORTED;
     if (hold(rank, held)) {
+        HD_TRY(open_host_experts(rank, o, held, err));
+        host.host = rank->host_experts;
         st = hd_expert_host_open(&rank->stage, rank->engine->spec, rank->weights, &host, &why);
+    }
+    if (st != HD_OK && rank->host_experts) {
+        close_host_experts(rank);
+        engine_note_no_host_rows(rank->engine, &why);
     }
     if (held < all && st == HD_OK) engine_note_layers(rank->engine, all - held, all);
     if (held == all && st == HD_EUNSUPPORTED) {
@@ -192,7 +262,7 @@ hd_status engine_experts_open(engine_rank *rank, const hd_engine_options *o, hd_
     if (!rank->weights) return HD_OK;
     if (engine_experts_are_on_disk(o)) HD_TRY(open_disk(rank, o, err));
     if (engine_experts_are_on_host(o)) HD_TRY(open_host(rank, o, err));
-    if (rank->parallel.dwdp > 1) HD_TRY(open_peers(rank, o, err));
+    if (rank->parallel.dwdp > 1 || rank->engine->dwdp_from) HD_TRY(open_peers(rank, o, err));
     engine_experts_read(rank);
     return HD_OK;
 }
@@ -216,8 +286,21 @@ void engine_experts_read(engine_rank *rank) {
                             .moved = before->moved + s.moved,
                             .failed = before->failed + s.failed,
                             .wait_ns = before->wait_ns + s.wait_ns,
+                            .sent = before->sent + s.sent,
+                            .sent_rows = before->sent_rows + s.sent_rows,
+                            .sent_ns = before->sent_ns,
+                            .split_ns = before->split_ns + s.taken_ns,
+                            .split_predicted_ns = before->split_predicted_ns + s.predicted_ns,
                             .network_bytes = before->network_bytes,
                             .file_bytes = before->file_bytes};
+    if (rank->model_runner) {
+        const hd_model_runner_times *t = hd_model_runner_read_times(rank->model_runner);
+        rank->totals.experts.fetch_steps = t->fetch_steps;
+        rank->totals.experts.fetch_from = t->fetch_from < INT32_MAX ? t->fetch_from : 0;
+    }
+    if (rank->host_experts) {
+        rank->totals.experts.sent_ns += hd_host_experts_ns(rank->host_experts);
+    }
     engine_peers_read(rank);
 }
 
@@ -225,6 +308,7 @@ void engine_experts_close(engine_rank *rank) {
     engine_experts_read(rank);
     hd_expert_stage_close(rank->stage);
     rank->stage = NULL;
+    close_host_experts(rank);
     engine_peers_leave(rank);
     rank->totals.experts.slots = rank->totals.experts.elsewhere = 0;
     rank->experts_before = rank->totals.experts;

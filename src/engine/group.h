@@ -33,7 +33,8 @@ typedef struct engine_group {
     hd_engine_stats stats;     /* as of its last step, like the following */
     hd_sched_progress *places; /* [n_places] running choices */
     int32_t n_places;
-    int64_t *loads;          /* [n_loads] expert loads as last published */
+    int64_t *loads;          /* [n_loads] expert loads as last published, */
+    int64_t loads_ns;        /* at this time */
     uint64_t rested_pauses;  /* pauses that its step thread has reached */
     uint64_t rounds;         /* rounds (rounds.c) that it has ended */
     uint64_t records_obeyed; /* requests to record */

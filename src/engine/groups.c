@@ -110,6 +110,13 @@ static void add_experts(hd_expert_figures *to, const hd_expert_figures *x) {
     to->file_bytes += x->file_bytes;
     to->refused += x->refused;
     to->wait_ns += x->wait_ns;
+    to->fetch_steps += x->fetch_steps;
+    to->fetch_from = hd_max_i64(to->fetch_from, x->fetch_from);
+    to->sent += x->sent;
+    to->sent_rows += x->sent_rows;
+    to->sent_ns += x->sent_ns;
+    to->split_ns += x->split_ns;
+    to->split_predicted_ns += x->split_predicted_ns;
 }
 
 /* Adds the counters of another group to those of the first. */

@@ -6,6 +6,7 @@
  * taken, as far as a rank's memory holds all attention weights and dense MLPs; experts are
  * divided over all ranks. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -14,6 +15,8 @@
 #include "engine/engine.h"
 #include "model/expert_fetch.h"
 #include "weights/placement.h"
+
+enum { MOST_ROWS = 1 << 24 }; /* of a step: above all chunks */
 
 static int32_t at_least_one(int32_t n) {
     return n ? n : 1;
@@ -24,6 +27,9 @@ static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
     if (o->world.size > 1 && o->dwdp > 1) {
         why = "experts are not fetched from other processes";
+    } else if (o->dwdp_from) {
+        why = "steps that exchange rows and steps that fetch experts (dwdp_from) were not seen "
+              "there yet";
     } else if (o->world.size > 1 && engine_rebalance_is_on(o)) {
         why = "experts do not move between processes";
     } else if (o->world.size > 1 && o->updatable) {
@@ -145,12 +151,41 @@ static hd_status check_dwdp(const hd_engine *e, const hd_engine_options *o, hd_e
     return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp %d cannot be used here: %s", o->dwdp, why);
 }
 
+static hd_status read_from(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    char *end = NULL;
+    if (!o->dwdp_from) return HD_OK;
+    if (o->dwdp <= 1) return HD_FAIL(err, HD_EINVAL, "dwdp_from is for dwdp above 1");
+    const bool by_time = strcmp(o->dwdp_from, "auto") == 0;
+    const long rows = strtol(o->dwdp_from, &end, 10);
+    e->dwdp_from = by_time ? HD_FETCH_BY_TIME : (int32_t)rows;
+    if (by_time || (*end == '\0' && rows >= 1 && rows <= MOST_ROWS)) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "dwdp_from is '%s'; must be auto or 1 to %d rows",
+                   o->dwdp_from, MOST_ROWS);
+}
+
+/* Ranks that exchange rows in some steps and fetch experts in others: those of dp and ep, whose experts lie
+ * as those of dwdp. */
+static hd_status choose_both(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    int64_t most;
+    const char *why = NULL;
+    if (o->world.size > 0) why = "ranks are in several processes";
+    if (o->redundant || engine_rebalance_is_on(o)) why = "experts have other places";
+    if (why) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp_from %s cannot be used here: %s",
+                       o->dwdp_from, why);
+    }
+    e->degrees = (engine_degrees){1, 1, o->dwdp, o->dwdp, false};
+    e->parallel = layout_of(e, &e->degrees);
+    return plan_shards(e, &e->parallel, &most, err);
+}
+
 static hd_status choose_dwdp(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     int64_t most;
     HD_TRY(check_backend(o, err));
     HD_TRY(check_dwdp(e, o, err));
+    if (e->dwdp_from) return choose_both(e, o, err);
     e->parallel = hd_parallel_dwdp(o->dwdp);
-    e->independent = o->world.size == 0;
+    e->independent = true;
     return plan_shards(e, &e->parallel, &most, err);
 }
 
@@ -264,6 +299,7 @@ static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err 
     if (o->ranks || o->rank_memory) {
         return HD_FAIL(err, HD_EINVAL, "ranks and rank_memory are for layout auto");
     }
+    HD_TRY(read_from(e, o, err));
     if (o->prefetch_depth && o->dwdp <= 1) {
         return HD_FAIL(err, HD_EINVAL, "prefetch_depth is for dwdp above 1");
     }

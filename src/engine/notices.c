@@ -64,6 +64,11 @@ void engine_note_layers(hd_engine *e, int32_t n, int32_t all) {
         n, all);
 }
 
+void engine_note_no_host_rows(hd_engine *e, const hd_err *why) {
+    note(e, "experts are computed on the device alone (experts_host_compute): %.160s",
+         why->msg);
+}
+
 void engine_note_hisparse(hd_engine *e, const hd_hisparse_choice *c, int64_t tokens) {
     char gain[40] = "";
     if (c->fitting >= 1) snprintf(gain, sizeof gain, ", %.1f ms gained", c->gain_s * 1e3);

@@ -14,6 +14,10 @@ void engine_note_pageable(hd_engine *e, size_t pinned, const hd_err *why, uint64
 
 /* The last n of `all` layers have all their experts on the device. */
 void engine_note_layers(hd_engine *e, int32_t n, int32_t all);
+
+/* Why the host computes no rows of experts, although that was asked for. */
+void engine_note_no_host_rows(hd_engine *e, const hd_err *why);
+
 /* What HiSparse "auto" chose, and why. tokens: of KV pools without it. */
 void engine_note_hisparse(hd_engine *e, const hd_hisparse_choice *c, int64_t tokens);
 

@@ -9,6 +9,7 @@
 #include "engine/hisparse.h"
 #include "engine/notices.h"
 #include "engine/experts.h"
+#include "engine/remote/remote.h"
 #include "weights/config/drafter_folder.h"
 #include "weights/manifest.h"
 
@@ -282,7 +283,8 @@ static hd_status check_updatable(hd_engine *e, const hd_engine_options *o, hd_er
     if (o->dummy_weights) why = "random ones belong to no checkpoint";
     if (engine_rebalance_is_on(o) && e->parallel.etp > 1)
         why = "experts are cut and move between ranks (--rebalance)";
-    if (engine_fetches(e)) why = "ranks have copies of each other's experts (--dwdp)";
+    if (engine_fetches(e) || e->dwdp_from)
+        why = "ranks have copies of each other's experts (--dwdp)";
     if (why) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "weights cannot be replaced here: %s", why);
     }
@@ -356,7 +358,7 @@ static void open_locks(hd_engine *e) {
     pthread_cond_init(&e->wake, &monotonic);
     pthread_cond_init(&e->posted, &monotonic);
     pthread_cond_init(&e->taken, NULL);
-    pthread_cond_init(&e->ordered, NULL);
+    pthread_cond_init(&e->ordered, &monotonic);
     pthread_cond_init(&e->updated, NULL);
     pthread_condattr_destroy(&monotonic);
 }

@@ -2,6 +2,7 @@
  * wait for pages, jobs of the step thread between steps, and requests whose pages are exported. Who
  * moves them is in src/pd. */
 #include "engine/rank.h"
+#include "engine/remote/remote.h"
 
 #include <string.h>
 

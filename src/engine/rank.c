@@ -48,10 +48,10 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         HD_TRY(hd_device_limit(rank->device, (size_t)(o->device_memory_gb * 1e9), err));
     }
     if (o->updatable) hd_device_keep_addresses(rank->device);
-    const bool fetches = engine_fetches(e) || engine_experts_are_on_host(o);
+    const bool fetches = engine_fetches(e) || e->dwdp_from || engine_experts_are_on_host(o);
     rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device) && !engine_fetches(e);
     HD_TRY(hd_stream_open(&rank->stream, rank->device, err));
-    if (fetches) HD_TRY(hd_stream_open(&rank->copy_stream, rank->device, err));
+    if (fetches) HD_TRY(hd_stream_open_urgent(&rank->copy_stream, rank->device, err));
     if (hd_device_is_host(rank->device)) return HD_OK;
     return hd_stream_open(&rank->beside_stream, rank->device, err);
 }
@@ -156,6 +156,7 @@ static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
     x.micro_from = e->micro_from;
     memcpy(x.replay, e->replay, sizeof x.replay);
     x.role = role_of(rank);
+    x.fetch_from = e->dwdp_from;
     x.renew = engine_update_follow;
     x.renew_ctx = rank;
     x.movable = rank->comm && engine_rebalance_is_on(o) ? rank->weights : NULL;

@@ -7,6 +7,7 @@
 
 #include "engine/engine_internal.h"
 #include "engine/sizes.h"
+#include "model/host_experts.h"
 #include "runner/model_runner.h"
 #include "runner/null_runner.h"
 #include "sched/sched.h"
@@ -42,6 +43,7 @@ struct engine_rank {
     const hd_comm *comm;    /* NULL: one rank */
     hd_weights *weights;    /* its shard; closed by the engine if it is the complete model */
     hd_expert_stage *stage; /* NULL: all experts are resident */
+    hd_host_experts *host_experts;    /* of the stage; NULL: the host computes none */
     hd_expert_figures experts_before; /* counted by stages of earlier places */
     engine_peers *peers;              /* NULL: none are on other hosts */
     hd_model_runner *model_runner;
@@ -165,30 +167,6 @@ void engine_round_resume(hd_engine *e, bool recovered);
 /* Waits for engine_round_resume(), and returns what that says; false if the engine closes. */
 bool engine_round_park(engine_rank *rank);
 
-/* ---- remote.c: attention groups in several processes, on the leaders' threads ---- */
-
-hd_status engine_remote_open(engine_remote **out, const hd_engine *e, hd_err *err);
-void engine_remote_close(engine_remote *m);  /* NULL is fine */
-void engine_remote_forget(engine_remote *m); /* the report of a round that nobody ends */
-
-/* Rank 0 sends its order with the mail of the other groups; they wait for it. When communication
- * has ended, rank 0 ends all requests of the others, and these close. */
-void engine_remote_begin(engine_rank *rank);
-
-/* Tells rank 0 what a step has put out, and the state of the group; rank 0 takes it. */
-void engine_remote_end(engine_rank *rank, bool idle, int64_t look_ns);
-
-/* For the end of the round. */
-void engine_remote_put_output(engine_rank *rank, engine_step_output *p);
-void engine_remote_put_prompt(engine_rank *rank, uint64_t id, const hd_prompt_logprobs *p);
-/* Returns room in the report for a page of n bytes, until the next call here; NULL: no memory.
- * Then says whether the page is there. */
-void *engine_remote_room(engine_rank *rank, uint64_t id, size_t n);
-void engine_remote_exported(engine_rank *rank, uint64_t id, size_t n, hd_status st);
-
-/* Ends the jobs of all other groups with HD_EPEER. The caller holds the lock. */
-void engine_remote_fail_jobs(hd_engine *e);
-
 /* ---- step_loop.c ---- */
 
 /* Moves an output, with its why, into the ring. Waits while that is full because the polling
@@ -213,8 +191,15 @@ hd_status engine_recording_open(engine_rank *rank, hd_err *err);
 void engine_recording_close(engine_rank *rank);
 /* What the next order says of records. The caller, the first leader, holds the lock. */
 void engine_recording_order(engine_rank *rank, engine_order *order);
+/* A group has obeyed what so many requests asked for. The caller holds the lock. */
+void engine_recording_obeyed(hd_engine *e, int32_t group, uint64_t requests);
 /* Does what it says, on all leaders. False: that failed, and the round computes nothing. */
 bool engine_recording_step(engine_rank *rank);
+/* Of rank 0, for counts of groups in other processes: room for *n of them, NULL without a record; adds what
+ * a group has counted for a record. The caller holds the lock. */
+int64_t *engine_recording_room(const engine_rank *first, size_t *n);
+void engine_recording_add(engine_rank *first, uint64_t number, const int64_t *counts);
+void engine_recording_lost(engine_rank *first); /* those of lost ranks do not come any more */
 
 /* ---- rebalance.c: close accepts all zeros ---- */
 

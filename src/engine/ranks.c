@@ -202,7 +202,10 @@ void engine_ranks_close(hd_engine *e) {
         if (e->ranks[i].stream) hd_stream_wait(e->ranks[i].stream);
     }
     engine_ranks_await_moves(e);
-    for (int32_t i = 0; i < e->n_ranks; i++) hd_expert_stage_close(e->ranks[i].stage);
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        hd_expert_stage_close(e->ranks[i].stage);
+        hd_host_experts_close(e->ranks[i].host_experts);
+    }
     if (e->ranks) engine_peers_close(&e->ranks[0]);
     hd_comm_ucx_close(e->ucx);
     for (int32_t i = 0; i < e->n_ranks; i++) engine_rank_close(&e->ranks[i]);

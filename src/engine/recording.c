@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "engine/experts.h"
 #include "engine/leaders.h"
+#include "engine/remote/remote.h"
 
 enum { MOST_RECORD_BYTES = 64 << 20 }; /* that nobody took yet */
 
@@ -129,11 +130,34 @@ void engine_recording_close(engine_rank *rank) {
 
 /* ---- the order of a round ---- */
 
+/* Independent groups obey an order when they can: the next one of records waits for all, so that none is left
+ * out. */
+static bool have_obeyed(const hd_engine *e) {
+    bool all = true;
+    for (int32_t g = 0; e->independent && g < e->n_present; g++) {
+        all = all && e->groups[g].records_obeyed >= e->groups[0].records_obeyed;
+    }
+    return all;
+}
+
+void engine_recording_obeyed(hd_engine *e, int32_t group, uint64_t requests) {
+    const engine_record_wish *w = &e->groups[0].mail.record;
+    const bool news = e->groups[group].records_obeyed != requests;
+    e->groups[group].records_obeyed = requests;
+    if (news && (w->start || w->stop)) engine_tell(e);
+}
+
 void engine_recording_order(engine_rank *rank, engine_order *order) {
     engine_recording *r = rank->recording;
     hd_engine *e = rank->engine;
     engine_record_wish *w = &e->groups[0].mail.record;
     if (!r) return;
+    if (!have_obeyed(e)) {
+        order->record = r->number; /* as before: rank 0 has obeyed */
+        order->record_mode = r->mode;
+        order->record_requests = e->groups[0].records_obeyed;
+        return;
+    }
     const bool talks = joins(rank) && r->number && rank->comm && !hd_comm_ended(rank->comm);
     const bool rows = r->mode != HD_RECORD_STAT, start = w->start;
     order->joins_rows = talks && rows;
@@ -142,12 +166,12 @@ void engine_recording_order(engine_rank *rank, engine_order *order) {
     if (start) {
         order->record = w->number = order->number;
         order->record_mode = w->mode;
-        r->parts = e->independent ? e->n_groups : 1;
         memset(r->counts, 0, (n_counts(rank) + 1) * sizeof *r->counts);
         e->news |= w->stop; /* it ends in the next round */
     } else if (w->stop) {
         order->record = 0;
         order->sums_counts = talks && !rows;
+        if (r->number) r->parts = e->independent ? e->n_present : 1;
         w->stop = false;
     }
     w->start = false;
@@ -215,6 +239,31 @@ static hd_status sum_counts(engine_rank *rank, hd_err *err) {
     return HD_OK;
 }
 
+static void end_record(engine_recording *r, size_t n) {
+    r->parts = 0;
+    hd_recorder_stat(r->recorder, r->counts, (uint64_t)r->counts[n]);
+    hd_recorder_end(r->recorder);
+}
+
+int64_t *engine_recording_room(const engine_rank *first, size_t *n) {
+    const engine_recording *r = first->recording;
+    *n = r ? n_counts(first) + 1 : 0;
+    return r ? r->counts + 2 * *n : NULL;
+}
+
+void engine_recording_add(engine_rank *first, uint64_t number, const int64_t *counts) {
+    engine_recording *r = first->recording;
+    const size_t n = n_counts(first);
+    if (number != first->engine->groups[0].mail.record.number || r->parts == 0) return;
+    add(r->counts, counts, n);
+    if (--r->parts == 0) end_record(r, n);
+}
+
+void engine_recording_lost(engine_rank *first) {
+    engine_recording *r = first->recording;
+    if (r && first->engine->independent && r->parts > 0) end_record(r, n_counts(first));
+}
+
 /* Rank 0's counts end the record; of independent groups those of the last one. */
 static void end(engine_rank *rank, uint64_t number) {
     engine_recording *r = rank->recording;
@@ -228,15 +277,12 @@ static void end(engine_rank *rank, uint64_t number) {
     }
     int64_t *own = rank == first ? first->recording->counts + n + 1 : r->counts;
     if (count(rank, own, NULL) != HD_OK) memset(own, 0, (n + 1) * sizeof *own);
-    pthread_mutex_lock(&e->lock);
-    if (number == e->groups[0].mail.record.number) {
-        add(first->recording->counts, own, n);
-        if (--first->recording->parts == 0) {
-            hd_recorder_stat(first->recording->recorder, first->recording->counts,
-                             (uint64_t)first->recording->counts[n]);
-            hd_recorder_end(first->recording->recorder);
-        }
+    if (engine_rank_is_remote(rank)) {
+        engine_remote_put_counts(rank, number, own, n + 1);
+        return;
     }
+    pthread_mutex_lock(&e->lock);
+    engine_recording_add(first, number, own);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -307,7 +353,7 @@ bool engine_recording_step(engine_rank *rank) {
     if (o->sums_counts) st = sum_counts(rank, &err);
     if (o->record != r->number) change(rank);
     pthread_mutex_lock(&e->lock);
-    e->groups[rank->group].records_obeyed = o->record_requests;
+    engine_recording_obeyed(e, rank->group, o->record_requests);
     pthread_mutex_unlock(&e->lock);
     if (st != HD_OK) engine_ranks_recover(rank, &err);
     return st == HD_OK;
@@ -351,8 +397,8 @@ void hd_engine_record_stop(hd_engine *e) {
 }
 
 bool hd_engine_record_settled(hd_engine *e) {
-    const int32_t n = e->independent ? e->n_groups : 1; /* the others go with the first */
     pthread_mutex_lock(&e->lock);
+    const int32_t n = e->independent ? e->n_present : 1; /* the others go with the first */
     bool settled = true;
     for (int32_t g = 0; g < n; g++) {
         settled = settled && e->groups[g].records_obeyed == e->groups[0].mail.record.requests;

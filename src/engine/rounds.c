@@ -3,11 +3,13 @@
  * others need. The first group's step thread, of rank 0, begins each round and tells the others
  * whether the engine is paused or closing. Passes within a step are agreed by the runners
  * (runner/commands.c). Independent groups (dwdp) obey the orders, and run as many rounds of their own
- * between two of them as they have work for.
+ * between two of them as they have work for; in other processes a thread hands them over
+ * (remote/thread.c).
  *
  * A step that fails parks its thread. When all threads are parked or have ended the round, that
  * of rank 0 restarts communication, and every group begins anew. */
 #include "engine/new_weights.h"
+#include "engine/remote/remote.h"
 
 #include <time.h>
 
@@ -137,12 +139,14 @@ static bool has_work(const hd_engine *e, const engine_rank *rank) {
 static void take_order(engine_rank *rank) {
     hd_engine *e = rank->engine;
     while (e->order.number == rank->order.number && !has_work(e, rank)) {
+        if (engine_remote_has_failed(e)) return;
         if (e->closing && !e->ranks[0].started) {
             e->order.closing = true;
             return;
         }
         pthread_cond_wait(&e->ordered, &e->lock);
     }
+    e->groups[rank->group].idle = false; /* until the round ends */
 }
 
 bool engine_round_begin(engine_rank *rank) {
@@ -150,24 +154,25 @@ bool engine_round_begin(engine_rank *rank) {
     pthread_mutex_lock(&e->lock);
     if (rank->group == 0) {
         give_order(rank);
-    } else if (!e->remote) {
+    } else if (!e->remote || e->independent) {
         take_order(rank);
     }
     rank->order = e->order;
     if (e->version) rank->weight_version = e->version;
     pthread_mutex_unlock(&e->lock);
+    if (engine_remote_is_beside(e)) engine_remote_look(rank);
     if (rank->index == 0) {
         engine_world_look(rank);
         engine_update_look(rank);
     }
-    if (e->remote) engine_remote_begin(rank);
+    if (e->remote && !e->independent) engine_remote_begin(rank);
     return !rank->order.closing;
 }
 
 void engine_round_end(engine_rank *rank, bool idle, int64_t look_ns) {
     hd_engine *e = rank->engine;
     engine_group *group = &e->groups[rank->group];
-    if (e->remote) engine_remote_end(rank, idle, look_ns);
+    if (e->remote && !e->independent) engine_remote_end(rank, idle, look_ns);
     pthread_mutex_lock(&e->lock);
     group->rounds = rank->order.number;
     group->idle = idle;

@@ -8,6 +8,7 @@
 #include "engine/hisparse.h"
 #include "engine/experts.h"
 #include "engine/new_weights.h"
+#include "engine/remote/remote.h"
 
 enum {
     SECOND_NS = 1000000000,
@@ -245,6 +246,7 @@ static void show_loads(engine_rank *rank) {
     if (rank->stage) hd_expert_stage_follow(rank->stage, rank->fresh_loads);
     pthread_mutex_lock(&e->lock);
     int64_t *loads = e->groups[rank->group].loads;
+    e->groups[rank->group].loads_ns = now;
     for (int32_t i = 0; i < e->n_loads; i++) {
         loads[i] = 0;
         for (int32_t p = 0; p < HD_N_ROW_PHASES; p++) {
@@ -425,6 +427,7 @@ static bool step(engine_rank *rank) {
 }
 
 static void lead(engine_rank *rank) {
+    engine_remote_start(rank);
     while (engine_round_begin(rank)) {
         const bool ready = engine_recording_step(rank) && engine_rebalance_step(rank);
         drain_mailbox(rank);
@@ -438,6 +441,7 @@ static void lead(engine_rank *rank) {
         const bool idle = hd_sched_idle(rank->sched) || (!computed && !rank->order.paused);
         engine_round_end(rank, idle, look_at(rank));
     }
+    engine_remote_stop(rank);
     if (rank->model_runner) hd_model_runner_end(rank->model_runner);
 }
 

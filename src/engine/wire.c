@@ -413,6 +413,14 @@ hd_status engine_take_job_done(const hd_engine *e, engine_reader *from, hd_page_
     return n ? engine_take_bytes(from, job->copy, n, err) : HD_OK;
 }
 
+hd_status engine_put_counts(hd_bytes *to, int32_t group, uint64_t number, const int64_t *counts,
+                            size_t n, hd_err *err) {
+    const size_t bytes = n * sizeof *counts;
+    const engine_record record = {ENGINE_RECORD_COUNTS, group, number, bytes};
+    HD_TRY(hd_bytes_append(to, &record, sizeof record, err));
+    return hd_bytes_append(to, counts, bytes, err);
+}
+
 hd_status engine_put_page(hd_bytes *to, int32_t group, uint64_t id, hd_status st,
                           const void *page, size_t n, hd_err *err) {
     const size_t at = to->n;

@@ -26,6 +26,7 @@ typedef enum engine_record_kind {
     ENGINE_RECORD_PROMPT, /* prompt log-probabilities */
     ENGINE_RECORD_PAGE,   /* of a request whose pages are exported: the next one */
     ENGINE_RECORD_JOB_DONE,
+    ENGINE_RECORD_COUNTS, /* of experts; the id is the record's */
     ENGINE_RECORD_STATE
 } engine_record_kind;
 
@@ -61,6 +62,10 @@ hd_status engine_put_job_done(const hd_engine *e, hd_bytes *to, const hd_page_jo
                               hd_err *err);
 hd_status engine_take_job_done(const hd_engine *e, engine_reader *from, hd_page_job *job,
                                hd_err *err);
+
+/* The record of n counts of experts, for the record of that number (recording.c). */
+hd_status engine_put_counts(hd_bytes *to, int32_t group, uint64_t number, const int64_t *counts,
+                            size_t n, hd_err *err);
 
 /* The record of a page of a request; n 0: none comes any more, as st says. */
 hd_status engine_put_page(hd_bytes *to, int32_t group, uint64_t id, hd_status st,

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "engine/experts.h"
 #include "engine/wire.h"
+#include "engine/remote/remote.h"
 
 /* ---- the place of a rank ---- */
 
@@ -151,8 +152,8 @@ bool hd_engine_read_world(hd_engine *e, hd_world_figures *out) {
 }
 
 int32_t hd_engine_read_ranks(hd_engine *e, hd_rank_status *out, int32_t max) {
-    const int32_t n = e->independent ? 1 : hd_parallel_world(&e->parallel);
     const bool elsewhere = e->ucx;
+    const int32_t n = e->independent && !elsewhere ? 1 : hd_parallel_world(&e->parallel);
     if (n == 1) return 0;
     pthread_mutex_lock(&e->lock);
     const bool lost = e->groups[0].stats.ranks_lost;
@@ -268,6 +269,7 @@ static hd_status distribute(engine_rank *first, hd_err *err) {
     pthread_mutex_lock(&e->lock);
     for (int32_t g = 1; g < e->n_groups; g++) clear_group(first, &e->groups[g]);
     if (e->remote) engine_remote_fail_jobs(e);
+    engine_recording_lost(first);
     for (int32_t i = 0; i < e->n_requests; i++) {
         engine_request *r = &e->requests[i];
         if (r->id && r->n_left && r->group && has_work(r)) moved[n++] = r;

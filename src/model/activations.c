@@ -8,6 +8,7 @@
  * Of what lives through a layer a micro-batch has its rows. What it leaves at a stage that yields is its
  * own. All other scratch is free again when the next micro-batch runs, on the same stream, so they
  * share it: steps in two micro-batches need half of it. */
+#include "base/checked.h"
 #include "model/rows_internal.h"
 
 static hd_rows take(hd_arena *a, const hd_model *m, int64_t n) {
@@ -94,8 +95,10 @@ static void place_mlp(model_activations *t, hd_arena *a, const hd_model *m, int6
 
 /* Rows that this rank's experts compute at once, by choice. */
 static int64_t expert_places(const hd_model *m, int64_t rows) {
-    const int64_t n = model_most_rows(m, HD_GROUP_ETP, (int32_t)rows);
-    return m->in_rows ? m->in_rows : n * m->env.spec->route.top_k;
+    const int64_t own =
+        model_most_rows(m, HD_GROUP_ETP, (int32_t)rows) * (int64_t)m->env.spec->route.top_k;
+    if (!m->in_rows) return own;
+    return m->env.stage ? hd_max_i64(m->in_rows, own) : m->in_rows;
 }
 
 /* Rows of several attention groups. */

@@ -49,8 +49,8 @@ typedef struct model_activations {
     int32_t *next_expert;                 /* [n, top_k] of it */
     float *next_weight;                   /* [n, top_k] */
     int32_t *offset, *assignment, *place; /* [slots + 1], [n * top_k], [n * top_k] */
-    int32_t *first;  /* [slots] of moe_split */
-    int32_t *counts; /* [ranks, experts] of moe_count */
+    int32_t *first;                       /* [slots] of moe_split */
+    int32_t *counts;                      /* [ranks, experts] of moe_count */
     hd_rows gate, up;                     /* [n, inter] dense or shared */
     hd_rows inter;                        /* gate, or of all ranks that share the MLP */
     hd_rows expert_gate, expert_up;       /* [n * top_k, moe_inter] */

@@ -44,6 +44,9 @@ typedef struct hd_batch {
     /* [dp] host memory: n_rows and n_logits of every attention group's batch; NULL if there is
      * one. They stay valid until the step is queued. */
     const int32_t *group_rows, *group_logits;
+    /* Of ranks that share experts and have a stage: every rank fetches experts and computes its own rows, in
+     * place of an exchange of rows. The same on all ranks. */
+    bool fetches;
     /* Rows of a draft block, which all attend to each other; 0: rows attend to earlier
      * ones. */
     int32_t block;

@@ -76,7 +76,8 @@ typedef struct expert_fetch {
     hd_weight *there;  /* the same in device memory */
     hd_fetch_copy *copies; /* [n_experts * 2 * ROLES] of one unit */
     fetch_counters counters;
-    int64_t *rows; /* [n_layers, n_experts] that chose each */
+    int64_t fetch_ns; /* of what all main layers lack, by one of them; 0: not measured */
+    int64_t *rows;    /* [n_layers, n_experts] that chose each */
 
     /* the layer */
     hd_expert_layer layer;
@@ -606,6 +607,7 @@ static hd_expert_stage_stats read_stats(const hd_expert_stage *base) {
                                    .fetched = read_counter(&c->fetched),
                                    .fetched_bytes = read_counter(&c->fetched_bytes),
                                    .moved = read_counter(&c->moved),
+                                   .fetch_ns = s->fetch_ns,
                                    .wait_ns = read_counter(&c->wait_ns)};
 }
 
@@ -693,6 +695,16 @@ static const model_stage_table table = {.close = close_fetch,
                                         .move = move,
                                         .read_stats = read_stats};
 
+static void time_fetch(expert_fetch *s) {
+    size_t all = 0;
+    const int64_t began = hd_now_ns();
+    fetch_unit_now(s, 0);
+    hd_stream_wait(s->o.copy_stream);
+    const double ns = (double)(hd_now_ns() - began);
+    for (int32_t u = 0; u < s->n_main_units; u++) all += s->units[u].bytes;
+    s->fetch_ns = (int64_t)(ns * (double)all / (double)(s->units[0].bytes + 1)) + 1;
+}
+
 static hd_status open_parts(expert_fetch *s, hd_err *err) {
     const size_t n = (size_t)s->n_layers * (size_t)s->n_experts;
     s->unit_of = calloc((size_t)s->n_layers + 1, sizeof *s->unit_of);
@@ -706,7 +718,9 @@ static hd_status open_parts(expert_fetch *s, hd_err *err) {
     HD_TRY(divide_memory(s, err));
     if (s->o.copy_stream != s->o.stream) hd_stream_report_to(s->o.copy_stream, s->o.stream);
     HD_TRY(take_memory(s, err));
-    return make_units(s, err);
+    HD_TRY(make_units(s, err));
+    if (s->o.timed) time_fetch(s);
+    return HD_OK;
 }
 
 hd_status hd_expert_fetch_open(hd_expert_stage **out, const hd_model_spec *spec,

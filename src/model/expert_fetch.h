@@ -51,6 +51,7 @@ typedef struct hd_expert_fetch_options {
     /* Operators run later than they are queued: the host must not read what they write. A set must
      * hold all that a layer lacks. */
     bool queued;
+    bool timed; /* one layer is fetched when it is opened, for fetch_ns of the statistics */
 } hd_expert_fetch_options;
 
 /* Finds an array of an expert for others, which read it (a hd_piece_find_fn). weights: hd_weights in host

@@ -1,4 +1,4 @@
-/* expert_host.c - see expert_host.h. */
+/* expert_host.c - see expert_host.h: memory of layers, and rounds through their slots. */
 #include "model/expert_host.h"
 
 #include <inttypes.h>
@@ -6,49 +6,18 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "model/expert_stage_internal.h"
+#include "model/expert_host_internal.h"
 
 enum {
     ROLES = MODEL_EXPERT_ROLES,
     ALIGN = 256, /* of arrays in a slot, as kernels like them best */
-    NONE = -1,
+    NONE = HOST_NONE,
     /* Of a layer's slots: one round of several fetches so many, and leaves the others to experts that
      * wait for their turn. */
-    PART_OF_ROUND = 4
+    PART_OF_ROUND = 4,
+    PART_OF_SETS = 8, /* of the memory: sets take so much at most, */
+    MOST_IN_SET = 16  /* and no more experts each */
 };
-
-/* An MoE layer. */
-typedef struct host_layer {
-    /* [ROLES, n_experts] device memory: where they are, in host memory or, if the layer is whole, in slots */
-    hd_weight *from;
-    bool whole; /* expert e is in slot e, for ever */
-    hd_expert_slots slots;
-    hd_expert_layout layout;
-    hd_expert_table tables[ROLES];
-} host_layer;
-
-typedef struct expert_host {
-    hd_expert_stage base;
-    const hd_weights *w;
-    hd_expert_host_options o;
-    int32_t n_layers, n_experts; /* n_layers: with those of drafts */
-    int32_t *unit_of;            /* [n_layers] NONE: dense, or absent */
-    host_layer *units;           /* [n_units] */
-    int32_t n_units;
-    int32_t n_whole; /* the last of them */
-    size_t slot_bytes, elsewhere_bytes;
-    int32_t n_slots; /* of all layers that are not whole */
-    void *block;     /* device memory of all that follows */
-    hd_weight *table;
-    int32_t *round_offset, *end, *todo;
-    hd_fetch_counts *counts;
-    hd_fetch_counts *seen; /* host memory that operators write */
-
-    /* the layer */
-    hd_expert_layer layer;
-    host_layer *unit;
-    int32_t round, n_rounds, most;
-} expert_host;
 
 static expert_host *host_of(hd_expert_stage *s) {
     return (expert_host *)s;
@@ -113,6 +82,8 @@ static hd_status look_at_layers(expert_host *s, hd_err *err) {
         if (!own) continue;
         if (!first) first = own;
         s->unit_of[l] = s->n_units++;
+        if (l < s->n_main) s->n_main_units = s->n_units;
+        s->units[s->unit_of[l]].layer = l;
         s->units[s->unit_of[l]].whole = l >= s->o.held;
         HD_TRY(look_at_layer(s, l, &s->units[s->unit_of[l]], err));
     }
@@ -133,7 +104,12 @@ static hd_status divide_memory(expert_host *s, hd_err *err) {
                        "memory does not hold have %" PRId64 ", and %d layers need one each",
                        s->o.bytes, fit, s->slot_bytes, s->n_whole, whole, n_held);
     }
-    s->n_slots = (int32_t)hd_min_i64((int64_t)fit - whole, (int64_t)n_held * s->n_experts);
+    const int64_t left_over = (int64_t)fit - whole, all = (int64_t)n_held * s->n_experts;
+    if (left_over < all) {
+        const int64_t part = left_over / PART_OF_SETS / HOST_SETS;
+        s->stream.most = (int32_t)hd_min_i64(part, MOST_IN_SET);
+    }
+    s->n_slots = (int32_t)hd_min_i64(left_over - HOST_SETS * s->stream.most, all);
     for (int32_t u = 0, left = s->n_slots; u < s->n_units; u++) {
         s->units[u].slots.n_slots = u < n_held ? left / (n_held - u) : s->n_experts;
         s->units[u].slots.slot_bytes = (int64_t)s->slot_bytes;
@@ -155,6 +131,14 @@ static void *take(walk *w, size_t bytes) {
     return w->base ? w->base + at : NULL;
 }
 
+static void take_round(const expert_host *s, walk *w, host_round *out) {
+    const size_t n = (size_t)s->n_experts;
+    out->table = take(w, ROLES * n * sizeof *out->table);
+    out->round_offset = take(w, (n + 1) * sizeof *out->round_offset);
+    out->range = take(w, 2 * sizeof *out->range);
+    out->todo = take(w, (1 + 2 * n) * sizeof *out->todo);
+}
+
 static void take_all(expert_host *s, walk *w) {
     const size_t n = (size_t)s->n_experts, matrices = ROLES * n * sizeof(hd_weight);
     for (int32_t u = 0; u < s->n_units; u++) {
@@ -167,10 +151,13 @@ static void take_all(expert_host *s, walk *w) {
         x->clock = take(w, sizeof *x->clock);
         s->units[u].from = take(w, matrices);
     }
-    s->table = take(w, matrices);
-    s->round_offset = take(w, (n + 1) * sizeof *s->round_offset);
-    s->end = take(w, sizeof *s->end);
-    s->todo = take(w, (1 + 2 * n) * sizeof *s->todo);
+    for (int32_t i = 0; i < HOST_SETS && s->stream.most > 0; i++) {
+        host_set *set = &s->stream.sets[i];
+        set->memory = take(w, (size_t)s->stream.most * s->slot_bytes);
+        take_round(s, w, &set->round);
+    }
+    take_round(s, w, &s->own);
+    s->rows.desk = take(w, sizeof *s->rows.desk);
     s->counts = take(w, sizeof *s->counts);
 }
 
@@ -187,19 +174,38 @@ static hd_status take_memory(expert_host *s, hd_err *err) {
     return HD_OK;
 }
 
-/* Describes what a layer's slots may hold: every expert in some slot, and each slot with some. */
+/* An expert's matrix of a role in a slot, or a place of a set. */
+static hd_weight in_slot(const host_layer *u, int32_t role, const hd_weight *from,
+                         const uint8_t *slot) {
+    hd_weight m = *from;
+    m.data = slot + u->layout.data_at[role];
+    if (m.scale) m.scale = slot + u->layout.scale_at[role];
+    return m;
+}
+
+/* Describes what a layer's slots may hold, every expert in some slot, and each slot with some; and then
+ * with the places of each set. may: [the larger of both, and places of a set] */
 static void describe(const expert_host *s, host_layer *u, int32_t role, const hd_weight *from,
                      hd_weight *may) {
+    const host_stream *x = &s->stream;
     const int32_t n = hd_max_i32(s->n_experts, u->slots.n_slots);
     for (int32_t i = 0; i < n; i++) {
         const uint8_t *slot = u->slots.memory + (size_t)(i % u->slots.n_slots) * s->slot_bytes;
-        may[i] = from[i % s->n_experts];
-        may[i].data = slot + u->layout.data_at[role];
-        if (may[i].scale) may[i].scale = slot + u->layout.scale_at[role];
+        may[i] = in_slot(u, role, &from[i % s->n_experts], slot);
     }
     hd_expert_table_init(&u->tables[role], may, n);
     u->tables[role].n = s->n_experts;
-    u->tables[role].slots = s->table + (int64_t)role * s->n_experts;
+    u->tables[role].slots = s->own.table + (int64_t)role * s->n_experts;
+    for (int32_t k = 0; k < HOST_SETS && x->most > 0; k++) {
+        hd_expert_table *t = &u->streamed[k][role];
+        for (int32_t i = 0; i < x->most; i++) {
+            const uint8_t *place = x->sets[k].memory + (size_t)i * s->slot_bytes;
+            may[n + i] = in_slot(u, role, &from[i % s->n_experts], place);
+        }
+        hd_expert_table_init(t, may, n + x->most);
+        t->n = s->n_experts;
+        t->slots = x->sets[k].round.table + (int64_t)role * s->n_experts;
+    }
 }
 
 /* All experts go to the device, and tables tell where. */
@@ -207,14 +213,12 @@ static void fill_whole(expert_host *s, int32_t layer, hd_weight *from) {
     host_layer *u = &s->units[s->unit_of[layer]];
     const size_t n = (size_t)s->n_experts;
     for (int32_t r = 0; r < ROLES; r++) {
-        hd_weight *in_slot = from + (size_t)r * n;
+        hd_weight *all = from + (size_t)r * n;
         for (int32_t e = 0; e < s->n_experts; e++) {
             const uint8_t *slot = u->slots.memory + (size_t)e * s->slot_bytes;
-            in_slot[e] = *lies_at(s->o.whole, layer, r, e);
-            in_slot[e].data = slot + u->layout.data_at[r];
-            if (in_slot[e].scale) in_slot[e].scale = slot + u->layout.scale_at[r];
+            all[e] = in_slot(u, r, lies_at(s->o.whole, layer, r, e), slot);
         }
-        hd_expert_table_init(&u->tables[r], in_slot, s->n_experts);
+        hd_expert_table_init(&u->tables[r], all, s->n_experts);
         u->tables[r].slots = u->from + (size_t)r * n;
     }
     const hd_expert_places to = {.memory = u->slots.memory,
@@ -243,7 +247,7 @@ static void fill_layer(expert_host *s, int32_t layer, hd_weight *from, int32_t *
 
 static hd_status fill(expert_host *s, hd_err *err) {
     const size_t n = (size_t)s->n_experts;
-    hd_weight *from = calloc((ROLES + 1) * n, sizeof *from);
+    hd_weight *from = calloc((ROLES + 1) * n + MOST_IN_SET, sizeof *from);
     int32_t *none = calloc(n, sizeof *none);
     if (!from || !none) {
         free(from);
@@ -266,6 +270,21 @@ static hd_status fill(expert_host *s, hd_err *err) {
 
 /* ---- the stage ---- */
 
+hd_moe_fetch_args host_fetch_args(const expert_host *s, const host_layer *u,
+                                  const host_round *round) {
+    return (hd_moe_fetch_args){.table = round->table,
+                               .round_offset = round->round_offset,
+                               .range = round->range,
+                               .todo = round->todo,
+                               .counts = s->counts,
+                               .seen = s->seen,
+                               .from = u->from,
+                               .slots = u->slots,
+                               .layout = u->layout,
+                               .n_experts = s->n_experts,
+                               .host = s->rows};
+}
+
 /* One round if the slots hold all that rows may choose. A round of several fetches few, so that
  * experts that are there stay until their turn. */
 static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
@@ -274,7 +293,8 @@ static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
     s->unit = &s->units[s->unit_of[layer->layer]];
     s->round = 0;
     s->n_rounds = 1;
-    if (s->unit->whole) return;
+    s->streams = host_stream_begin(s, s->unit_of[layer->layer]);
+    if (s->unit->whole || s->streams) return;
     const int32_t n_slots = s->unit->slots.n_slots;
     const int32_t routed = hd_min_i32(layer->n_places, s->n_experts);
     s->most = routed <= n_slots ? n_slots : hd_max_i32(1, n_slots / PART_OF_ROUND);
@@ -282,20 +302,25 @@ static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
 }
 
 static void fetch_round(expert_host *s, const host_layer *u) {
-    s->layer.ops->moe_fetch(s->layer.stream,
-                            &(hd_moe_fetch_args){.table = s->table,
-                                                 .round_offset = s->round_offset,
-                                                 .end = s->end,
-                                                 .todo = s->todo,
-                                                 .counts = s->counts,
-                                                 .seen = s->seen,
-                                                 .from = u->from,
-                                                 .offset = s->layer.offset,
-                                                 .slots = u->slots,
-                                                 .layout = u->layout,
-                                                 .n_experts = s->n_experts,
-                                                 .most = s->most,
-                                                 .first = s->round == 0});
+    hd_moe_fetch_args a = host_fetch_args(s, u, &s->own);
+    a.before = s->round ? s->own.range : NULL;
+    a.offset = s->layer.offset;
+    a.most = s->most;
+    a.x = s->layer.x;
+    a.assignment = s->layer.assignment;
+    a.weight = s->layer.weight;
+    a.top_k = s->layer.top_k;
+    a.layer = u->layer;
+    s->layer.ops->moe_fetch(s->layer.stream, &a);
+}
+
+/* Takes what the host computed of the round that ends. */
+static void join_round(const expert_host *s) {
+    if (!s->rows.mail || s->unit->whole || s->round == 0) return;
+    s->layer.ops->moe_join(s->layer.stream, &(hd_moe_join_args){.y = s->layer.y,
+                                                                .offset = s->layer.offset,
+                                                                .host = s->rows,
+                                                                .counts = s->counts});
 }
 
 static hd_status next(hd_expert_stage *base, hd_expert_wave *out, hd_err *err) {
@@ -303,12 +328,17 @@ static hd_status next(hd_expert_stage *base, hd_expert_wave *out, hd_err *err) {
     host_layer *u = s->unit;
     (void)err;
     *out = (hd_expert_wave){0};
+    if (s->streams) {
+        host_stream_next(s, out);
+        return HD_OK;
+    }
+    join_round(s);
     if (s->round == s->n_rounds) return HD_OK;
     if (!u->whole) fetch_round(s, u);
     s->round++;
     *out = (hd_expert_wave){.n = s->n_experts,
                             .n_places = s->layer.n_places,
-                            .offset = u->whole ? s->layer.offset : s->round_offset,
+                            .offset = u->whole ? s->layer.offset : s->own.round_offset,
                             .gate = &u->tables[0],
                             .up = &u->tables[1],
                             .down = &u->tables[2]};
@@ -332,12 +362,17 @@ static hd_expert_stage_stats read_stats(const hd_expert_stage *base) {
                                    .used = read_count(&s->seen->used),
                                    .staged = read_count(&s->seen->staged),
                                    .fetched = read_count(&s->seen->fetched),
-                                   .fetched_bytes = read_count(&s->seen->fetched_bytes)};
+                                   .fetched_bytes = read_count(&s->seen->fetched_bytes),
+                                   .sent = read_count(&s->seen->sent),
+                                   .sent_rows = read_count(&s->seen->sent_rows),
+                                   .predicted_ns = read_count(&s->seen->predicted_ns),
+                                   .taken_ns = read_count(&s->seen->taken_ns)};
 }
 
 static void close_host(hd_expert_stage *base) {
     expert_host *s = host_of(base);
     hd_stream_wait(s->o.stream);
+    host_stream_close(s);
     hd_device_release(s->o.device, s->block);
     hd_device_release(s->o.device, s->seen);
     free(s->units);
@@ -357,6 +392,7 @@ static hd_status open_parts(expert_host *s, hd_err *err) {
     HD_TRY(look_at_layers(s, err));
     HD_TRY(divide_memory(s, err));
     HD_TRY(take_memory(s, err));
+    HD_TRY(host_stream_open(s, err));
     return fill(s, err);
 }
 
@@ -386,7 +422,9 @@ hd_status hd_expert_host_open(hd_expert_stage **out, const hd_model_spec *spec,
     s->w = w;
     s->o = *o;
     s->n_experts = spec->route.n_experts;
+    s->n_main = spec->n_layers;
     s->n_layers = spec->n_layers + spec->n_mtp;
+    if (o->host) s->rows = hd_host_experts_rows(o->host);
     const hd_status st = open_parts(s, err);
     if (st == HD_OK) {
         *out = &s->base;

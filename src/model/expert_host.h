@@ -4,7 +4,12 @@
  *
  * Every layer has slots of its own, as many as the others. The host neither waits nor knows which
  * experts the slots hold, so steps can be queued ahead and captured. A layer whose rows may choose
- * more experts than it has slots takes several rounds (ops/moe.h).
+ * more experts than it has slots takes several rounds (ops/fetch.h). Layers of which rows choose nearly all
+ * experts, as in a long prompt, are streamed: what slots lack is copied to other memory beside the compute, ahead
+ * of it and into the next layers (expert_sets.c).
+ *
+ * With a thread that computes rows on the host (host_experts.h), a round fetches some of the experts that it
+ * lacks and sends the rows of the others, so that both end together by what they took lately.
  *
  * Where the host has too little memory, device memory has all experts of the last layers, and host
  * memory none of these. */
@@ -12,14 +17,17 @@
 #define HD_MODEL_EXPERT_HOST_H
 
 #include "model/expert_stage.h"
+#include "model/host_experts.h"
 #include "weights/weights.h"
 
 typedef struct hd_expert_host_options {
     const hd_weights *whole; /* keeps the experts that it holds at their addresses */
     int32_t held;            /* the layers below hold theirs (hd_weights_hold_experts) */
     size_t bytes;            /* of device memory for slots */
+    hd_host_experts *host;   /* computes rows of some experts; NULL: all are fetched */
     hd_device *device;
-    hd_stream *stream;
+    hd_stream *stream,
+        *copy_stream; /* the latter's operators begin first, where streams have an order */
 } hd_expert_host_options;
 
 /* How many layers, drafts included, can hold their experts in so many bytes of host memory: the first ones. */

@@ -29,6 +29,12 @@ typedef struct hd_expert_layer {
     /* [slots + 1] first place of each slot, in device memory. It stays until the last wave. */
     const int32_t *offset;
     int32_t n_places; /* of all slots, at most */
+    /* The rows, and what is computed of them: x[assignment[p] / top_k], weighted by weight[assignment[p]] or, NULL, by
+     * 1, becomes y[p]. For experts that are not computed in waves. */
+    hd_rows x, y;
+    const int32_t *assignment;
+    const float *weight;
+    int32_t top_k;
     /* [n_next] experts that rows will probably choose in layer `next`, in host memory; NULL: no
      * prediction */
     const int32_t *next_choices;
@@ -73,13 +79,16 @@ typedef struct hd_expert_stage_stats {
     int64_t staged;         /* of these: were resident, or staged or on their way already */
     int64_t fetched;
     int64_t fetched_bytes;
-    int64_t predicted;     /* experts that were elsewhere when they were predicted */
-    int64_t right;         /* of them: were used in the layer for which they were */
-    int64_t ahead;         /* of those that were fetched: were fetched by a prediction */
-    int64_t moved;         /* that became resident because they were used most */
-    int64_t failed;        /* fetches that failed */
-    int64_t wait_ns;       /* time in which a step had nothing to compute */
-    int32_t files, direct; /* files, and those that are read with O_DIRECT */
+    int64_t predicted; /* experts that were elsewhere when they were predicted */
+    int64_t right;     /* of them: were used in the layer for which they were */
+    int64_t ahead;     /* of those that were fetched: were fetched by a prediction */
+    int64_t moved;     /* that became resident because they were used most */
+    int64_t failed;    /* fetches that failed */
+    int64_t wait_ns;   /* time in which a step had nothing to compute */
+    int64_t fetch_ns;  /* what fetching all that the main layers lack takes; 0: not measured */
+    int64_t sent, sent_rows;        /* of those used, the host computed; their rows */
+    int64_t predicted_ns, taken_ns; /* of rounds with such: hd_fetch_counts */
+    int32_t files, direct;          /* files, and those that are read with O_DIRECT */
 } hd_expert_stage_stats;
 
 hd_expert_stage_stats hd_expert_stage_read_stats(const hd_expert_stage *s); /* any thread */

@@ -323,7 +323,7 @@ static void permute(const model_step *s, int32_t layer) {
 }
 
 static bool dispatches(const hd_model *m) {
-    return m->in_rows > 0; /* without expert parallelism rows stay on this rank */
+    return m->in_rows > 0 && !m->fetches; /* else rows stay on this rank */
 }
 
 static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer, int32_t round) {
@@ -403,7 +403,7 @@ typedef struct expert_rows {
 static expert_rows rows_of_experts(const model_step *s, int32_t layer) {
     const model_activations *t = s->t;
     const int32_t k = hd_layer_route(s->m->env.spec, layer).top_k;
-    if (s->m->in_rows) {
+    if (dispatches(s->m)) {
         return (expert_rows){
             t->in_x, t->in_y, t->in_weight, t->in_offset, NULL, model_arriving_rows(s), 1};
     }
@@ -512,6 +512,11 @@ static void experts_staged(const model_step *s, int32_t layer) {
                                              .layer = layer,
                                              .offset = in.offset,
                                              .n_places = in.n,
+                                             .x = in.x,
+                                             .y = in.y,
+                                             .assignment = in.assignment,
+                                             .weight = weights_input(s) ? in.weight : NULL,
+                                             .top_k = in.top_k,
                                              .next_choices = n_next ? s->t->next_expert : NULL,
                                              .n_next = n_next,
                                              .next = next});
@@ -579,11 +584,11 @@ static bool has_two_sides(const hd_model *m) {
 }
 
 static bool are_resident(const hd_model *m) {
-    return !m->env.stage;
+    return !m->env.stage || dispatches(m);
 }
 
 static bool are_staged(const hd_model *m) {
-    return m->env.stage;
+    return m->env.stage && !dispatches(m);
 }
 
 static bool has_foreign_dense(const hd_model *m) {

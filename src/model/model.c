@@ -144,7 +144,9 @@ static hd_status check_stage(const hd_model_env *env, hd_err *err) {
     if (!hd_expert_stage_is_queued(env->stage) && !hd_device_is_host(env->device)) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "experts are staged for the cpu backend only");
     }
-    if (!hd_parallel_exchanges(&hd_weights_shard(env->weights)->parallel)) return HD_OK;
+    const hd_parallel_config *l = &hd_weights_shard(env->weights)->parallel;
+    const bool alone = l->ep > 1 && l->tp == 1 && l->etp == 1; /* in passes that fetch */
+    if (!hd_parallel_exchanges(l) || alone) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED,
                    "experts are staged for ranks that do not share their rows");
 }
@@ -424,6 +426,7 @@ void model_run_layers(hd_model *m, model_step *whole, int32_t first, int32_t las
 
 model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch) {
     assert(batch->n_rows <= m->limits.rows && batch->n_logits <= m->limits.logits);
+    m->fetches = m->env.stage && batch->fetches;
     return (model_step){.m = m,
                         .kv = kv,
                         .b = batch,

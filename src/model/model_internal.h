@@ -22,6 +22,7 @@ struct hd_model {
     int32_t n_micro;       /* of a step, at most */
     const hd_shard *shard; /* shard of the weights */
     int32_t in_rows;       /* in a round; 0 without expert parallelism */
+    bool fetches;          /* the pass has experts from the stage, and no round: hd_batch */
     void *rounds;          /* [HD_MAX_MICRO] of rounds_bytes (rounds.c) */
     size_t rounds_bytes;
     bool dspark; /* the weights have a DSpark drafter */

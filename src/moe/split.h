@@ -28,7 +28,8 @@ typedef enum hd_expert_split {
     HD_SPLIT_FLOW   /* exactly, the rows of all ranks together */
 } hd_expert_split;
 
-extern const char *const hd_expert_split_names[]; /* "turns", "local", "flow"; NULL ends the list */
+extern const char
+    *const hd_expert_split_names[]; /* "turns", "local", "flow"; NULL ends the list */
 
 /* Parses one of them; NULL is the default. */
 hd_status hd_expert_split_of(hd_expert_split *out, const char *name, hd_err *err);

@@ -139,58 +139,6 @@ typedef struct hd_moe_combine_args {
 
 #define HD_ROWS_moe_combine(T) T(out, STRIDED) T(y, PLAIN) T(shared, STRIDED)
 
-enum { HD_EXPERT_MATRICES = 3 }; /* gate, up, down */
-
-/* Where the arrays of an expert lie in its slot, and their bytes; scale_bytes 0: no scales. */
-typedef struct hd_expert_layout {
-    int64_t data_at[HD_EXPERT_MATRICES], scale_at[HD_EXPERT_MATRICES]; /* multiples of 16 */
-    int64_t data_bytes[HD_EXPERT_MATRICES], scale_bytes[HD_EXPERT_MATRICES];
-} hd_expert_layout;
-
-/* What device memory has of experts that were used: of moe_fetch. */
-typedef struct hd_fetch_counts {
-    int64_t used, staged, fetched,
-        fetched_bytes; /* staged: of those used, had a slot already */
-} hd_fetch_counts;
-
-/* The slots of a layer, in device memory; before the first use every expert and holder is -1, and
- * all else 0. */
-typedef struct hd_expert_slots {
-    uint8_t *memory; /* [n_slots, slot_bytes], 16-byte aligned */
-    int32_t *slot;   /* [n_experts] of each expert; -1: none */
-    int32_t *holder; /* [n_slots] the expert in each; -1: none */
-    int64_t *used;   /* [n_slots] the layer's use that was the last with it */
-    int64_t *clock;  /* [1] how many uses */
-    int64_t slot_bytes;
-    int32_t n_slots;
-} hd_expert_slots;
-
-/* Fetches experts of a layer that all lie in host memory, which the device reads in place, into
- * slots of device memory. Slots keep what they hold, and so are a cache.
- *
- * A use of a layer is one round or several. A round has the experts from where the one before ended,
- * in order, until `most` of those with rows had no slot, or those with rows fill all slots. A missing
- * one takes the slot that no expert of the round has and that was used least lately, the lowest
- * first; slots whose experts have their turn in a later round come last. */
-typedef struct hd_moe_fetch_args {
-    hd_weight *table;      /* [3, n_experts] the matrices of the round's experts with rows */
-    int32_t *round_offset; /* [n_experts + 1] offset, without the rows of other rounds */
-    int32_t *end;          /* [1] first expert of the next round; read if first is false */
-    int32_t *todo; /* [1 + 2 * n_experts] scratch: how many, their experts, their slots */
-    hd_fetch_counts *counts; /* += */
-    hd_fetch_counts *seen;   /* = counts, in host memory; NULL: not wanted */
-    const hd_weight *from;   /* [3, n_experts] where they lie; the table's arrays are aside */
-    const int32_t *offset;   /* [n_experts + 1] of moe_permute */
-    hd_expert_slots slots;
-    hd_expert_layout layout;
-    int32_t n_experts, most; /* most: 1 .. slots.n_slots */
-    bool first;              /* round of the use */
-} hd_moe_fetch_args;
-
-#define HD_ROWS_moe_fetch(T)
-
-enum { HD_MAX_FETCH_EXPERTS = 1024 }; /* of a layer, and slots */
-
 #define HD_MOE_OPS(X) \
     X(moe_topk)       \
     X(moe_count)      \
@@ -199,8 +147,7 @@ enum { HD_MAX_FETCH_EXPERTS = 1024 }; /* of a layer, and slots */
     X(grouped_gemm)   \
     X(swiglu)         \
     X(grouped_swiglu) \
-    X(moe_combine)    \
-    X(moe_fetch)
+    X(moe_combine)
 
 HD_END_C
 

@@ -17,6 +17,7 @@
 #include "ops/attention.h"
 #include "ops/csa2.h"
 #include "ops/exchange.h"
+#include "ops/fetch.h"
 #include "ops/kv_store.h"
 #include "ops/linear.h"
 #include "ops/mhc.h"
@@ -43,6 +44,7 @@ HD_BEGIN_C
     HD_ATTENTION_OPS(X)      \
     HD_RESIDENT_OPS(X)       \
     HD_MOE_OPS(X)            \
+    HD_FETCH_OPS(X)          \
     HD_MHC_OPS(X)            \
     HD_CSA2_OPS(X)           \
     HD_SAMPLING_OPS(X)       \

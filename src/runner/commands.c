@@ -82,6 +82,7 @@ static void run_pass(hd_model_runner *x, int32_t pass) {
     hd_batch *b = runner_batch_of(x, pass);
     b->group_rows = x->n_groups > 1 ? x->group_rows : NULL;
     b->group_logits = x->n_groups > 1 ? x->group_logits : NULL;
+    b->fetches = x->fetches;
     b->n_micro = hd_model_n_micro(x->model, b);
     x->fixed.times.micro_steps += pass == RUNNER_STEP && b->n_rows && b->n_micro > 1;
     const int64_t begun = hd_comm_begin_pass(x->env.comm);

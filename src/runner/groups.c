@@ -6,9 +6,12 @@
 #include "base/checked.h"
 #include "runner/groups_internal.h"
 
+enum { LEAST_TIMED_ROWS = 32 }; /* of fewer the fixed costs would count */
+
 /* What a leader says before a pass. */
 typedef struct pass_word {
     int32_t pass, rows, logits, places;
+    int32_t fetch_from; /* rows of a rank from which on all fetch experts; 0: never */
 } pass_word;
 
 union word {
@@ -49,10 +52,28 @@ bool runner_fits_group(const hd_batch *b, int32_t rows, int32_t logits) {
     return hd_is_within(rows, 0, b->limits.rows) && hd_is_within(logits, 0, rows);
 }
 
+/* From so many rows on the compute of a step takes as long as the fetches, as facts/performance.md 2.8 has it,
+ * by times that this rank has measured. */
+static int32_t fetch_from(const hd_model_runner *x) {
+    if (x->o.fetch_from != HD_FETCH_BY_TIME) return x->o.fetch_from;
+    const double fetch_ns = (double)hd_expert_stage_read_stats(x->env.stage).fetch_ns;
+    if (x->row_ns <= 0 || fetch_ns <= 0) return INT32_MAX;
+    const double rows = fetch_ns / x->row_ns + 1;
+    return rows < INT32_MAX ? (int32_t)rows : INT32_MAX;
+}
+
+void runner_time_rows(hd_model_runner *x, int64_t ns) {
+    const int32_t rows = x->batch.n_rows;
+    if (!x->o.fetch_from || x->fetches || rows < LEAST_TIMED_ROWS) return;
+    const double each = (double)ns / rows;
+    x->row_ns = x->row_ns > 0 ? x->row_ns + (each - x->row_ns) / 8 : each;
+}
+
 hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
     const hd_batch *b = runner_batch_of(x, pass);
-    const pass_word own = {pass, b->n_rows, b->n_logits, x->draft_places};
+    const pass_word own = {pass, b->n_rows, b->n_logits, x->draft_places, fetch_from(x)};
     const pass_word *words = x->words;
+    int32_t most = 0, from = 0;
     HD_TRY(exchange(x, &own, sizeof own, err));
     x->has_rows = false;
     for (int32_t i = 0; i < x->n_groups; i++) {
@@ -67,8 +88,13 @@ hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
         x->group_rows[i] = w->rows;
         x->group_logits[i] = w->logits;
         x->has_rows |= w->rows > 0;
+        most = hd_max_i32(most, w->rows);
+        from = hd_max_i32(from, w->fetch_from);
         if (pass == RUNNER_DRAFT) x->draft_places = hd_max_i32(x->draft_places, w->places);
     }
+    x->fetches = pass == RUNNER_STEP && from > 0 && most >= from;
+    x->fixed.times.fetch_steps += x->fetches && b->n_rows > 0;
+    x->fixed.times.fetch_from = from;
     return HD_OK;
 }
 

@@ -7,7 +7,9 @@
 
 #include "base/arena.h"
 #include "base/checked.h"
+#include "base/progress.h"
 #include "runner/expert_moves_internal.h"
+#include "runner/groups_internal.h"
 
 enum { MASK_CACHE_BYTES = 32 << 20 };
 
@@ -305,10 +307,13 @@ void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
 
 hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                            hd_seq_output *outputs, hd_err *err) {
+    const int64_t begun = hd_now_ns();
     runner_build_batch(x, inputs, n);
     HD_TRY(runner_forward(x, RUNNER_STEP, err));
     if (!x->has_rows) return HD_OK;
     HD_TRY(runner_sample(x, inputs, n, outputs, err));
+    if (!x->fetches)
+        runner_time_rows(x, hd_now_ns() - begun); /* sampling waits for the logits */
     HD_TRY(runner_record_step(x, err));
     if (x->n_drafts) HD_TRY(runner_draft(x, inputs, n, outputs, err));
     return hd_stream_sync(x->env.stream, err);

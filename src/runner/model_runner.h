@@ -54,7 +54,12 @@ typedef struct hd_model_runner_options {
     /* Of a follower: called for hd_model_runner_renew(), for exchanges with the leader. */
     hd_status (*renew)(void *ctx, hd_err *err);
     void *renew_ctx;
+    /* Of ranks that share experts and have a stage: in an eager step in which a rank has so many rows or more
+     * all fetch experts; HD_FETCH_BY_TIME: as many as take as long as the fetches. 0: never. */
+    int32_t fetch_from;
 } hd_model_runner_options;
+
+enum { HD_FETCH_BY_TIME = -1 };
 
 /* A constraint on the tokens of an answer: reasoning budget, forced tokens, grammar. Ids
  * that a tokenizer does not have are -1. If `think` is set, an answer that does not begin
@@ -153,6 +158,8 @@ typedef struct hd_model_runner_times {
     int64_t graphs, record_ns;  /* graphs captured; host time of the captures, not in host_ns */
     int64_t micro_steps;        /* of any shape: in several micro-batches */
     int32_t graph_launches;     /* kernels and copies of the graph captured last */
+    int64_t fetch_steps;        /* eager steps that fetched experts (fetch_from) */
+    int32_t fetch_from; /* rows from which on the next one does; INT32_MAX: not known yet */
 } hd_model_runner_times;
 
 const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x);

@@ -126,7 +126,8 @@ struct hd_model_runner {
     void *words;      /* [n_groups] what each says; NULL: one group, or a follower */
     /* [n_groups] of the pass; in the command */
     int32_t *group_rows, *group_logits;
-    bool has_rows;         /* any group had rows in this pass */
+    bool has_rows, fetches; /* any group had rows in this pass; it fetches experts */
+    double row_ns; /* what a row of an eager step takes that exchanges rows; 0: not known */
     int32_t draft_places;  /* drafts of a sequence that any group makes in this step, at most */
     runner_mirrored loads; /* [ranks, layers * experts] int64; all zero: alone */
     runner_moves moves;

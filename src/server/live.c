@@ -102,12 +102,12 @@ static json_t *list64(const int64_t *v, size_t n) {
 /* Bytes are those of the slots, and those fetched so far. */
 static json_t *experts_elsewhere(const hd_expert_figures *x) {
     const json_int_t slot = (json_int_t)x->slot_bytes;
-    return json_pack("{s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "source", x->source,
-                     "elsewhere", x->elsewhere, "slots", x->slots, "slot_bytes",
+    return json_pack("{s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "source",
+                     x->source, "elsewhere", x->elsewhere, "slots", x->slots, "slot_bytes",
                      slot * x->slots, "fetch_bytes", (json_int_t)x->fetched_bytes, "used",
                      (json_int_t)x->used, "staged", (json_int_t)x->staged, "failed",
                      (json_int_t)x->failed, "predicted", (json_int_t)x->predicted, "right",
-                     (json_int_t)x->right);
+                     (json_int_t)x->right, "sent", (json_int_t)x->sent);
 }
 
 static json_t *stats_object(const hd_engine_stats *e, const char *version) {

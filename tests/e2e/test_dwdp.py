@@ -62,6 +62,34 @@ def test_a_rank_with_nothing_to_do_runs_no_steps(serve):
     assert idle == 0 < busy
 
 
+def dispatches(server):
+    lines = server.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("hadal_rank_exchanges_total") and 'kind="dispatch"' in line)
+
+
+@pytest.mark.parametrize("ranks, rows", [(2, 1), (2, 8), (4, 8), (2, "auto")])
+def test_steps_of_few_rows_exchange_them(serve, want, ranks, rows):
+    """Decode by expert parallelism, longer steps by fetches: whatever the form, the answers are the same."""
+    server = serve(*FLAGS, "--dwdp", ranks, "--dwdp-from", rows)
+    for _ in range(2):
+        assert answers(server) == want
+    parallel = server.get("/server_info").json["parallel"]
+    assert (parallel["ranks"], parallel["dp"], parallel["ep"]) == (ranks, ranks, ranks)
+    steps, fetched = sum(group_metric(server, "steps_total")), figure(server, "expert_fetch_steps_total")
+    if rows == "auto":  # what pays depends on the machine
+        assert figure(server, "expert_fetch_from_rows") > 0 and 0 <= fetched < steps
+        return
+    assert figure(server, "expert_fetch_from_rows") == rows
+    assert 0 < fetched <= steps and figure(server, "experts_fetched_total") > 0
+    assert dispatches(server) > 0  # of drafts, if of nothing else
+    if rows > 1:
+        assert fetched < steps
+
+
+def test_steps_of_few_rows_with_chunks_and_retraction(want):
+    assert answers_of(*TIGHT, "--dwdp", 2, "--dwdp-from", 8) == answers_of(*TIGHT)
+
+
 def test_draft_blocks(tmp_path):
     model = make_toy_model("v4_dspark", tmp_path)
 
@@ -85,6 +113,11 @@ def test_draft_blocks(tmp_path):
         (("--dwdp", 2, "--layout", "auto", "--ranks", 2), "and no dwdp"),
         (("--prefetch-depth", 2), "prefetch_depth is for dwdp above 1"),
         (("--dwdp", 2, "--rebalance", "auto"), "experts are on one rank"),
+        (("--dwdp-from", 8), "dwdp_from is for dwdp above 1"),
+        (("--dwdp", 2, "--dwdp-from", "much"), "dwdp_from is 'much'; must be auto or 1 to"),
+        (("--dwdp", 2, "--dwdp-from", 0), "dwdp_from is '0'; must be auto or 1 to"),
+        (("--dwdp", 2, "--dwdp-from", 8, "--redundant", 2), "experts have other places"),
+        (("--dwdp", 2, "--dwdp-from", 8, "--rebalance", "auto"), "experts have other places"),
     ],
 )
 def test_what_cannot_be_is_refused(refused, flags, why):

@@ -2,6 +2,8 @@
 while a rank is lost and comes back."""
 
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import as_root, run_hadal
@@ -58,9 +60,32 @@ def test_pause_and_abort_reach_all_ranks(world):
     check_pause_and_abort(world(2, "--dwdp", 2).server)
 
 
+def test_a_long_step_of_one_rank_does_not_delay_the_others(world):
+    """A prompt in one step takes as long as hundreds of steps; what another rank computes is done before it."""
+    w = world(2, "--dwdp", 2, base=("--threads", 1, "--max-running", 2, "--context", 4096, "--chunk", 4096, "--backend", "cpu"))
+    ids = [605 + (7 * i + i // 300) % 300 for i in range(4000)]
+    ended = {}
+
+    def ask(name, ids, n):
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": n, "temperature": 0, "ignore_eos": True}}
+        assert w.server.post("/generate", body).status == 200
+        ended[name] = time.monotonic()
+
+    with ThreadPoolExecutor(2) as pool:
+        begun = time.monotonic()
+        long = pool.submit(ask, "long", ids, 1)
+        time.sleep(0.3)
+        short = pool.submit(ask, "short", ids[:10], 60)
+        long.result(), short.result()
+    assert min(group_metric(w.server, "generation_tokens_total")) > 0
+    assert ended["short"] < ended["long"], [ended[k] - begun for k in ended]
+
+
 def test_another_number_of_processes_is_refused():
     said = run_hadal("serve", TINY, *SMALL, "--dwdp", 2, "--rank", 0, "--world", 3, "--meet", free_address(), env=CLEAN)
     assert said.returncode == 2 and "3 processes for dwdp 2" in said.stderr
+    said = run_hadal("serve", TINY, *SMALL, "--dwdp", 2, "--dwdp-from", 8, "--rank", 0, "--world", 2, "--meet", free_address(), env=CLEAN)
+    assert said.returncode == 2 and "ranks are in several processes" in said.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

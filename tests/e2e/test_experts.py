@@ -67,8 +67,36 @@ def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
     shown = live_stats(server)["experts_elsewhere"]
     assert shown["source"] == "host" and shown["elsewhere"] == 7 * 16
     assert "others are copied from host memory" in server.said
-    assert shown["slots"] == (2 if memory == TWO else 76)
+    assert shown["slots"] == (2 if memory == TWO else 67)  # and three sets of three, for long prompts
     assert 0 <= shown["staged"] < shown["used"] and shown["fetch_bytes"] > 0
+
+
+@pytest.mark.parametrize("compute", ["auto", "host"])
+def test_crowds_get_the_answers_of_a_host_that_computes(serve, compute):
+    """A CPU backend's host has its bits, so it does not matter which experts it computes."""
+    flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
+    want = answers(serve(*flags))
+    server = serve(*flags, "--experts-host", HALF, "--experts-host-compute", compute)
+    for _ in range(2):
+        assert answers(server) == want
+    used, staged, fetched, sent = (figure(server, f"experts_{k}_total") for k in ("used", "staged", "fetched", "on_host"))
+    assert used == staged + fetched + sent and figure(server, "expert_rows_on_host_total") >= sent
+    shown = live_stats(server)["experts_elsewhere"]
+    assert shown["sent"] == sent
+    if compute == "host":
+        assert sent > 500 and fetched > 0  # prompts are streamed
+    if sent:
+        assert figure(server, "expert_host_seconds_total") > 0
+        assert figure(server, "expert_split_seconds_total") > 0 < figure(server, "expert_split_predicted_seconds_total")
+
+
+def test_a_host_that_cannot_compute_says_so(serve):
+    flags = ("--threads", 1, "--context", 512, "--experts-host", TWO)
+    want = ask(serve(*flags)).json["choices"][0]["text"]
+    server = serve(*flags, "--experts-host-compute", "host")
+    assert ask(server).json["choices"][0]["text"] == want
+    server.close()
+    assert b"experts are computed on the device alone (experts_host_compute)" in server.log
 
 
 def test_layers_without_room_in_host_memory_are_on_the_device(serve):
@@ -232,6 +260,8 @@ def test_a_file_that_is_replaced_is_no_matter(serve, model):
         (("--experts-disk", "1", "--ep", 2), "several ranks hold parts of them"),
         (("--experts-disk", "1", "--backend", "null"), "the null backend has none"),
         (("--experts-host", "much"), "experts_host is 'much'; must be off, auto or"),
+        (("--experts-host-compute", "auto"), "experts_host_compute is 'auto', and experts are not in host memory"),
+        (("--experts-host", "1", "--experts-host-compute", "cpu"), "'cpu' is none of device, auto, host"),
         (("--experts-host", "0.0001"), "at least 2 are fetched at once here"),
         (("--experts-host", "0.004", "--host-memory", "0.001"), "6 layers that host memory does not hold have 96"),
         (("--device-memory", "1", "--backend", "cpu"), "no memory of its own to limit"),

@@ -194,6 +194,14 @@ def test_experts_in_host_memory():
     assert x["bytes"]["free"] == pytest.approx(0, abs=1e6)
     text = plan("v4_flash", *args)
     assert "GB in host memory" in text and "predicted: " in text and "--experts-host auto" in text
+    assert x["prefill"]["seconds"] == pytest.approx(max(x["prefill"]["kernel_seconds"], x["prefill"]["fetch_seconds"]))
+    # processors of the host as fast as the link: each does half
+    (both,) = predicted("v4_flash", *args, "--host-rate", 55.4)["layouts"]
+    assert x["on_host"] == 0 and both["on_host"] == pytest.approx(0.5)
+    assert both["decode"]["fetch_seconds"] == pytest.approx(step["fetch_seconds"] / 2)
+    assert both["prefill"]["fetch_seconds"] == pytest.approx(x["prefill"]["fetch_seconds"])
+    text = plan("v4_flash", *args, "--host-rate", 55.4)
+    assert "the host computes 50 % of those" in text and "--experts-host-compute auto" in text
     (all,) = predicted("v4_flash", "--gpu", "b200", "--users", 1, "--experts", "host")["layouts"]
     assert all["resident_experts"] == 1 and all["decode"]["fetch_bytes"] == 0 == all["bytes"]["staged_experts"]
 

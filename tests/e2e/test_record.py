@@ -173,17 +173,21 @@ def test_records_are_those_of_all_attention_groups(serve, tmp_path, counts_of_on
     assert min(group_metric(s, "generation_tokens_total")) > 0
 
 
+EP, DWDP = (2, "--dp", 2, "--ep", 2), (1, "--dwdp", 2)  # and the ranks of an expert record
+
+
 @needs_ucx
-@pytest.mark.parametrize("mode", ["stat", "per-pass"])
-def test_records_of_groups_in_other_processes(world, tmp_path, counts_of_one, mode):
-    w = world(2, "--expert-record-dir", tmp_path, "--expert-record", mode, "--no-drafts", "--dp", 2, "--ep", 2)
-    check_groups(record_prompts(w.server, tmp_path, 2), mode, counts_of_one)
+@pytest.mark.parametrize("mode, layout", [("stat", EP), ("per-pass", EP), ("stat", DWDP)])
+def test_records_of_groups_in_other_processes(world, tmp_path, counts_of_one, mode, layout):
+    ranks, *flags = layout
+    w = world(2, "--expert-record-dir", tmp_path, "--expert-record", mode, "--no-drafts", *flags)
+    check_groups(record_prompts(w.server, tmp_path, ranks), mode, counts_of_one)
     w.server.post("/start_expert_distribution_record")
     w.ranks[1].kill()  # the record goes on with the rank that is left
     wait_until(lambda: w.server.get("/health").text.startswith("degraded"), "a rank is lost")
     ask(w.server)
     assert w.server.post("/dump_expert_distribution_record").status == 200
-    rows = read(max(tmp_path.iterdir()).read_bytes(), 2)[1]
+    rows = read(max(tmp_path.iterdir()).read_bytes(), ranks)[1]
     assert sums(rows, "decode")[0] >= 23
 
 

@@ -82,17 +82,20 @@ static hd_model_env env_of(const machine *m) {
                           .comm = m->comm};
 }
 
+enum { HOST_ROWS = 64 };
+
 /* Where the experts of a machine are. */
 typedef struct experts_at {
     const hd_expert_disk_options *disk; /* NULL: not on disk */
     bool host, in_place;                /* in_place: operators read them there */
     int32_t n;                          /* of host: that fit on the device; 0: all */
     int32_t n_whole; /* of in_place: the last layers, whose experts are on the device alone */
+    missing_experts missing; /* of in_place */
 } experts_at;
 
-static void open_host(machine *m, size_t bytes, int32_t n_whole) {
+static void open_host(machine *m, size_t bytes, const experts_at *at) {
     const hd_fetch_source host = {.name = "host", .has = m->whole};
-    assert_int_equal(n_whole, 0);
+    assert_int_equal(at->n_whole, 0);
     const hd_expert_fetch_options fetch = {.sources = &host,
                                            .n_sources = 1,
                                            .depth = 1,
@@ -104,13 +107,35 @@ static void open_host(machine *m, size_t bytes, int32_t n_whole) {
     must(hd_expert_fetch_open(&m->stage, m->spec, m->weights, &fetch, &err), &err);
 }
 
-static void open_in_place(machine *m, size_t bytes, int32_t n_whole) {
-    const int32_t n_layers = m->spec->n_layers + m->spec->n_mtp;
+static void open_host_rows(machine *m, int32_t held, bool always) {
+    const hd_host_experts_options o = {.whole = m->whole,
+                                       .held = held,
+                                       .device = m->device,
+                                       .stream = m->stream,
+                                       .precision = m->ops.precision,
+                                       .cpu = {.n_threads = 2},
+                                       .rows = HOST_ROWS,
+                                       .always = always};
+    hd_err err = {0};
+    must(hd_host_experts_open(&m->host_experts, m->spec, &o, &err), &err);
+}
+
+static void close_stage(machine *m) {
+    hd_expert_stage_close(m->stage);
+    hd_host_experts_close(m->host_experts);
+    m->host_experts = NULL;
+}
+
+static void open_in_place(machine *m, size_t bytes, const experts_at *at) {
+    const int32_t held = m->spec->n_layers + m->spec->n_mtp - at->n_whole;
+    if (at->missing != FETCHED) open_host_rows(m, held, at->missing == LEFT_TO_HOST);
     const hd_expert_host_options host = {.whole = m->whole,
-                                         .held = n_layers - n_whole,
+                                         .held = held,
+                                         .host = m->host_experts,
                                          .bytes = bytes,
                                          .device = m->device,
-                                         .stream = m->stream};
+                                         .stream = m->stream,
+                                         .copy_stream = m->copy_stream};
     size_t pinned;
     hd_err err = {0};
     must(hd_weights_hold_experts(m->whole, host.held, m->device, &pinned, &err), &err);
@@ -118,17 +143,18 @@ static void open_in_place(machine *m, size_t bytes, int32_t n_whole) {
 }
 
 static void open_fetched(machine *m, const experts_at *at) {
-    void (*open)(machine *, size_t, int32_t) = at->in_place ? open_in_place : open_host;
+    void (*open)(machine *, size_t, const experts_at *) =
+        at->in_place ? open_in_place : open_host;
     hd_err err = {0};
     m->whole = m->weights;
     must(hd_weights_open_without_experts(&m->weights, m->whole, &err), &err);
     must(hd_stream_open(&m->copy_stream, m->device, &err), &err);
     must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
-    open(m, (size_t)1 << 30, at->n_whole);
+    open(m, (size_t)1 << 30, at);
     if (at->n == 0) return;
     const size_t each = hd_expert_stage_read_stats(m->stage).expert_bytes;
-    hd_expert_stage_close(m->stage);
-    open(m, (size_t)at->n * each, at->n_whole);
+    close_stage(m);
+    open(m, (size_t)at->n * each, at);
 }
 
 static void open_shard(machine *m, const machine_rank *r) {
@@ -228,12 +254,15 @@ void open_machine_fetched(machine *m, const char *name, int32_t experts) {
 }
 
 void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts,
-                           int32_t n_whole) {
+                           int32_t n_whole, missing_experts missing) {
     open_any(m, backend, name,
              (machine_options){
                  .fixed = true,
-                 .at = &(experts_at){
-                                     .host = true, .in_place = true, .n = experts, .n_whole = n_whole}
+                 .at = &(experts_at){.host = true,
+                                     .in_place = true,
+                                     .n = experts,
+                                     .n_whole = n_whole,
+                                     .missing = missing}
     });
 }
 
@@ -251,7 +280,7 @@ void open_machine(machine *m, const char *name, float forced_acceptance) {
 void close_machine(machine *m) {
     hd_model_runner_close(m->model_runner);
     hd_grammar_vocab_close(m->vocab);
-    hd_expert_stage_close(m->stage);
+    close_stage(m);
     hd_stream_close(m->copy_stream);
     hd_stream_close(m->stream);
     hd_device_close(m->device);

@@ -8,6 +8,7 @@
 #include "comm/local.h"
 #include "model/expert_disk.h"
 #include "model/expert_fetch.h"
+#include "model/host_experts.h"
 #include "runner/model_runner.h"
 
 enum {
@@ -26,8 +27,9 @@ enum {
 typedef struct machine {
     hd_model_spec *spec;
     hd_weights *weights;
-    hd_weights *whole;      /* NULL: weights are */
-    hd_expert_stage *stage; /* NULL: all experts are resident */
+    hd_weights *whole;             /* NULL: weights are */
+    hd_expert_stage *stage;        /* NULL: all experts are resident */
+    hd_host_experts *host_experts; /* NULL: the host computes no rows */
     hd_ops ops;
     hd_device *device;
     hd_stream *stream, *copy_stream; /* copy_stream: NULL without fetches */
@@ -54,9 +56,12 @@ void open_machine_staged(machine *m, const char *name, const hd_expert_disk_opti
  * all. */
 void open_machine_fetched(machine *m, const char *name, int32_t experts);
 
+/* Whose experts that are not on the device are: it fetches them, shares with the host, or leaves all. */
+typedef enum missing_experts { FETCHED, SHARED_WITH_HOST, LEFT_TO_HOST } missing_experts;
+
 /* The same, but operators read them in place, and steps are captured. */
 void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts,
-                           int32_t n_whole);
+                           int32_t n_whole, missing_experts missing);
 /* One rank of several: the first of an attention group leads, and the others follow (hd_model_runner_follow). Steps have fixed
  * shapes, which a GPU captures and a CPU queues again each time. */
 typedef struct machine_rank {

@@ -13,6 +13,7 @@
 #include "base/random_fill.h"
 #include "fakes/queue_device.h"
 #include "model/expert_fetch.h"
+#include "model/expert_host.h"
 #include "model/model.h"
 
 enum { PROMPT = 20, POSITIONS = 128, STEPS = 3, COMPUTE = 0, COPIES = 1, MOST_RANKS = 4 };
@@ -321,6 +322,62 @@ static void experts_move_while_steps_are_queued(void **state) {
     close_family(&f);
 }
 
+/* ---- layers that are streamed from host memory ---- */
+
+/* Room for most experts, of which an eighth is for sets. */
+static void open_streams(rank *r, const family *f, const hd_weights *own) {
+    hd_err err = {0};
+    open_device(r);
+    hd_expert_host_options o = {.whole = f->whole,
+                                .held = f->spec->n_layers + f->spec->n_mtp,
+                                .bytes = (size_t)1 << 30,
+                                .device = r->device,
+                                .stream = r->stream[COMPUTE],
+                                .copy_stream = r->stream[COPIES]};
+    must(hd_expert_host_open(&r->stage, f->spec, own, &o, &err), &err);
+    const hd_expert_stage_stats s = hd_expert_stage_read_stats(r->stage);
+    hd_expert_stage_close(r->stage);
+    o.bytes = (size_t)(s.n_experts * 4 / 5) * s.expert_bytes;
+    must(hd_expert_host_open(&r->stage, f->spec, own, &o, &err), &err);
+    open_model(r, f, own);
+}
+
+/* As agrees(). Slots are full before, so that sets are used: two rounds of each layer. */
+static bool streams_agree(const family *f, const hd_weights *own, const int32_t *order,
+                          int32_t ignore, const float *want) {
+    rank r;
+    open_streams(&r, f, own);
+    for (int32_t i = 0; i < 2; i++) free(run_steps(&r, f));
+    const int32_t waits = queue_device_waits(r.device);
+    queue_device_prefer(r.device, order);
+    if (ignore >= 0) queue_device_ignore_events_on(r.device, ignore, true);
+    float *logits = run_steps(&r, f);
+    const bool same =
+        memcmp(logits, want, STEPS * (size_t)f->spec->vocab * sizeof *logits) == 0;
+    assert_true(queue_device_waits(r.device) - waits > 3 * f->spec->n_layers);
+    free(logits);
+    close_rank(&r);
+    return same;
+}
+
+static void layers_are_streamed_in_any_order(void **state) {
+    (void)state;
+    family f;
+    hd_weights *own;
+    hd_err err = {0};
+    open_family(&f, models[0], 0);
+    must(hd_weights_open_without_experts(&own, f.whole, &err), &err);
+    float *want = plain_logits(&f);
+    assert_true(streams_agree(&f, own, copies_late, -1, want));
+    assert_true(streams_agree(&f, own, copies_early, -1, want));
+    /* read before they are fetched; overwritten before they are consumed */
+    assert_false(streams_agree(&f, own, copies_late, COMPUTE, want));
+    assert_false(streams_agree(&f, own, copies_early, COPIES, want));
+    free(want);
+    hd_weights_close(own);
+    close_family(&f);
+}
+
 static void what_cannot_be_fetched_is_refused(void **state) {
     (void)state;
     family f;
@@ -359,6 +416,7 @@ int test_expert_fetch(void) {
         cmocka_unit_test(the_order_of_copies_does_not_matter),
         cmocka_unit_test(each_event_is_needed),
         cmocka_unit_test(experts_move_while_steps_are_queued),
+        cmocka_unit_test(layers_are_streamed_in_any_order),
         cmocka_unit_test(what_cannot_be_fetched_is_refused),
     };
     return cmocka_run_group_tests_name("expert_fetch", tests, NULL, NULL);

@@ -609,7 +609,8 @@ static void splits_have_the_same_bits(void **state) {
             how.split = (hd_expert_split)k;
             check_variant_rows(cases[i].name, &cases[i].l, how, &most[k]);
         }
-        if (cases[i].how.room || cases[i].how.n_micro > 1) continue; /* the last dispatch is a part */
+        /* else the last dispatch is a part */
+        if (cases[i].how.room || cases[i].how.n_micro > 1) continue;
         assert_true(most[HD_SPLIT_FLOW] > 0 && most[HD_SPLIT_FLOW] <= most[HD_SPLIT_LOCAL]);
         assert_true(most[HD_SPLIT_FLOW] <= most[HD_SPLIT_TURNS] - (i == 0));
     }

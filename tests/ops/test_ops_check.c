@@ -31,12 +31,12 @@ static void check_refused(const hd_ops *ops, const rows_field *f, hd_rows rows,
     if (!strstr(err.msg, want)) fail_msg("'%s' and not '%s'", err.msg, want);
 }
 
-/* Cached entries have four types, also keys of the indexer; on a GPU entries three, keys two. */
+/* Cached entries have four types, also keys of the indexer; on a GPU entries three and keys two. */
 static bool takes(const hd_ops *ops, hd_rows_kind kind, hd_dtype type) {
     const bool cached = kind == HD_ROWS_POOL || kind == HD_ROWS_KEYS;
     if (type == HD_F32) return true;
-    const bool on_gpu = stream_for(ops, fix.stream[0]) == fix.gpu_stream;
     if (type == HD_E4M3) return cached;
+    const bool on_gpu = stream_for(ops, fix.stream[0]) == fix.gpu_stream;
     if (type == HD_E2M1) return cached && !on_gpu;
     return cached && type == HD_BF16 && !(on_gpu && kind == HD_ROWS_KEYS);
 }

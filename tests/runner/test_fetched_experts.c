@@ -51,10 +51,10 @@ static const room places[] = {
     {0, ALL}
 };
 
-static void open_slots(machine *m, const char *name, room place) {
+static void open_slots(machine *m, const char *name, room place, missing_experts missing) {
     const char *backend = gpus_are_wanted() ? "cuda" : "cpu";
     machine all;
-    open_machine_in_place(&all, "cpu", name, 0, place.whole);
+    open_machine_in_place(&all, "cpu", name, 0, place.whole, FETCHED);
     const hd_expert_stage_stats s = hd_expert_stage_read_stats(all.stage);
     const int32_t n_experts = all.spec->route.n_experts, n_layers = s.n_experts / n_experts;
     const int32_t whole = (int32_t)(s.bytes / s.expert_bytes) - s.n_slots;
@@ -64,7 +64,7 @@ static void open_slots(machine *m, const char *name, room place) {
     close_machine(&all);
     const int32_t n =
         place.slots ? place.slots * n_layers + (place.slots > 2) : 0; /* one has more */
-    open_machine_in_place(m, backend, name, n ? whole + n : 0, place.whole);
+    open_machine_in_place(m, backend, name, n ? whole + n : 0, place.whole, missing);
 }
 
 static void logits_in_place_have_the_same_bits(void **state) {
@@ -78,7 +78,7 @@ static void logits_in_place_have_the_same_bits(void **state) {
         const size_t bytes = (size_t)PROMPT * (size_t)plain.spec->vocab * sizeof *want;
         close_machine(&plain);
         for (size_t k = 0; k < HD_LEN(places); k++) {
-            open_slots(&fetched, models[i], places[k]);
+            open_slots(&fetched, models[i], places[k], FETCHED);
             for (int32_t again = 0; again < 2; again++) {
                 float *have = logits_of(&fetched, r.text, PROMPT);
                 assert_memory_equal(have, want, bytes);
@@ -175,7 +175,7 @@ static void crowds_in_place_have_the_same_texts(void **state) {
         run_all(&plain, want, CROWD);
         close_machine(&plain);
         for (size_t k = 0; k < HD_LEN(places); k++) {
-            open_slots(&fetched, models[i], places[k]);
+            open_slots(&fetched, models[i], places[k], FETCHED);
             init_crowd(&fetched, have);
             enter_all(&fetched, have);
             for (int32_t steps = 0; steps < 9; steps++) step(&fetched, have, CROWD);
@@ -195,10 +195,88 @@ static void crowds_in_place_have_the_same_texts(void **state) {
     }
 }
 
+/* ---- rows that the host computes ---- */
+
+/* Room for the missing experts of few rows or many: all are sent, or as many as the rates tell. */
+static const room shared_places[] = {
+    {1, 0},
+    {3, 0},
+    {5, 1}
+};
+
+static bool are_near(const float *have, const float *want, size_t n) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (double)(have[i] - want[i]) * (double)(have[i] - want[i]);
+        size += (double)want[i] * (double)want[i];
+    }
+    return difference <= 1e-8 * size;
+}
+
+/* A GPU's sums have another order; those of a CPU have the same bits. */
+static void the_host_computes_the_same_logits(void **state) {
+    (void)state;
+    static request r;
+    enum { FEW = 3 }; /* tokens: places of one round, which is not streamed */
+    const bool gpu = gpus_are_wanted();
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        machine plain, fetched;
+        open_machine_on(&plain, gpu ? "cuda" : "cpu", models[i], 0.0f, true);
+        init_request(&r, &plain, 0, FEW, 3);
+        float *want = logits_of(&plain, r.text, FEW);
+        const size_t n = FEW * (size_t)plain.spec->vocab;
+        close_machine(&plain);
+        for (size_t k = 0; k < HD_LEN(shared_places); k++) {
+            open_slots(&fetched, models[i], shared_places[k], LEFT_TO_HOST);
+            float *have = logits_of(&fetched, r.text, FEW);
+            if (gpu) {
+                assert_true(are_near(have, want, n));
+            } else {
+                assert_memory_equal(have, want, n * sizeof *have);
+            }
+            const hd_expert_stage_stats s = hd_expert_stage_read_stats(fetched.stage);
+            assert_true(s.fetched == 0 && s.sent > 0 && s.sent_rows >= s.sent);
+            free(have);
+            close_machine(&fetched);
+        }
+        free(want);
+    }
+}
+
+static void crowds_with_the_host_have_the_same_texts(void **state) {
+    (void)state;
+    static request want[CROWD], have[CROWD];
+    if (gpus_are_wanted()) skip(); /* other bits may choose other tokens */
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        machine plain, fetched;
+        open_machine_on(&plain, "cpu", models[i], 0.0f, true);
+        init_crowd(&plain, want);
+        enter_all(&plain, want);
+        run_all(&plain, want, CROWD);
+        close_machine(&plain);
+        for (size_t k = 0; k < 2 * HD_LEN(shared_places); k++) {
+            const missing_experts missing = k % 2 ? SHARED_WITH_HOST : LEFT_TO_HOST;
+            open_slots(&fetched, models[i], shared_places[k / 2], missing);
+            init_crowd(&fetched, have);
+            enter_all(&fetched, have);
+            for (int32_t steps = 0; steps < 9; steps++) step(&fetched, have, CROWD);
+            enter(&fetched, &have[1]); /* retracted */
+            run_all(&fetched, have, CROWD);
+            expect_texts(have, want);
+            const hd_expert_stage_stats s = hd_expert_stage_read_stats(fetched.stage);
+            assert_int_equal(s.used, s.staged + s.fetched + s.sent);
+            assert_true(missing == SHARED_WITH_HOST || (s.sent > 0 && s.taken_ns > 0));
+            close_machine(&fetched);
+        }
+    }
+}
+
 int test_fetched_experts(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_in_place_have_the_same_bits),
         cmocka_unit_test(crowds_in_place_have_the_same_texts),
+        cmocka_unit_test(the_host_computes_the_same_logits),
+        cmocka_unit_test(crowds_with_the_host_have_the_same_texts),
         cmocka_unit_test(logits_have_the_same_bits),
         cmocka_unit_test(crowds_have_the_same_texts),
     };

@@ -181,11 +181,14 @@ void report_print(const load_report *r, const load_options *o, const char *backe
 /* ---- JSON ---- */
 
 static json_t *experts_json(const hd_expert_figures *x) {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "elsewhere",
-                     (json_int_t)x->elsewhere, "slots", (json_int_t)x->slots, "slot_bytes",
-                     (json_int_t)x->slot_bytes, "used", (json_int_t)x->used, "staged",
-                     (json_int_t)x->staged, "fetched", (json_int_t)x->fetched, "fetched_bytes",
-                     (json_int_t)x->fetched_bytes);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+                     "elsewhere", (json_int_t)x->elsewhere, "slots", (json_int_t)x->slots,
+                     "slot_bytes", (json_int_t)x->slot_bytes, "used", (json_int_t)x->used,
+                     "staged", (json_int_t)x->staged, "fetched", (json_int_t)x->fetched,
+                     "fetched_bytes", (json_int_t)x->fetched_bytes, "sent", (json_int_t)x->sent,
+                     "sent_rows", (json_int_t)x->sent_rows, "sent_ns", (json_int_t)x->sent_ns,
+                     "split_ns", (json_int_t)x->split_ns, "split_predicted_ns",
+                     (json_int_t)x->split_predicted_ns);
 }
 
 void report_print_json(const load_report *r, const load_options *o, const char *backend,

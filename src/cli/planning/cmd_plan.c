@@ -226,7 +226,7 @@ bool plan_serves(const plan_settings *s) {
                          s->decode || s->layout != default_layout || s->redundant ||
                          s->sum_in_ranks || s->precision != PRECISION || s->kv_type ||
                          s->hisparse || s->args.experts != HD_EXPERTS_HELD ||
-                         s->args.host_bytes > 0;
+                         s->args.host_bytes > 0 || s->args.host_rate > 0;
     const bool load = l->users != USERS || l->prompt != PROMPT || l->output != OUTPUT ||
                       l->chunk != CHUNK || l->drafts || l->accepted > 0 || l->overlap ||
                       l->balancedness < 1;
@@ -237,7 +237,7 @@ int cmd_plan(int argc, char **argv) {
     static const char *const precisions[] = {"exact", "fast", "official", NULL};
     static const char *const places[] = {"device", "host", "disk", NULL};
     int64_t users = USERS, prompt = PROMPT, output = OUTPUT, chunk = CHUNK, drafts = 0;
-    double balancedness = 1, accepted = 0, host_gb = 0;
+    double balancedness = 1, accepted = 0, host_gb = 0, host_rate = 0;
     int experts = HD_EXPERTS_HELD;
     plan_settings s = {.config = "",
                        .gpu_name = default_gpu,
@@ -255,6 +255,9 @@ int cmd_plan(int argc, char **argv) {
         option_choice("experts", &experts, places,
                       "where routed experts lie that have no room on the device"),
         option_real("host-memory", &host_gb, 0, 1e6, "GB for them; default: enough"),
+        option_real("host-rate", &host_rate, 0, 1e6,
+                    "GB/s of experts that the host computes in steps of decode, as serve's "
+                    "--experts-host-compute auto; default 0"),
         option_int("prefill", &s.prefill, 1, MAX_GPUS, "GPUs that compute prompts only"),
         option_int("decode", &s.decode, 1, MAX_GPUS, "GPUs that compute answers only"),
         option_text("layout", &s.layout, "LIST",
@@ -295,6 +298,7 @@ int cmd_plan(int argc, char **argv) {
     if (!options_parse(&line, argc, argv, &code)) return code;
     s.args.experts = (hd_experts_at)experts;
     s.args.host_bytes = host_gb * 1e9;
+    s.args.host_rate = host_rate * 1e9;
     s.args.load.users = (int32_t)users;
     s.args.load.prompt = (int32_t)prompt;
     s.args.load.output = (int32_t)output;

@@ -44,15 +44,16 @@ json_t *plan_layout_json(const hd_parallel_config *l) {
 static json_t *capacity_json(const plan_settings *s, const hd_capacity *c, bool best) {
     const bool overlap = s->args.load.overlap;
     json_t *to = json_pack(
-        "{s:o, s:i, s:i, s:f, s:f, s:b, s:b, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f}",
+        "{s:o, s:i, s:i, s:f, s:f, s:f, s:b, s:b, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f}",
         "layout", plan_layout_json(&c->parallel), "dwdp", c->dwdp, "hidden_rows",
         c->hidden_rows, "resident_experts", c->resident, "elsewhere_bytes", c->elsewhere_bytes,
-        "fits", c->free >= 0, "best", best, "bytes", plan_memory_json(c), "prefill",
-        plan_step_json(c->prefill, hd_capacity_step_seconds(c->prefill, overlap)), "decode",
-        plan_step_json(c->decode, c->step_s), "ttft_seconds", c->ttft_s, "prompt_seconds",
-        c->prefill_s, "user_tokens_per_second", c->user_tokens_s, "output_tokens_per_second",
-        c->output_tokens_s, "input_tokens_per_second", c->input_tokens_s,
-        "output_tokens_per_second_of_a_gpu", c->output_tokens_s / (double)s->gpus);
+        "on_host", c->on_host, "fits", c->free >= 0, "best", best, "bytes", plan_memory_json(c),
+        "prefill", plan_step_json(c->prefill, hd_capacity_step_seconds(c->prefill, overlap)),
+        "decode", plan_step_json(c->decode, c->step_s), "ttft_seconds", c->ttft_s,
+        "prompt_seconds", c->prefill_s, "user_tokens_per_second", c->user_tokens_s,
+        "output_tokens_per_second", c->output_tokens_s, "input_tokens_per_second",
+        c->input_tokens_s, "output_tokens_per_second_of_a_gpu",
+        c->output_tokens_s / (double)s->gpus);
     if (c->sizes.resident || s->args.hisparse_auto) {
         const hd_hisparse_choice *h = &c->hisparse;
         json_t *more = json_pack("{s:b, s:i, s:f, s:f}", "on", h->on, "rows", h->rows,

@@ -61,9 +61,11 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
     snprintf(ranks, sizeof ranks, "--tp %d%s --dp %d --ep %d", c->parallel.tp / cp, by_cp,
              c->parallel.dp, c->parallel.ep);
     if (c->dwdp > 1) snprintf(ranks, sizeof ranks, "--dwdp %d", c->dwdp);
-    const char *flag = s->args.experts == HD_EXPERTS_ON_HOST   ? " --experts-host auto"
-                       : s->args.experts == HD_EXPERTS_ON_DISK ? " --experts-disk auto"
-                                                               : "";
+    const char *flag = s->args.experts == HD_EXPERTS_ON_DISK ? " --experts-disk auto"
+                       : s->args.experts == HD_EXPERTS_HELD  ? ""
+                       : s->args.host_rate > 0
+                           ? " --experts-host auto --experts-host-compute auto"
+                           : " --experts-host auto";
     char hisparse[32] = "", entries[32] = "";
     if (s->kv_type) {
         snprintf(entries, sizeof entries, " --kv-cache-dtype %s", hd_kv_type_names[s->kv_type]);
@@ -108,6 +110,10 @@ static void print_elsewhere(const plan_settings *s, const hd_capacity *c) {
            c->resident * 100, c->elsewhere_bytes / 1e9, places[s->args.experts],
            c->decode->fetch_bytes / 1e9, c->decode->fetch_s * 1e3,
            c->prefill->fetch_bytes / 1e9, c->prefill->fetch_s * 1e3);
+    if (c->on_host > 0) {
+        printf("the host computes %.0f %% of those that a step of decode needs\n",
+               c->on_host * 100);
+    }
     if (c->free >= 0) {
         printf("predicted: %.3g tokens/s of a user, first token after %.3g s\n",
                c->user_tokens_s, c->ttft_s);

@@ -620,7 +620,8 @@ int cmd_rl(int argc, char **argv) {
                 .rewards = {.timeout_s = 60, .retries = 2},
                 .remote = {.timeout_s = 600, .retries = 3}}
     };
-    option_list list = {.n = 0};
+    static option_list list; /* with the rest it is more than a frame holds */
+    list.n = 0;             /* `hadal completions` asks every command more than once */
     l.set.train.freeze = "router";
     add_options(&list, &l.set);
     const positional model = {"MODEL_DIR", &l.set.train.model_dir, false, POSITIONAL_MODEL};

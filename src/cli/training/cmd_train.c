@@ -350,7 +350,8 @@ int cmd_train(int argc, char **argv) {
     training t = {
         .set = {.train = train_settings_default(), .batch = 16}
     };
-    option_list list = {.n = 0};
+    static option_list list; /* too large for a frame */
+    list.n = 0;
     const option own[] = {
         option_text("data", &t.set.data, "FILE", "JSON lines of examples (required)"),
         option_text("held-out", &t.set.held_out, "FILE", "JSON lines whose loss is measured"),

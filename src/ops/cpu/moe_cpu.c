@@ -150,13 +150,3 @@ void ops_moe_combine_cpu(hd_stream *s, const hd_moe_combine_args *a, const ops_k
                             .rows = a->rows,
                             .per_task = ops_rows_per_task((int64_t)a->top_k * a->cols)});
 }
-
-static void fetch_task(const void *args, int32_t task, int32_t worker) {
-    (void)worker;
-    ops_fetch_matrix(args, task);
-}
-
-void ops_moe_fetch_cpu(hd_stream *s, const hd_moe_fetch_args *a, const ops_kernels *k) {
-    (void)k;
-    hd_stream_tasks(s, ops_fetch_plan(a) * HD_EXPERT_MATRICES, fetch_task, a);
-}

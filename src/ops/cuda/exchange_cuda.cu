@@ -61,12 +61,6 @@ __device__ __forceinline__ uint32_t look(const uint32_t *flag) {
     return value;
 }
 
-__device__ __forceinline__ uint64_t clock_ns() {
-    uint64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
 /* The host reads it once the kernel is done. */
 __device__ __forceinline__ void tell(int32_t *host, int32_t value) {
     *static_cast<volatile int32_t *>(host) = value;
@@ -82,7 +76,7 @@ __device__ bool await_member(const hd_exchange_peers &p, int member, uint32_t ti
             if ((int32_t)(look(flag) - ticket) >= 0) return true;
         }
         if (*ended) return false;
-        const uint64_t now = clock_ns();
+        const uint64_t now = hd_cuda_clock_ns();
         if (!since) since = now;
         if (now - since < HD_EXCHANGE_MAX_SECONDS * 1000000000ull) continue;
         tell(&p.state->late, 1 + member);

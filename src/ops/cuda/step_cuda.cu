@@ -193,9 +193,7 @@ void hd_mirror_cuda(hd_stream *s, const hd_mirror_args *a) {
 }
 
 static __global__ void timestamp(hd_timestamp_args a) {
-    unsigned long long now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    *a.at = (int64_t)now;
+    *a.at = (int64_t)hd_cuda_clock_ns();
 }
 
 void hd_timestamp_cuda(hd_stream *s, const hd_timestamp_args *a) {

@@ -276,6 +276,8 @@ ROWS(swiglu, a->rows, a->cols, 3 * act * a->cols, 6.0 * a->cols)
 ROWS(moe_combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared.data ? 2.0 : 1.0)),
      2.0 * a->top_k * a->cols)
 ROWS(moe_fetch, a->n_experts, HD_EXPERT_MATRICES, 2.0 * f32 * HD_EXPERT_MATRICES, 0)
+ROWS(moe_round, a->n_experts, 1, 2 * f32, 0)
+ROWS(moe_join, 1, a->host.cols, 2.0 * act * a->host.cols, 0)
 ROWS(hc_post, a->rows, a->hc * a->cols, act * a->cols * (2.0 * a->hc + 1),
      2.0 * a->hc * (a->hc + 1) * a->cols)
 ROWS(hc_mean, a->rows, a->hc * a->cols, act * a->cols * (a->hc + 1.0), (double)a->hc * a->cols)

@@ -32,11 +32,6 @@ void ops_replay_row(const hd_replay_log *log, int32_t row, const int32_t *choice
 void ops_moe_topk_row(const hd_moe_topk_args *a, int32_t row, float *scratch);
 int32_t ops_moe_topk_scratch(const hd_router_rule *rule);
 
-/* What moe_fetch does but for the copies; returns how many experts they are of. Then one of their
- * HD_EXPERT_MATRICES matrices each, number i of all. */
-int32_t ops_fetch_plan(const hd_moe_fetch_args *a);
-void ops_fetch_matrix(const hd_moe_fetch_args *a, int32_t i);
-
 /* What resident does but for the copies; returns how many there are. Then one of them. */
 int32_t ops_resident_plan(hd_stream *s, const hd_resident_args *a);
 void ops_resident_fetch(const hd_resident_args *a, int32_t i);

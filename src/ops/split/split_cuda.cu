@@ -33,8 +33,8 @@ static size_t work_bytes(hd_split_shape s) {
 }
 
 /* The graph is copied, if it has room. */
-static __device__ split_memory lay_out(uint8_t *shared, const hd_moe_split_args &a,
-                                       bool copied) {
+static __device__ split_memory place_memory(uint8_t *shared, const hd_moe_split_args &a,
+                                            bool copied) {
     const hd_split_shape n = a.shape;
     split_memory m;
     const int32_t *graph = copied ? reinterpret_cast<int32_t *>(shared) : a.graph;
@@ -301,7 +301,7 @@ static __device__ void balance(const split_memory &m) {
 
 static __global__ void __launch_bounds__(THREADS) moe_split(hd_moe_split_args a, bool copied) {
     extern __shared__ uint4 shared[];
-    const split_memory m = lay_out(reinterpret_cast<uint8_t *>(shared), a, copied);
+    const split_memory m = place_memory(reinterpret_cast<uint8_t *>(shared), a, copied);
     const hd_split_shape n = a.shape;
     const int32_t words = hd_split_words(n);
     const int32_t work =

@@ -100,6 +100,27 @@ static double expert_moves_to_device(const metrics_view *v) {
 static double expert_fetches_failed(const metrics_view *v) {
     return (double)v->e.experts.failed;
 }
+static double expert_fetch_steps(const metrics_view *v) {
+    return (double)v->e.experts.fetch_steps;
+}
+static double expert_fetch_from(const metrics_view *v) {
+    return (double)v->e.experts.fetch_from;
+}
+static double experts_sent(const metrics_view *v) {
+    return (double)v->e.experts.sent;
+}
+static double expert_rows_sent(const metrics_view *v) {
+    return (double)v->e.experts.sent_rows;
+}
+static double expert_sent_seconds(const metrics_view *v) {
+    return (double)v->e.experts.sent_ns * 1e-9;
+}
+static double expert_split_seconds(const metrics_view *v) {
+    return (double)v->e.experts.split_ns * 1e-9;
+}
+static double expert_split_predicted(const metrics_view *v) {
+    return (double)v->e.experts.split_predicted_ns * 1e-9;
+}
 static double expert_network_bytes(const metrics_view *v) {
     return (double)v->e.experts.network_bytes;
 }
@@ -415,6 +436,13 @@ static const series all_series[] = {
     {"experts_predicted_right_total", NULL, NULL, "counter", "those of them that it used", experts_predicted_right},
     {"experts_fetched_ahead_total", NULL, NULL, "counter", "experts read by a prediction", experts_fetched_ahead},
     {"experts_moved_to_device_total", NULL, NULL, "counter", "experts that became resident because they were used most", expert_moves_to_device},
+    {"expert_fetch_steps_total", NULL, NULL, "counter", "steps in which ranks fetched experts rather than exchange rows (--dwdp-from), of all ranks", expert_fetch_steps},
+    {"expert_fetch_from_rows", NULL, NULL, "gauge", "rows of a rank from which on steps do so; 0: not measured yet", expert_fetch_from},
+    {"experts_on_host_total", NULL, NULL, "counter", "experts whose rows the host computed instead", experts_sent},
+    {"expert_rows_on_host_total", NULL, NULL, "counter", "their rows", expert_rows_sent},
+    {"expert_host_seconds_total", NULL, NULL, "counter", "time in which the host computed them", expert_sent_seconds},
+    {"expert_split_seconds_total", NULL, NULL, "counter", "time of layers that host and device shared, until both had ended", expert_split_seconds},
+    {"expert_split_predicted_seconds_total", NULL, NULL, "counter", "the same as it was predicted", expert_split_predicted},
     {"expert_wait_seconds_total", NULL, NULL, "counter", "time in steps that waited for experts", expert_wait_seconds},
     {"hisparse_rows", NULL, NULL, "gauge", "entries of each layer's buffer on the device; 0: all lie there", hisparse_rows},
     {"hisparse_host_bytes", NULL, NULL, "gauge", "entries in host memory that attention chooses among", hisparse_bytes},

@@ -54,6 +54,7 @@ function expertRow(experts, tokens) {
     name: `Experts, ${figure(experts.slots)} of ${figure(experts.elsewhere)} fit into ${bytes(experts.slot_bytes)}`,
     note: [
       `${percent(share(experts.staged, experts.used))} were in memory`,
+      experts.sent > 0 && `${percent(share(experts.sent, experts.used))} computed by the host`,
       experts.predicted > 0 && `${percent(share(experts.right, experts.predicted))} of the others predicted`,
       `${bytes(experts.fetch_bytes)} ${verbs[experts.source]}`,
       tokens > 0 && `${bytes(Math.round(experts.fetch_bytes / tokens))} a token`,

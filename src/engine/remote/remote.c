@@ -13,6 +13,7 @@
 #include "base/checked.h"
 #include "base/progress.h"
 #include "engine/leaders.h"
+#include "engine/remote/remote_internal.h"
 #include "engine/wire.h"
 
 enum { MAX_MAIL = 1 << 30 };
@@ -23,17 +24,10 @@ typedef struct order_head {
     uint64_t n; /* bytes of mail */
 } order_head;
 
-/* What each leader says at the end of a round. */
-typedef struct end_word {
-    int64_t look_in_ns; /* -1: never */
-    uint64_t n;         /* bytes of its report, a multiple of 4 */
-    int64_t idle;
-} end_word;
-
 /* A group's state, followed by its places and its loads. */
 typedef struct state_head {
     hd_engine_stats stats; /* last_step_ns: how long ago */
-    uint64_t rested_pauses;
+    uint64_t rested_pauses, records_obeyed;
     int32_t n_places, n_loads;
 } state_head;
 
@@ -43,21 +37,10 @@ typedef struct remote_job {
     engine_rank *rank;
 } remote_job;
 
-struct engine_remote {
-    hd_bytes out, in;
-    void *page; /* [cap_page] the next page of the report */
-    size_t cap_page;
-    hd_page_job *jobs, **last_job; /* of rank 0: those that were sent, in their order */
-    uint64_t n_jobs;
-    end_word *words;         /* [n_groups] */
-    engine_step_output post; /* with the memory of its alternatives */
-    int64_t sent_loads_ns;   /* when the loads that were sent last were read */
-    hd_err put_err;          /* memory for `out` was missing */
-};
-
 hd_status engine_remote_open(engine_remote **out, const hd_engine *e, hd_err *err) {
     engine_remote *m = calloc(1, sizeof *m);
     *out = m;
+    if (m) pthread_mutex_init(&m->lock, NULL);
     if (m) m->last_job = &m->jobs;
     if (m) m->words = calloc((size_t)e->n_groups, sizeof *m->words);
     if (m) m->post.top = calloc(engine_post_tops(e), sizeof *m->post.top);
@@ -73,7 +56,10 @@ void engine_remote_forget(engine_remote *m) {
 
 void engine_remote_close(engine_remote *m) {
     if (!m) return;
+    remote_thread_close(m);
+    pthread_mutex_destroy(&m->lock);
     hd_bytes_deinit(&m->out);
+    hd_bytes_deinit(&m->sent);
     hd_bytes_deinit(&m->in);
     free(m->page);
     free(m->words);
@@ -128,8 +114,7 @@ static void end_all(engine_rank *rank, const char *why) {
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Returns whether rank 0 has begun anew. */
-static bool recover(engine_rank *rank, const hd_err *err) {
+bool remote_recover(engine_rank *rank, const hd_err *err) {
     if (engine_ranks_recover(rank, err)) return true;
     if (rank->group == 0) {
         end_all(rank, err->msg);
@@ -142,7 +127,7 @@ static bool recover(engine_rank *rank, const hd_err *err) {
 
 /* ---- the beginning of a round ---- */
 
-/* A failure is kept until the end of the round. */
+/* A failure is kept until the end of the round. The caller holds m->lock. */
 static void keep(engine_remote *m, hd_status st, const hd_err *err) {
     if (st != HD_OK && m->put_err.status == HD_OK) m->put_err = *err;
 }
@@ -162,8 +147,8 @@ static hd_status put_jobs(engine_remote *m, engine_mail *mail, hd_bytes *to, hd_
 }
 
 /* A retraction by a pause that is newer than the order waits for the next. */
-static hd_status put_mail(engine_rank *rank, int32_t group, hd_bytes *to, hd_err *err) {
-    hd_engine *e = rank->engine;
+static hd_status put_mail(hd_engine *e, const engine_order *order, int32_t group, hd_bytes *to,
+                          hd_err *err) {
     engine_mail *mail = &e->groups[group].mail;
     for (int32_t i = 0; i < mail->n_submitted; i++) {
         HD_TRY(engine_put_request(to, engine_request_of(e, mail->submitted[i]), err));
@@ -171,7 +156,7 @@ static hd_status put_mail(engine_rank *rank, int32_t group, hd_bytes *to, hd_err
     for (int32_t i = 0; i < mail->n_cancelled; i++) {
         HD_TRY(engine_put_record(to, ENGINE_RECORD_CANCEL, group, mail->cancelled[i], err));
     }
-    const bool retract = mail->retract && mail->retract_pause <= rank->order.pauses;
+    const bool retract = mail->retract && mail->retract_pause <= order->pauses;
     if (retract) HD_TRY(engine_put_record(to, ENGINE_RECORD_RETRACT, group, 0, err));
     if (mail->flush) HD_TRY(engine_put_record(to, ENGINE_RECORD_FLUSH, group, 0, err));
     HD_TRY(put_jobs(e->remote, mail, to, err));
@@ -181,17 +166,19 @@ static hd_status put_mail(engine_rank *rank, int32_t group, hd_bytes *to, hd_err
     return HD_OK;
 }
 
-static hd_status send_order(engine_rank *rank, hd_err *err) {
+hd_status remote_send_order(engine_rank *rank, const engine_order *order, hd_err *err) {
     hd_engine *e = rank->engine;
     hd_bytes *out = &e->remote->out;
     hd_status st = HD_OK;
     out->n = 0;
-    engine_update_look(rank); /* ranks that have just come need what was changed */
     pthread_mutex_lock(&e->lock);
-    for (int32_t g = 1; st == HD_OK && g < e->n_present; g++) st = put_mail(rank, g, out, err);
+    for (int32_t g = 1; st == HD_OK && g < e->n_present; g++) {
+        st = put_mail(e, order, g, out, err);
+        e->groups[g].idle = e->groups[g].idle && out->n == 0; /* until it says more */
+    }
     pthread_mutex_unlock(&e->lock);
     HD_TRY(st);
-    order_head head = {rank->order, out->n};
+    order_head head = {*order, out->n};
     HD_TRY(engine_leaders_broadcast(rank, &head, sizeof head, err));
     return out->n ? engine_leaders_broadcast(rank, out->data, out->n, err) : HD_OK;
 }
@@ -208,7 +195,9 @@ static void on_job_done(hd_page_job *job) {
     remote_job *j = (remote_job *)job;
     engine_remote *m = j->rank->engine->remote;
     hd_err err = {0};
+    pthread_mutex_lock(&m->lock);
     keep(m, engine_put_job_done(j->rank->engine, &m->out, job, &err), &err);
+    pthread_mutex_unlock(&m->lock);
     drop_job(j);
 }
 
@@ -228,9 +217,9 @@ static hd_status take_job(engine_rank *rank, const engine_record *record, engine
     return st;
 }
 
-/* A record for this group goes to its mailbox, from which the step thread takes it. */
-static hd_status take_record(engine_rank *rank, const engine_record *record,
-                             engine_reader *from, hd_err *err) {
+/* The caller holds the lock. */
+static hd_status take_request(engine_rank *rank, const engine_record *record,
+                              engine_reader *from, hd_err *err) {
     hd_engine *e = rank->engine;
     engine_mail *mail = &e->groups[rank->group].mail;
     switch ((engine_record_kind)record->kind) {
@@ -250,12 +239,21 @@ static hd_status take_record(engine_rank *rank, const engine_record *record,
     case ENGINE_RECORD_FLUSH:
         mail->flush = true;
         return HD_OK;
-    case ENGINE_RECORD_JOB:
-        return take_job(rank, record, from, err);
     default:
         break;
     }
     return HD_FAIL(err, HD_EPEER, "rank 0 sent a record of kind %d", record->kind);
+}
+
+/* A record for this group goes to its mailbox, from which the step thread takes it. */
+static hd_status take_record(engine_rank *rank, const engine_record *record,
+                             engine_reader *from, hd_err *err) {
+    hd_engine *e = rank->engine;
+    if (record->kind == ENGINE_RECORD_JOB) return take_job(rank, record, from, err);
+    pthread_mutex_lock(&e->lock);
+    const hd_status st = take_request(rank, record, from, err);
+    pthread_mutex_unlock(&e->lock);
+    return st;
 }
 
 static hd_status take_mail(engine_rank *rank, engine_reader from, hd_err *err) {
@@ -271,12 +269,11 @@ static hd_status take_mail(engine_rank *rank, engine_reader from, hd_err *err) {
     return HD_OK;
 }
 
-static hd_status await_order(engine_rank *rank, hd_err *err) {
+hd_status remote_await_order(engine_rank *rank, engine_order *order, hd_err *err) {
     engine_remote *m = rank->engine->remote;
     order_head head;
-    m->out.n = 0;
     HD_TRY(engine_leaders_broadcast(rank, &head, sizeof head, err));
-    rank->order = head.order;
+    *order = head.order;
     if (head.n == 0) return HD_OK;
     if (head.n > MAX_MAIL) return HD_FAIL(err, HD_EPEER, "rank 0 sent too much mail");
     HD_TRY(engine_make_room(&m->in, (size_t)head.n, err));
@@ -287,8 +284,10 @@ static hd_status await_order(engine_rank *rank, hd_err *err) {
 void engine_remote_begin(engine_rank *rank) {
     hd_err err = {0};
     rank->began_anew = false;
-    while ((rank->group ? await_order(rank, &err) : send_order(rank, &err)) != HD_OK) {
-        if (!recover(rank, &err)) return;
+    if (rank->group == 0) engine_update_look(rank); /* ranks that come need what was changed */
+    while ((rank->group ? remote_await_order(rank, &rank->order, &err)
+                        : remote_send_order(rank, &rank->order, &err)) != HD_OK) {
+        if (!remote_recover(rank, &err)) return;
         rank->began_anew = false; /* the order is sent to those that are there now */
         err = (hd_err){0};
     }
@@ -298,8 +297,11 @@ void engine_remote_begin(engine_rank *rank) {
 
 void engine_remote_put_output(engine_rank *rank, engine_step_output *p) {
     hd_engine *e = rank->engine;
+    engine_remote *m = e->remote;
     hd_err err = {0};
-    keep(e->remote, engine_put_output(&e->remote->out, rank->group, p, &err), &err);
+    pthread_mutex_lock(&m->lock);
+    keep(m, engine_put_output(&m->out, rank->group, p, &err), &err);
+    pthread_mutex_unlock(&m->lock);
     free(p->why);
     p->why = NULL;
     if (p->step.finish_reason == HD_FINISH_NONE) return;
@@ -310,7 +312,9 @@ void engine_remote_put_output(engine_rank *rank, engine_step_output *p) {
 void engine_remote_put_prompt(engine_rank *rank, uint64_t id, const hd_prompt_logprobs *p) {
     engine_remote *m = rank->engine->remote;
     hd_err err = {0};
+    pthread_mutex_lock(&m->lock);
     keep(m, engine_put_prompt(&m->out, rank->group, id, p, &err), &err);
+    pthread_mutex_unlock(&m->lock);
 }
 
 void *engine_remote_room(engine_rank *rank, uint64_t id, size_t n) {
@@ -328,20 +332,33 @@ void engine_remote_exported(engine_rank *rank, uint64_t id, size_t n, hd_status 
     engine_remote *m = rank->engine->remote;
     hd_err err = {0};
     if (st != HD_OK) n = 0;
+    pthread_mutex_lock(&m->lock);
     keep(m, engine_put_page(&m->out, rank->group, id, st, m->page, n, &err), &err);
+    pthread_mutex_unlock(&m->lock);
 }
 
+void engine_remote_put_counts(engine_rank *rank, uint64_t record, const int64_t *counts,
+                              size_t n) {
+    engine_remote *m = rank->engine->remote;
+    hd_err err = {0};
+    pthread_mutex_lock(&m->lock);
+    keep(m, engine_put_counts(&m->out, rank->group, record, counts, n, &err), &err);
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* The caller holds m->lock, and the engine's where other threads change the state. */
 static hd_status put_state(engine_rank *rank, hd_err *err) {
     hd_engine *e = rank->engine;
     engine_remote *m = e->remote;
     const engine_group *group = &e->groups[rank->group];
-    const bool fresh = m->sent_loads_ns != rank->loads_ns;
+    const bool fresh = m->sent_loads_ns != group->loads_ns;
     state_head s = {.stats = group->stats,
                     .rested_pauses = group->rested_pauses,
+                    .records_obeyed = group->records_obeyed,
                     .n_places = group->n_places,
                     .n_loads = fresh ? e->n_loads : 0};
     if (s.stats.last_step_ns) s.stats.last_step_ns = hd_now_ns() - s.stats.last_step_ns;
-    m->sent_loads_ns = rank->loads_ns;
+    m->sent_loads_ns = group->loads_ns;
     HD_TRY(engine_put_record(&m->out, ENGINE_RECORD_STATE, rank->group, 0, err));
     HD_TRY(hd_bytes_append(&m->out, &s, sizeof s, err));
     HD_TRY(hd_bytes_append(&m->out, group->places, (size_t)s.n_places * sizeof *group->places,
@@ -385,6 +402,7 @@ static hd_status take_state(hd_engine *e, engine_group *group, engine_reader *fr
     group->stats.hindrance = NULL; /* addresses of the other process */
     group->stats.experts.source = e->groups[0].stats.experts.source;
     group->rested_pauses = s.rested_pauses;
+    engine_recording_obeyed(e, (int32_t)(group - e->groups), s.records_obeyed);
     group->n_places = s.n_places;
     if (s.stats.last_step_ns) group->stats.last_step_ns = hd_now_ns() - s.stats.last_step_ns;
     HD_TRY(engine_take_bytes(from, group->places, (size_t)s.n_places * sizeof *group->places,
@@ -408,6 +426,16 @@ static hd_status take_job_done(hd_engine *e, const engine_record *record, engine
     return HD_OK;
 }
 
+static hd_status take_counts(hd_engine *e, const engine_record *record, engine_reader *from,
+                             hd_err *err) {
+    size_t n;
+    int64_t *room = engine_recording_room(&e->ranks[0], &n);
+    if (!room || record->n != n * sizeof *room) return wrong_report(record->group, err);
+    HD_TRY(engine_take_bytes(from, room, n * sizeof *room, err));
+    engine_recording_add(&e->ranks[0], record->id, room);
+    return HD_OK;
+}
+
 static hd_status take_report(hd_engine *e, int32_t group, engine_reader from, hd_err *err) {
     engine_step_output *p = &e->remote->post;
     while (from.n >= sizeof(engine_record)) {
@@ -420,6 +448,10 @@ static hd_status take_report(hd_engine *e, int32_t group, engine_reader from, hd
         }
         if (record.kind == ENGINE_RECORD_JOB_DONE) {
             HD_TRY(take_job_done(e, &record, &from, err));
+            continue;
+        }
+        if (record.kind == ENGINE_RECORD_COUNTS) {
+            HD_TRY(take_counts(e, &record, &from, err));
             continue;
         }
         engine_request *r = request_of(e, &record);
@@ -442,7 +474,7 @@ static hd_status take_report(hd_engine *e, int32_t group, engine_reader from, hd
 
 static hd_status take_reports(engine_rank *rank, const char *data, hd_err *err) {
     hd_engine *e = rank->engine;
-    const end_word *words = e->remote->words;
+    const remote_word *words = e->remote->words;
     hd_status st = HD_OK;
     size_t at = (size_t)words[0].n;
     pthread_mutex_lock(&e->lock);
@@ -450,10 +482,11 @@ static hd_status take_reports(engine_rank *rank, const char *data, hd_err *err) 
         engine_group *group = &e->groups[g];
         st = take_report(e, g, (engine_reader){data + at, (size_t)words[g].n}, err);
         at += (size_t)words[g].n;
-        group->rounds = rank->order.number;
+        group->rounds = words[g].rounds;
         group->idle = words[g].idle != 0;
         group->look_ns = words[g].look_in_ns < 0 ? 0 : hd_now_ns() + words[g].look_in_ns;
     }
+    pthread_cond_broadcast(&e->wake);
     pthread_mutex_unlock(&e->lock);
     return st;
 }
@@ -473,31 +506,55 @@ static hd_status place_reports(const hd_engine *e, int32_t group, size_t *first,
     return *all > MAX_MAIL ? wrong_report(group, err) : HD_OK;
 }
 
-static hd_status end_round(engine_rank *rank, bool idle, int64_t look_ns, hd_err *err) {
+/* The report so far becomes m->sent, and the next one is empty. */
+static hd_status close_report(engine_rank *rank, hd_err *err) {
+    engine_remote *m = rank->engine->remote;
+    pthread_mutex_lock(&m->lock);
+    if (rank->group) keep(m, put_state(rank, err), err);
+    const hd_bytes before = m->sent;
+    m->sent = m->out;
+    m->out = before;
+    m->out.n = 0;
+    const hd_err failed = m->put_err;
+    pthread_mutex_unlock(&m->lock);
+    if (failed.status != HD_OK) *err = failed;
+    return failed.status;
+}
+
+hd_status remote_exchange(engine_rank *rank, const remote_word *own, hd_err *err) {
     hd_engine *e = rank->engine;
     engine_remote *m = e->remote;
-    const int64_t left = look_ns - hd_now_ns();
     const size_t size = sizeof *m->words;
     size_t first = 0, all;
-    if (rank->group == 0) m->out.n = 0;
-    if (rank->group) keep(m, put_state(rank, err), err);
-    if (m->put_err.status != HD_OK) {
-        *err = m->put_err;
-        return err->status;
-    }
-    m->words[rank->group] = (end_word){
-        .look_in_ns = look_ns ? (left > 0 ? left : 0) : -1, .n = m->out.n, .idle = idle};
+    m->words[rank->group] = *own;
+    m->words[rank->group].n = m->sent.n;
     HD_TRY(engine_leaders_gather(rank, m->words, (size_t)e->n_present * size,
                                  (size_t)rank->group * size, size, err));
     HD_TRY(place_reports(e, rank->group, &first, &all, err));
     HD_TRY(engine_make_room(&m->in, all, err));
-    if (m->out.n) memcpy(m->in.data + first, m->out.data, m->out.n);
-    HD_TRY(engine_leaders_gather(rank, m->in.data, all, first, m->out.n, err));
+    if (m->sent.n) memcpy(m->in.data + first, m->sent.data, m->sent.n);
+    HD_TRY(engine_leaders_gather(rank, m->in.data, all, first, m->sent.n, err));
     return rank->group ? HD_OK : take_reports(rank, m->in.data, err);
+}
+
+hd_status remote_close_report(engine_rank *rank, bool idle, int64_t look_ns, uint64_t rounds,
+                              remote_word *out, hd_err *err) {
+    const int64_t left = look_ns - hd_now_ns();
+    *out = (remote_word){
+        .look_in_ns = look_ns ? (left > 0 ? left : 0) : -1, .idle = idle, .rounds = rounds};
+    if (rank->group) return close_report(rank, err);
+    rank->engine->remote->sent.n = 0; /* what was sent were orders */
+    return HD_OK;
+}
+
+static hd_status end_round(engine_rank *rank, bool idle, int64_t look_ns, hd_err *err) {
+    remote_word own;
+    HD_TRY(remote_close_report(rank, idle, look_ns, rank->order.number, &own, err));
+    return remote_exchange(rank, &own, err);
 }
 
 void engine_remote_end(engine_rank *rank, bool idle, int64_t look_ns) {
     hd_err err = {0};
     if (rank->began_anew) return; /* the others wait for the next order */
-    if (end_round(rank, idle, look_ns, &err) != HD_OK) recover(rank, &err);
+    if (end_round(rank, idle, look_ns, &err) != HD_OK) remote_recover(rank, &err);
 }
