@@ -183,7 +183,7 @@ static hd_status open_beside(hd_model *m, hd_err *err) {
 }
 
 static hd_status check_entries(const hd_model_env *env, hd_err *err) {
-    if (hd_device_is_host(env->device)) return HD_OK;
+    if (!hd_is_packed(env->ops->kv_type) || hd_device_is_host(env->device)) return HD_OK;
     return hd_kv_check_heads(env->spec, hd_weights_shard(env->weights)->n_heads,
                              env->ops->kv_type, err);
 }
