@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/checked.h"
+#include "base/cpu.h"
 #include "base/progress.h"
 
 enum {
@@ -183,11 +184,9 @@ static void pause_for(int64_t idle_ns) {
     struct timespec t = {0, idle_ns < IDLE_NS ? NAP_NS : SLEEP_NS};
     if (idle_ns > SPIN_NS) {
         nanosleep(&t, NULL);
-        return;
+    } else {
+        hd_cpu_relax();
     }
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
 }
 
 static void *work(void *arg) {
