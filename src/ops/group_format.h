@@ -36,7 +36,8 @@ static inline hd_group_format hd_format_of_x(const hd_weight *w) {
 /* Bytes of `width` columns that are stored so: codes, [plain] bfloat16, a byte for each scale, and zeros
  * up to a multiple of 4. */
 static inline size_t hd_group_bytes(hd_group_format f, int32_t width) {
-    const int32_t codes = width - f.plain, scales = (codes + f.group - 1) / f.group;
+    const int32_t codes = width - f.plain;
+    const int32_t scales = f.group > 0 ? (codes + f.group - 1) / f.group : 0;
     const size_t bytes = hd_dtype_bytes(f.code, codes) + (size_t)(2 * f.plain + scales);
     return (bytes + 3) / 4 * 4;
 }

@@ -241,7 +241,7 @@ int32_t ops_fetch_plan(const hd_moe_fetch_args *a) {
     for (int32_t e = first; e < end; e++) {
         if (has_rows(a, e)) provide(a, e, first, end, &placed);
     }
-    if (a->round_offset) {
+    if (a->offset && a->round_offset) {
         hd_moe_round_ref(NULL, &(hd_moe_round_args){.round_offset = a->round_offset,
                                                     .offset = a->offset,
                                                     .range = a->range,
