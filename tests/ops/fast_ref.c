@@ -23,6 +23,11 @@ static float element_at(const hd_weight *w, int32_t row, int32_t col) {
     return col < w->cols ? hd_weight_at(&plain, row, col) : 0.0f;
 }
 
+/* Whether the columns of a sum have several scales in a segment. */
+static bool is_fine(const hd_weight *w) {
+    return w->type == HD_E4M3 && w->block_cols == 32;
+}
+
 /* ---- bfloat16 ---- */
 
 /* Returns the two columns of a segment that sum `lane` adds in step q. */
@@ -49,20 +54,24 @@ static float dot_bf16(const hd_weight *w, int32_t row, const float *x) {
     float sum[SUMS] = {0};
     for (int32_t c = 0; c < w->cols; c += SEGMENT) {
         for (int32_t lane = 0; lane < SUMS; lane++) {
-            float part = 0.0f;
-            int32_t pair[2];
-            for (int32_t q = 0; q < STEPS; q++) {
-                pair_of(pair, w->type, lane, q);
-                for (int32_t second = 1; second >= 0; second--) {
-                    const int32_t col = c + pair[second];
-                    part = fmaf(rounded(x, w->cols, col), element_at(w, row, col), part);
+            const int32_t steps = is_fine(w) ? STEPS / 2 : STEPS;
+            for (int32_t first = 0; first < STEPS; first += steps) {
+                float part = 0.0f;
+                int32_t pair[2];
+                for (int32_t q = first; q < first + steps; q++) {
+                    pair_of(pair, w->type, lane, q);
+                    for (int32_t second = 1; second >= 0; second--) {
+                        const int32_t col = c + pair[second];
+                        part = fmaf(rounded(x, w->cols, col), element_at(w, row, col), part);
+                    }
                 }
+                /* All columns of a part share a scale; beyond the row's end nothing is added. */
+                pair_of(pair, w->type, lane, first);
+                if (c + pair[0] >= w->cols) continue;
+                const float scale = scale_at(w, row, c + pair[0]);
+                sum[lane] =
+                    w->type == HD_BF16 ? sum[lane] + part : fmaf(part, scale, sum[lane]);
             }
-            /* All columns of a sum share a scale; beyond the row's end nothing is added. */
-            pair_of(pair, w->type, lane, 0);
-            if (c + pair[0] >= w->cols) continue;
-            const float scale = scale_at(w, row, c + pair[0]);
-            sum[lane] = w->type == HD_BF16 ? sum[lane] + part : fmaf(part, scale, sum[lane]);
         }
     }
     float four[4];
@@ -130,16 +139,21 @@ static float dot_int16(const hd_weight *w, int32_t row, const float *x) {
     for (int32_t c = 0; c < w->cols; c += SEGMENT) {
         const int32_t n = w->cols - c < SEGMENT ? w->cols - c : SEGMENT;
         const float top = largest(x + c, n), by = top < 0x1p-100f ? 0.0f : (float)LIMIT / top;
-        int32_t element[SEGMENT] = {0}, count[INT16_SUMS] = {0};
-        float scale[INT16_SUMS] = {0}, *sum = sums[c / SEGMENT % 2];
+        int32_t element[SEGMENT] = {0};
+        float *sum = sums[c / SEGMENT % 2];
         const float unit = int16_elements(element, w, row, c, n);
-        for (int32_t i = 0; i < n; i++) {
-            const int32_t s = sum_of(w->type, i);
-            count[s] += (int32_t)lrintf(x[c + i] * by) * element[i];
-            scale[s] = scale_at(w, row, c + i);
-        }
-        for (int32_t s = 0; s < INT16_SUMS; s++) {
-            sum[s] = fmaf((float)count[s], scale[s] * unit * (top / (float)LIMIT), sum[s]);
+        const int32_t span = is_fine(w) ? 32 : SEGMENT;
+        for (int32_t first = 0; first < SEGMENT; first += span) {
+            int32_t count[INT16_SUMS] = {0};
+            float scale[INT16_SUMS] = {0};
+            for (int32_t i = first; i < n && i < first + span; i++) {
+                const int32_t s = sum_of(w->type, i);
+                count[s] += (int32_t)lrintf(x[c + i] * by) * element[i];
+                scale[s] = scale_at(w, row, c + i);
+            }
+            for (int32_t s = 0; s < INT16_SUMS; s++) {
+                sum[s] = fmaf((float)count[s], scale[s] * unit * (top / (float)LIMIT), sum[s]);
+            }
         }
     }
     float sum[INT16_SUMS];

@@ -9,7 +9,8 @@ static const double product_tolerance = 2e-6;
 
 /* x loses what exceeds the eight bits of bfloat16; matrices lose nothing. */
 static double fast_tolerance(const weight_format *f) {
-    const bool taken = f->type == HD_E4M3   ? f->block_cols == 0 || f->block_cols == 128
+    const bool taken = f->type == HD_E4M3
+                           ? f->block_cols == 0 || f->block_cols == 32 || f->block_cols == 128
                        : f->type == HD_E2M1 ? f->block_cols == 16 || f->block_cols == 32
                                             : f->type == HD_BF16 && f->block_cols == 0;
     return taken ? 0.03 : 0.0;

@@ -104,8 +104,19 @@ INLINE __m512 add_segment(__m512 sum, __m512 part, __m512 scale, bool scaled) {
 
 /* ---- scales ---- */
 
-/* Returns the scales by which the sums of a segment are multiplied. */
-INLINE __m512 spread_scales(const float *at, kind k) {
+/* Returns how many scales the columns of a lane have, one after the other. */
+INLINE int32_t spans_of(kind k) {
+    return k.type == HD_E4M3 && k.block == 32 ? 2 : 1;
+}
+
+/* Returns the scales by which the sums of a segment's span are multiplied. */
+INLINE __m512 spread_scales(const float *at, int32_t span, kind k) {
+    if (k.type == HD_E4M3) {
+        const __m512 low = _mm512_set1_ps(at[span * 2]);
+        return k.block == 32
+                   ? _mm512_mask_blend_ps(0xff00, low, _mm512_set1_ps(at[span * 2 + 1]))
+                   : low;
+    }
     if (k.block == 32) {
         const __m512i block = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
         return _mm512_permutexvar_ps(block, _mm512_castps128_ps512(_mm_loadu_ps(at)));
@@ -114,7 +125,7 @@ INLINE __m512 spread_scales(const float *at, kind k) {
         const __m512i block = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
         return _mm512_permutexvar_ps(block, _mm512_castps256_ps512(_mm256_loadu_ps(at)));
     }
-    return _mm512_set1_ps(*at);
+    return _mm512_set1_ps(1.0f);
 }
 
 /* The same for FP4's scales as stored, for codes that are_plain accepts. A code is shifted
@@ -199,21 +210,23 @@ INLINE void small_m_row(const fast_product *p, const tables *t, const stretch *m
         }
         if (left < FAST_SEGMENT) src = fill_up(p, src, left);
         read_segment(w, t, src, k);
-        __m512 spread = by;
-        if (k.type == HD_E2M1) {
-            spread = spread_codes(code, by, k);
-            code += FAST_SEGMENT / k.block;
-        } else if (k.block) {
-            spread = _mm512_set1_ps(*each++);
-        }
-        UNROLL for (int32_t i = 0; i < n_x; i++) {
-            __m512 part = _mm512_setzero_ps();
-            UNROLL for (int32_t q = 0; q < PARTS; q++) {
-                part = add_pairs(part, w[q], _mm512_loadu_si512(x[i] + PART * q));
+        UNROLL for (int32_t span = 0; span < spans_of(k); span++) {
+            const int32_t parts = PARTS / spans_of(k);
+            const __m512 spread = k.type == HD_E2M1 ? spread_codes(code, by, k)
+                                  : k.block         ? spread_scales(each, span, k)
+                                                    : by;
+            UNROLL for (int32_t i = 0; i < n_x; i++) {
+                __m512 part = _mm512_setzero_ps();
+                UNROLL for (int32_t q = 0; q < parts; q++) {
+                    part = add_pairs(part, w[span * parts + q],
+                                     _mm512_loadu_si512(x[i] + PART * q));
+                }
+                sum[i] = add_segment(sum[i], part, spread, k.block > 0);
+                x[i] += PART * parts;
             }
-            sum[i] = add_segment(sum[i], part, spread, k.block > 0);
-            x[i] += FAST_SEGMENT;
         }
+        if (k.type == HD_E2M1) code += FAST_SEGMENT / k.block;
+        if (k.type == HD_E4M3) each += FAST_SEGMENT / k.block;
     }
     UNROLL for (int32_t i = 0; i < n_x; i++) {
         _mm512_storeu_ps(sums + i * FAST_ROWS * FAST_SUMS, sum[i]);
@@ -291,9 +304,12 @@ INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, in
                 _mm512_storeu_si512(to + PART * q, w[q]);
             }
             if (!k.block) continue;
-            const __m512 spread =
-                spread_scales(scale + (first + g) * (FAST_SEGMENT / k.block), k);
-            _mm512_storeu_ps(s->spread + (j * TILE_SEGMENTS + g) * FAST_SUMS, spread);
+            UNROLL for (int32_t span = 0; span < spans_of(k); span++) {
+                const __m512 spread =
+                    spread_scales(scale + (first + g) * (FAST_SEGMENT / k.block), span, k);
+                const int32_t at = (j * TILE_SEGMENTS + g) * spans_of(k) + span;
+                _mm512_storeu_ps(s->spread + at * FAST_SUMS, spread);
+            }
         }
     }
     return segments;
@@ -314,12 +330,12 @@ INLINE void fetch_tile(const fast_product *p, int32_t row, int32_t c, int32_t fi
 /* Multiplies n_x rows of x from the i-th on, at column c, with the tile's rows j .. j +
  * TILE_W - 1. */
 INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_t j, int32_t c,
-                           int32_t segments, bool scaled) {
+                           int32_t segments, int32_t spans, bool scaled) {
     fast_space *s = p->space;
     const int64_t stride = p->x_stride;
     float *sums = s->sums + (i * FAST_ROWS + j) * FAST_SUMS;
     const uint16_t *x = s->x + i * stride + c, *w = s->tile + j * FAST_COLS;
-    const float *spread = s->spread + j * TILE_SEGMENTS * FAST_SUMS;
+    const float *spread = s->spread + j * TILE_SEGMENTS * spans * FAST_SUMS;
     __m512 sum[TILE_X][TILE_W], part[TILE_X][TILE_W];
     UNROLL for (int32_t a = 0; a < n_x; a++) {
         UNROLL for (int32_t b = 0; b < TILE_W; b++) {
@@ -327,21 +343,22 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
                           : _mm512_setzero_ps();
         }
     }
-    for (int32_t g = 0; g < segments; g++, x += FAST_SEGMENT, w += FAST_SEGMENT) {
-        UNROLL for (int32_t q = 0; q < PARTS; q++) {
+    for (int32_t g = 0; g < segments * spans; g++) {
+        UNROLL for (int32_t q = 0; q < PARTS / spans; q++, x += PART, w += PART) {
             __m512i row[TILE_W];
             UNROLL for (int32_t b = 0; b < TILE_W; b++) {
-                row[b] = _mm512_loadu_si512(w + b * FAST_COLS + PART * q);
+                row[b] = _mm512_loadu_si512(w + b * FAST_COLS);
             }
             UNROLL for (int32_t a = 0; a < n_x; a++) {
-                const __m512i pairs = _mm512_loadu_si512(x + a * stride + PART * q);
+                const __m512i pairs = _mm512_loadu_si512(x + a * stride);
                 UNROLL for (int32_t b = 0; b < TILE_W; b++) {
                     part[a][b] = add_pairs(q ? part[a][b] : _mm512_setzero_ps(), row[b], pairs);
                 }
             }
         }
         UNROLL for (int32_t b = 0; b < TILE_W; b++) {
-            const __m512 by = _mm512_loadu_ps(spread + (b * TILE_SEGMENTS + g) * FAST_SUMS);
+            const __m512 by =
+                _mm512_loadu_ps(spread + (b * TILE_SEGMENTS * spans + g) * FAST_SUMS);
             UNROLL for (int32_t a = 0; a < n_x; a++) {
                 sum[a][b] = add_segment(sum[a][b], part[a][b], by, scaled);
             }
@@ -355,28 +372,33 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
 }
 
 INLINE void multiply_rows(const fast_product *p, int32_t i, int32_t j, int32_t c,
-                          int32_t segments, bool scaled) {
+                          int32_t segments, int32_t spans, bool scaled) {
     switch (p->n_x - i) {
     case 1:
-        multiply_block(p, i, 1, j, c, segments, scaled);
+        multiply_block(p, i, 1, j, c, segments, spans, scaled);
         break;
     case 2:
-        multiply_block(p, i, 2, j, c, segments, scaled);
+        multiply_block(p, i, 2, j, c, segments, spans, scaled);
         break;
     default:
-        multiply_block(p, i, TILE_X, j, c, segments, scaled);
+        multiply_block(p, i, TILE_X, j, c, segments, spans, scaled);
     }
 }
 
 /* A function of its own, because the tables of all kinds of matrices would take registers. */
 OUTLINE void multiply_scaled(const fast_product *p, int32_t i, int32_t j, int32_t c,
                              int32_t segments) {
-    multiply_rows(p, i, j, c, segments, true);
+    multiply_rows(p, i, j, c, segments, 1, true);
+}
+
+OUTLINE void multiply_halves(const fast_product *p, int32_t i, int32_t j, int32_t c,
+                             int32_t segments) {
+    multiply_rows(p, i, j, c, segments, 2, true);
 }
 
 OUTLINE void multiply_plain(const fast_product *p, int32_t i, int32_t j, int32_t c,
                             int32_t segments) {
-    multiply_rows(p, i, j, c, segments, false);
+    multiply_rows(p, i, j, c, segments, 1, false);
 }
 
 /* Multiplies all rows of x with n_w <= FAST_ROWS rows of W; sums of the tile's unused rows
@@ -396,7 +418,9 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
             for (int32_t j = 0; j < n_w; j += TILE_W, line += each) {
                 fetch_tile(p, last ? row + FAST_ROWS : row, last ? 0 : c + FAST_COLS, line,
                            hd_min_i32(lines, line + each), k);
-                if (k.block) {
+                if (spans_of(k) == 2) {
+                    multiply_halves(p, i, j, c, segments);
+                } else if (k.block) {
                     multiply_scaled(p, i, j, c, segments);
                 } else {
                     multiply_plain(p, i, j, c, segments);
@@ -444,6 +468,10 @@ OUTLINE void multiply_e4m3(const fast_product *p) {
     multiply_kind(p, (kind){HD_E4M3, 128});
 }
 
+OUTLINE void multiply_e4m3_32(const fast_product *p) {
+    multiply_kind(p, (kind){HD_E4M3, 32});
+}
+
 OUTLINE void multiply_e2m1_16(const fast_product *p) {
     multiply_kind(p, (kind){HD_E2M1, 16});
 }
@@ -455,6 +483,8 @@ OUTLINE void multiply_e2m1_32(const fast_product *p) {
 static void multiply(const fast_product *p) {
     if (p->w->type == HD_BF16) {
         multiply_bf16(p);
+    } else if (p->w->type == HD_E4M3 && p->w->block_cols == 32) {
+        multiply_e4m3_32(p);
     } else if (p->w->type == HD_E4M3) {
         multiply_e4m3(p);
     } else if (p->w->block_cols == 16) {

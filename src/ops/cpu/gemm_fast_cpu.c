@@ -10,7 +10,7 @@ static bool takes_format(const fast_kernels *fast, const hd_weight *w) {
     case HD_BF16:
         return fast->takes_bf16 && !w->scale;
     case HD_E4M3:
-        return !w->scale || w->block_cols == FAST_SEGMENT;
+        return !w->scale || w->block_cols == FAST_SEGMENT || w->block_cols == 32;
     case HD_E2M1:
         return w->scale && (w->block_cols == 16 || w->block_cols == 32);
     default:

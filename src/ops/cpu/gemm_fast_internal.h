@@ -2,8 +2,9 @@
  * or int16 (int16_gemm_*.c). docs/numerics.md describes the arithmetic and the order of
  * sums.
  *
- * Columns are taken FAST_SEGMENT at a time. The sums of a segment are multiplied by the
- * scales of W and added to the row's FAST_SUMS accumulators. bf16 uses all of them; int16
+ * Columns are taken FAST_SEGMENT at a time. The sums of a segment (FP8 in blocks of 32: of a
+ * part whose lanes have one scale each) are multiplied by the scales of W and added to the
+ * row's FAST_SUMS accumulators. bf16 uses all of them; int16
  * has half as many, and even and odd segments use one half each. At a row's end one tree
  * reduces them. The order depends on the data alone (design D8). */
 #ifndef HD_OPS_CPU_GEMM_FAST_INTERNAL_H
@@ -18,7 +19,8 @@ enum {
     FAST_SEGMENT = 128, /* columns; x is padded with zeros to a multiple */
     FAST_SUMS = 16,     /* sums of a segment, and of a row, at most */
     FAST_ROWS = 16,     /* rows of W that are reduced together, or form a tile */
-    FAST_COLS = 512,    /* columns of a tile, which stays in the L1 cache */
+    FAST_COLS = 512,    /* columns of a tile, which stays in the L1 cache, */
+    FAST_SPREADS = 8,   /* and registers of FAST_SUMS scales of its rows at most */
     FAST_X_ROWS = 128,  /* rows of x at most */
     FAST_X_BYTES = 640 * 1024,
     FAST_SCALES = 32 * 1024 /* scales of FAST_ROWS rows of W */
@@ -34,7 +36,7 @@ typedef struct fast_space {
     float x_scale[FAST_X_BYTES / 2 / FAST_SEGMENT]; /* and of their segments */
     float sums[FAST_X_ROWS * FAST_ROWS * FAST_SUMS];
     uint16_t tile[FAST_ROWS * FAST_COLS];
-    float spread[FAST_ROWS * (FAST_COLS / FAST_SEGMENT) * FAST_SUMS]; /* the tile's scales */
+    float spread[FAST_ROWS * FAST_SPREADS * FAST_SUMS]; /* the tile's scales */
     float scale[FAST_SCALES];
     const float *row_scale[FAST_ROWS]; /* pointers into `scale`, by row of W */
     uint8_t end[FAST_SEGMENT * 2];     /* a row's last columns, padded with zeros, */

@@ -139,12 +139,12 @@ INLINE void read_chunk(words part[4], const tables *t, const uint8_t *src, int32
     }
 }
 
-/* Returns the scales of a group's sums, in the order of the stored elements. */
-INLINE floats spread_scales(const float *at, sizes size, kind k) {
+/* Returns the scales of the sums of a group's span, in the order of the stored elements. */
+INLINE floats spread_scales(const float *at, sizes size, int32_t span, kind k) {
     floats spread;
     if (k.type == HD_E4M3) {
         const float unit = size == SMALL ? fine : size == LARGE ? coarse : NAN;
-        return _mm256_mul_ps(_mm256_set1_ps(*at), _mm256_set1_ps(unit));
+        return _mm256_mul_ps(_mm256_set1_ps(at[span]), _mm256_set1_ps(unit));
     }
     if (k.block == 32) {
         spread = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(at)),

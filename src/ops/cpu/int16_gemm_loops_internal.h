@@ -31,7 +31,7 @@ INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, in
         const uint8_t *want =
             last ? row_at(p, row + FAST_ROWS + j) : place_of(p, row + j, c + FAST_COLS, k);
         uint16_t *to = s->tile + j * FAST_COLS;
-        float *spread = s->spread + j * LANES; /* [TILE_GROUPS, FAST_ROWS, LANES] */
+        float *spread = s->spread + j * LANES; /* [TILE_GROUPS, spans, FAST_ROWS, LANES] */
         for (int32_t left = n; left > 0; left -= GROUP, to += GROUP) {
             UNROLL for (int32_t b = 0; b < group_bytes(k); b += HD_CACHE_LINE) {
                 _mm_prefetch((const char *)want + b, _MM_HINT_T0);
@@ -45,9 +45,11 @@ INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, in
             } else {
                 read_group(to, t, from.src, size, false, k);
             }
-            store_floats(spread, spread_scales(from.scale, size, k));
+            UNROLL for (int32_t span = 0; span < spans_of(k); span++) {
+                store_floats(spread, spread_scales(from.scale, size, span, k));
+                spread += FAST_ROWS * LANES;
+            }
             at = next_group(at, k);
-            spread += FAST_ROWS * LANES;
         }
     }
     return (int32_t)hd_ceil_div(n, GROUP);
@@ -59,36 +61,35 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
                            int32_t groups, kind k) {
     fast_space *s = p->space;
     const int64_t stride = p->x_stride, x_segments = stride / FAST_SEGMENT;
+    const int32_t spans = spans_of(k);
     const uint16_t *x = s->x + i * stride + c, *w = s->tile + j * FAST_COLS;
     const float *spread = s->spread + j * LANES;
     const float *x_scale = s->x_scale + i * x_segments + c / FAST_SEGMENT;
-    for (int32_t g = 0; g < groups; g++, x += GROUP, w += GROUP) {
-        totals part[TILE_X][TILE_W];
-        UNROLL for (int32_t a = 0; a < n_x; a++) {
-            UNROLL for (int32_t b = 0; b < TILE_W; b++) part[a][b] = no_totals();
-        }
-        UNROLL for (int32_t q = 0; q < PARTS; q++) {
-            words row[TILE_X];
+    for (int32_t g = 0; g < groups; g++, x_scale += GROUP / FAST_SEGMENT) {
+        for (int32_t span = 0; span < spans; span++, spread += FAST_ROWS * LANES) {
+            totals part[TILE_X][TILE_W];
             UNROLL for (int32_t a = 0; a < n_x; a++) {
-                row[a] = load_words(x + a * stride + q * WORDS);
+                UNROLL for (int32_t b = 0; b < TILE_W; b++) part[a][b] = no_totals();
             }
-            UNROLL for (int32_t b = 0; b < TILE_W; b++) {
-                const words y = hold(load_words(w + b * FAST_COLS + q * WORDS));
-                UNROLL for (int32_t a = 0; a < n_x; a++) {
-                    part[a][b] = add_products(part[a][b], y, row[a]);
+            UNROLL for (int32_t q = 0; q < PARTS / spans; q++, x += WORDS, w += WORDS) {
+                words row[TILE_X];
+                UNROLL for (int32_t a = 0; a < n_x; a++) row[a] = load_words(x + a * stride);
+                UNROLL for (int32_t b = 0; b < TILE_W; b++) {
+                    const words y = hold(load_words(w + b * FAST_COLS));
+                    UNROLL for (int32_t a = 0; a < n_x; a++) {
+                        part[a][b] = add_products(part[a][b], y, row[a]);
+                    }
+                }
+            }
+            UNROLL for (int32_t a = 0; a < n_x; a++) {
+                const floats of_x = spread_x_scales(x_scale + a * x_segments, k);
+                float *to = s->sums + (i + a) * ROW_SUMS + j * FAST_SUMS + g % SETS * LANES;
+                UNROLL for (int32_t b = 0; b < TILE_W; b++, to += FAST_SUMS) {
+                    store_floats(to, add_totals(load_floats(to), part[a][b],
+                                                load_floats(spread + b * LANES), of_x));
                 }
             }
         }
-        UNROLL for (int32_t a = 0; a < n_x; a++) {
-            const floats of_x = spread_x_scales(x_scale + a * x_segments, k);
-            float *to = s->sums + (i + a) * ROW_SUMS + j * FAST_SUMS + g % SETS * LANES;
-            UNROLL for (int32_t b = 0; b < TILE_W; b++, to += FAST_SUMS) {
-                store_floats(to, add_totals(load_floats(to), part[a][b],
-                                            load_floats(spread + b * LANES), of_x));
-            }
-        }
-        spread += FAST_ROWS * LANES;
-        x_scale += GROUP / FAST_SEGMENT;
     }
 }
 
@@ -112,6 +113,11 @@ OUTLINE void multiply_e4m3_tile(const fast_product *p, int32_t n_w, int32_t c, i
     multiply_tile(p, n_w, c, groups, (kind){HD_E4M3, FAST_SEGMENT});
 }
 
+OUTLINE void multiply_e4m3_32_tile(const fast_product *p, int32_t n_w, int32_t c,
+                                   int32_t groups) {
+    multiply_tile(p, n_w, c, groups, (kind){HD_E4M3, 32});
+}
+
 OUTLINE void multiply_e2m1_tile(const fast_product *p, int32_t n_w, int32_t c, int32_t groups) {
     multiply_tile(p, n_w, c, groups, (kind){HD_E2M1, 0}); /* for any block size */
 }
@@ -122,7 +128,9 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
     memset(p->space->sums, 0, (size_t)(p->n_x * ROW_SUMS) * sizeof *p->space->sums);
     for (int32_t c = 0; c < p->w->cols; c += FAST_COLS) {
         const int32_t groups = read_tile(p, t, row, n_w, c, k);
-        if (k.type == HD_E4M3) {
+        if (k.type == HD_E4M3 && k.block == 32) {
+            multiply_e4m3_32_tile(p, n_w, c, groups);
+        } else if (k.type == HD_E4M3) {
             multiply_e4m3_tile(p, n_w, c, groups);
         } else {
             multiply_e2m1_tile(p, n_w, c, groups);
@@ -174,6 +182,10 @@ OUTLINE void multiply_e4m3(const fast_product *p) {
     multiply_kind(p, (kind){HD_E4M3, FAST_SEGMENT});
 }
 
+OUTLINE void multiply_e4m3_32(const fast_product *p) {
+    multiply_kind(p, (kind){HD_E4M3, 32});
+}
+
 OUTLINE void multiply_e2m1_16(const fast_product *p) {
     multiply_kind(p, (kind){HD_E2M1, 16});
 }
@@ -183,7 +195,9 @@ OUTLINE void multiply_e2m1_32(const fast_product *p) {
 }
 
 static void multiply(const fast_product *p) {
-    if (p->w->type == HD_E4M3) {
+    if (p->w->type == HD_E4M3 && p->w->block_cols == 32) {
+        multiply_e4m3_32(p);
+    } else if (p->w->type == HD_E4M3) {
         multiply_e4m3(p);
     } else if (p->w->block_cols == 16) {
         multiply_e2m1_16(p);

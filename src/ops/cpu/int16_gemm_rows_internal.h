@@ -30,6 +30,11 @@ INLINE int32_t chunk_parts(kind k) {
     return k.type == HD_E2M1 ? 4 : 2;
 }
 
+/* Returns how many scales the columns of a lane have, one after the other. */
+INLINE int32_t spans_of(kind k) {
+    return k.type == HD_E4M3 ? FAST_SEGMENT / k.block : 1;
+}
+
 /* ---- x ---- */
 
 /* Reorders a group of x like read_chunk orders the elements of W, eight columns at a time.
@@ -102,12 +107,12 @@ INLINE void apart(void) {
     __asm__ volatile("" ::: "memory");
 }
 
-/* Computes the sums of a group with n_x rows of x. */
-INLINE void add_group(totals *sum, const tables *t, const uint16_t *const *x, int32_t n_x,
-                      const uint8_t *src, sizes size, bool large, kind k) {
-    const int32_t parts = chunk_parts(k);
+/* Computes the sums of a span of a group with n_x rows of x. */
+INLINE void add_span(totals *sum, const tables *t, const uint16_t *const *x, int32_t n_x,
+                     const uint8_t *src, sizes size, bool large, int32_t span, kind k) {
+    const int32_t parts = chunk_parts(k), all = PARTS / spans_of(k);
     UNROLL for (int32_t i = 0; i < n_x; i++) sum[i] = no_totals();
-    UNROLL for (int32_t q = 0; q < PARTS; q += parts) {
+    UNROLL for (int32_t q = span * all; q < span * all + all; q += parts) {
         words w[4];
         read_chunk(w, t, src, q / parts, size, large, k);
         UNROLL for (int32_t i = 0; i < n_x; i++) {
@@ -130,24 +135,26 @@ typedef struct small_m_args {
 /* Multiplies the next group; n_x and k are compile-time constants. */
 INLINE void small_m_group(floats sum[FEW], const fast_product *p, const tables *t,
                           small_m_args *m, int32_t n_x, kind k) {
-    totals part[FEW];
     UNROLL for (int32_t b = 0; b < group_bytes(k); b += HD_CACHE_LINE) {
         _mm_prefetch((const char *)m->want + b, _MM_HINT_T0);
     }
     const place from = m->left < GROUP ? fill_group(p, m->at, m->left, k) : m->at;
     const sizes size = sizes_of(from.src, k);
-    if (k.type == HD_E4M3 && are_large(size)) {
-        apart();
-        add_group(part, t, m->x, n_x, from.src, size, true, k);
-    } else {
-        add_group(part, t, m->x, n_x, from.src, size, false, k);
+    UNROLL for (int32_t span = 0; span < spans_of(k); span++) {
+        totals part[FEW];
+        if (k.type == HD_E4M3 && are_large(size)) {
+            apart();
+            add_span(part, t, m->x, n_x, from.src, size, true, span, k);
+        } else {
+            add_span(part, t, m->x, n_x, from.src, size, false, span, k);
+        }
+        const floats spread = spread_scales(from.scale, size, span, k);
+        UNROLL for (int32_t i = 0; i < n_x; i++) {
+            const float *x_scale = m->x_scale + i * (p->x_stride / FAST_SEGMENT);
+            sum[i] = add_totals(sum[i], part[i], spread, spread_x_scales(x_scale, k));
+        }
     }
-    const floats spread = spread_scales(from.scale, size, k);
-    UNROLL for (int32_t i = 0; i < n_x; i++) {
-        const float *x_scale = m->x_scale + i * (p->x_stride / FAST_SEGMENT);
-        sum[i] = add_totals(sum[i], part[i], spread, spread_x_scales(x_scale, k));
-        m->x[i] += GROUP;
-    }
+    UNROLL for (int32_t i = 0; i < n_x; i++) m->x[i] += GROUP;
     m->at = next_group(m->at, k);
     m->want += group_bytes(k);
     m->x_scale += GROUP / FAST_SEGMENT;

@@ -143,13 +143,12 @@ INLINE void read_chunk(words part[4], const tables *t, const uint8_t *src, int32
                         _mm512_testn_epi16_mask(odd, exponent), size, large);
 }
 
-/* Returns the scales of a group's sums, in the order of the stored elements. */
-INLINE floats spread_scales(const float *at, sizes size, kind k) {
+/* Returns the scales of the sums of a group's span, in the order of the stored elements. */
+INLINE floats spread_scales(const float *at, sizes size, int32_t span, kind k) {
     if (k.type == HD_E4M3) {
-        const __m512i pairs = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-        const __m128i two = _mm_loadl_epi64((const __m128i *)(const void *)at);
         const __m512 scales =
-            _mm512_permutexvar_ps(pairs, _mm512_castsi512_ps(_mm512_castsi128_si512(two)));
+            _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(at[span]),
+                                 _mm512_set1_ps(at[FAST_SEGMENT / k.block + span]));
         if (are_large(size)) return _mm512_mul_ps(scales, _mm512_set1_ps(coarse));
         float unit[2];
         for (int32_t i = 0; i < 2; i++) {
