@@ -19,9 +19,10 @@ from families import family_of
 FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
-def names_of(path: str) -> list[str]:
+def tensors_of(path: str) -> dict[str, int]:
+    """Tensors of a file, with the bytes of each."""
     with safe_open(path, "pt") as f:
-        return list(f.keys())
+        return {k: f.get_tensor(k).nbytes for k in f.keys()}
 
 
 def add_file(model: str, tensors: dict[str, torch.Tensor]) -> str:
@@ -30,8 +31,9 @@ def add_file(model: str, tensors: dict[str, torch.Tensor]) -> str:
     if not os.path.exists(first):
         os.rename(f"{model}/model.safetensors", first)
     save_file(tensors, second, metadata={"format": "pt"})
-    where = {k: name for name, path in zip(FILES, (first, second)) for k in names_of(path)}
-    size = sum(os.path.getsize(f) for f in (first, second))
+    tensors_in = {name: tensors_of(path) for name, path in zip(FILES, (first, second))}
+    where = {k: name for name, inside in tensors_in.items() for k in inside}
+    size = sum(sum(inside.values()) for inside in tensors_in.values())
     write_json(f"{model}/model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": where})
     return second
 
