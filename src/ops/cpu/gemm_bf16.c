@@ -391,8 +391,8 @@ OUTLINE void multiply_scaled(const fast_product *p, int32_t i, int32_t j, int32_
     multiply_rows(p, i, j, c, segments, 1, true);
 }
 
-OUTLINE void multiply_halves(const fast_product *p, int32_t i, int32_t j, int32_t c,
-                             int32_t segments) {
+OUTLINE void multiply_scaled_twice(const fast_product *p, int32_t i, int32_t j, int32_t c,
+                                   int32_t segments) {
     multiply_rows(p, i, j, c, segments, 2, true);
 }
 
@@ -419,7 +419,7 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
                 fetch_tile(p, last ? row + FAST_ROWS : row, last ? 0 : c + FAST_COLS, line,
                            hd_min_i32(lines, line + each), k);
                 if (spans_of(k) == 2) {
-                    multiply_halves(p, i, j, c, segments);
+                    multiply_scaled_twice(p, i, j, c, segments);
                 } else if (k.block) {
                     multiply_scaled(p, i, j, c, segments);
                 } else {
