@@ -685,15 +685,8 @@ static __global__ void __launch_bounds__(BLOCK) merge_parts(hd_attention_args a,
     }
 }
 
-/* The host does not know positions: as many parts as the tables can hold. */
 static int32_t most_parts(const hd_attention_args *a) {
-    int64_t keys = a->window;
-    if (a->selected) {
-        keys += a->n_selected;
-    } else if (a->ratio) {
-        keys += (int64_t)a->entries.table_stride * a->entries.page_entries;
-    }
-    const int64_t parts = (keys + MIN_PART - 1) / MIN_PART;
+    const int64_t parts = (most_keys(a) + MIN_PART - 1) / MIN_PART;
     return parts < MAX_PARTS ? (int32_t)parts : MAX_PARTS;
 }
 
