@@ -87,6 +87,7 @@ ifdef CUDA
 NVCC      ?= $(or $(shell command -v nvcc),/usr/local/cuda/bin/nvcc)
 NVFLAGS    = -std=c++20 -O3 -lineinfo -Werror all-warnings -Isrc -Iinclude \
              -gencode arch=compute_90a,code=sm_90a \
+             --compress-mode=size \
              -Xcompiler -Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fvisibility=hidden,-fPIE
 CUDA_SOURCES := $(sort $(wildcard src/*/*.cu src/*/*/*.cu))
 CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$(BUILD)/%.cu.o)
