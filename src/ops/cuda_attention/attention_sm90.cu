@@ -390,9 +390,9 @@ static bool are_lists(const hd_attention_args *a, bool (*fits)(const hd_paged &,
 constexpr int SMALL_M_HEADS = 16;
 
 bool attention_fits_sm90(const hd_attention_args *a) {
-    return a->heads > SMALL_M_HEADS && (a->k_dim == 576 || a->k_dim == 512) &&
-           a->v_dim == V_DIM && (uintptr_t)a->q.data % 16 == 0 &&
-           (uintptr_t)a->out.data % 16 == 0 &&
+    return hd_cuda_is_sm90() && a->heads > SMALL_M_HEADS &&
+           (a->k_dim == 576 || a->k_dim == 512) && a->v_dim == V_DIM &&
+           (uintptr_t)a->q.data % 16 == 0 && (uintptr_t)a->out.data % 16 == 0 &&
            (are_lists(a, is_aligned) || are_lists(a, is_packed));
 }
 

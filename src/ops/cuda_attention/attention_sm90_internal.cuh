@@ -6,7 +6,7 @@
 
 #include "ops/cuda/cuda_internal.cuh"
 
-/* Whether attention_sm90() has these widths; the same for any number of rows. */
+/* Whether attention_sm90() has these widths, on Hopper's path; the same for any number of rows. */
 bool attention_fits_sm90(const hd_attention_args *a);
 void attention_sm90(hd_stream *s, const hd_attention_args *a);
 
