@@ -47,6 +47,9 @@ typedef struct hd_engine_options {
     /* Of the cuda backend: which GPU, of those that CUDA shows to this process; default 0. With
      * another than 0, "auto" is "cuda". */
     int32_t gpu;
+    /* Of the cuda backend: "auto", the default; "sm90": kernels for Hopper, compute capability 9.0; or
+     * "generic": those of every GPU from 8.0 on. */
+    const char *cuda_path;
     /* Of the cpu and cuda backends: "exact", the default, or "fast", which rounds
      * activations before GEMMs (docs/numerics.md). A CPU that gains no speed by it
      * computes exactly. Of the cuda and ref backends also "official", which rounds activations

@@ -7,8 +7,10 @@
 # racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits
 # (every way to cut a sequence, the golden and the shared cases), updates (weights that PyTorch hands
 # over by CUDA IPC and shared memory), train (training beside the CPU's), text (generated text, the shipped model against the CPU,
-# precisions), ranks (one model on several GPUs, or on parts of one: experimental, docs/ranks.md). All but
-# ranks by default. HADAL, HADAL_TEST, PYTHON and
+# precisions), generic (operators, logits and text with --cuda-path generic: the kernels of other GPUs than
+# Hopper, within the shared memory that those have), ranks (one model on several GPUs, or on parts of one: experimental, docs/ranks.md). All but
+# ranks by default; on a GPU that is no Hopper, generic. HADAL_CUDA_PATH=generic runs any part with
+# those kernels: HADAL_CUDA_PATH=generic tests/gpu.sh memcheck. HADAL, HADAL_TEST, PYTHON and
 # HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist; TESTS which
 # groups of operators the tools watch ("ops:real_*"); LOGS a folder for all that the parts print.
 # The last line is "N passed, N failed, N skipped". Without a GPU it exits 77.
@@ -50,7 +52,8 @@ unit() { # COMMAND...
     add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' "$log")"
 }
 
-ops() { unit "$HADAL_TEST" device ops backward gradients sample drafts lanes rebuild comm decode_graph engine; }
+serving=(device ops sample drafts lanes rebuild comm decode_graph engine) # groups that no training is in
+ops() { unit "$HADAL_TEST" "${serving[@]}" backward gradients; }
 
 ranks() {
     unit "$HADAL_TEST" comm decode_graph ranks engine_ranks engine_updates
@@ -94,10 +97,23 @@ updates() { end_to_end tests/e2e/test_torch_pickles.py tests/e2e/test_memory_occ
 train() { end_to_end tests/e2e/test_train_cuda.py; }
 text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/test_cuda.py tests/e2e/test_precision.py; }
 
-for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck racecheck synccheck initcheck logits updates train text); do
+generic() {
+    local -x HADAL_CUDA_PATH=generic
+    unit "$HADAL_TEST" "${serving[@]}"
+    logits
+    text
+}
+
+parts=("$@")
+if [ $# = 0 ] && [[ $gpu == *"cuda path sm90"* ]]; then
+    parts=(ops memcheck racecheck synccheck initcheck logits updates train text generic)
+elif [ $# = 0 ]; then
+    parts=(generic)
+fi
+for part in "${parts[@]}"; do
     echo "-- $part"
     case $part in
-    ops | logits | updates | train | text | ranks) "$part" ;;
+    ops | logits | updates | train | text | generic | ranks) "$part" ;;
     *check) sanitize "$part" ;;
     *) echo "error: no part $part; see tests/gpu.sh" && exit 2 ;;
     esac

@@ -22,8 +22,10 @@ static bool print_devices(void) {
     if (n == 0) printf("gpu        none: %s\n", why);
     for (int32_t i = 0; i < n && i < MAX_SHOWN; i++) {
         const hd_cuda_device *d = &devices[i];
-        printf("gpu %-2d     %s; %d SMs, %.1f GiB, compute capability %d.%d\n", i, d->name,
-               d->n_sms, (double)d->memory_bytes / 1073741824.0, d->major, d->minor);
+        printf("gpu %-2d     %s; %d SMs, %.1f GiB, compute capability %d.%d, %s%s\n", i,
+               d->name, d->n_sms, (double)d->memory_bytes / 1073741824.0, d->major, d->minor,
+               d->path ? "cuda path " : "no code for it in this build",
+               d->path ? hd_cuda_path_names[d->path] : "");
     }
     return n > 0;
 #else
@@ -55,7 +57,7 @@ int cmd_version(int argc, char **argv) {
     printf("hadal %s\n", HD_VERSION);
     printf("compiler   %s\n", __VERSION__);
 #ifdef HD_CUDA
-    printf("options    cuda\n");
+    printf("options    cuda, code for sm %s\n", hd_cuda_archs());
 #else
     printf("options    cpu only\n");
 #endif

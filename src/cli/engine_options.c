@@ -77,6 +77,10 @@ static const engine_option rows[] = {
      HELP("auto: a GPU for operators alone, if one can be used"), .offered = ENGINE_OPS},
     {INT("gpu", options.gpu, 0, 1023), HELP("which GPU, as CUDA numbers them; default 0"),
      .offered = ALL},
+    {WORD("cuda-path", options.cuda_path, hd_cuda_path_names),
+     HELP("kernels of a GPU: sm90: for Hopper; generic: for compute capability 8.0 and more; auto: "
+          "what the GPU is"),
+     .offered = ALL},
     {INT("tp", options.tp, 1, HD_LOCAL_MAX_RANKS),
      HELP("ranks that share every matrix, as threads of this process; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
@@ -279,6 +283,7 @@ engine_settings engine_settings_default(void) {
     return (engine_settings){
         .options = {.size = sizeof(hd_engine_options),
                     .backend = backends[0],
+                    .cuda_path = hd_cuda_path_names[0],
                     .precision = precisions[0],
                     .mla = mla_forms[0],
                     .kv_cache_dtype = hd_kv_type_names[0],
@@ -373,6 +378,7 @@ hd_status engine_settings_ops(const engine_settings *s, hd_ops_options *ops, hd_
     };
     HD_TRY(hd_precision_of(&ops->precision, o->precision, err));
     HD_TRY(hd_kv_type_of(&ops->kv_type, o->kv_cache_dtype, err));
+    HD_TRY(hd_cuda_path_of(&ops->cuda_path, o->cuda_path, err));
     if (hd_mla_needs_cpu(*mla, ops->precision)) ops->needs_cpu = "mla naive";
     return HD_OK;
 }

@@ -15,8 +15,22 @@ void hd_cuda_begin(void);
 /* Makes the stream's device the current one of this thread. */
 cudaStream_t hd_cuda_stream(hd_stream *s);
 
+/* Whether the current device runs kernels for Hopper; else all that it launches are generic. */
+bool hd_cuda_is_sm90(void);
+
+/* Shared memory that a block may have, its static part included. */
+constexpr size_t HD_CUDA_SHARED_SM90 = 227 << 10, HD_CUDA_SHARED_GENERIC = 99 << 10;
+static inline size_t hd_cuda_shared_limit(void) {
+    return hd_cuda_is_sm90() ? HD_CUDA_SHARED_SM90 : HD_CUDA_SHARED_GENERIC;
+}
+
+/* Whether the current device may begin a kernel before those before it are done (programmatic
+ * dependent launch). */
+bool hd_cuda_overlaps_launches(void);
+
 /* Allows launches of a kernel on the current device so much dynamic shared memory. What was allowed
- * stays allowed: ranks that share a GPU launch the same kernel side by side. */
+ * stays allowed: ranks that share a GPU launch the same kernel side by side. More than the limit is not
+ * allowed, and such a launch fails. */
 void hd_cuda_allow_shared(const void *kernel, size_t bytes);
 
 /* Operator state kept with a device: one object, attached at most once, closed before the

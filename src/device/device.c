@@ -21,8 +21,10 @@ int32_t hd_device_count_gpus(void) {
     return 0;
 }
 
-hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
+hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_cuda_path path,
+                              hd_err *err) {
     (void)ordinal;
+    (void)path;
     *out = NULL;
     return HD_FAIL(err, HD_EUNSUPPORTED,
                    "no CUDA in this build; make CUDA=1 builds one with it");
@@ -31,6 +33,10 @@ hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
 
 void hd_device_close(hd_device *d) {
     if (d) d->table->close(d);
+}
+
+hd_cuda_path hd_device_cuda_path(const hd_device *d) {
+    return d->cuda_path;
 }
 
 bool hd_device_is_host(const hd_device *d) {

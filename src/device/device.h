@@ -14,6 +14,7 @@
 #include "base/random_fill.h"
 #include "base/thread_pool.h"
 #include "base/status.h"
+#include "device/cuda_path.h"
 
 HD_BEGIN_C
 
@@ -33,10 +34,11 @@ typedef struct hd_cpu_options {
 
 hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_err *err);
 
-/* Opens GPU number `ordinal` of those that CUDA shows to this process. HD_EUNSUPPORTED if
- * the build or the machine has none. */
-hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err);
-int32_t hd_device_count_gpus(void); /* that CUDA shows to this process */
+/* Opens GPU number `ordinal` of those that CUDA shows to this process. HD_EUNSUPPORTED if the build has
+ * no CUDA, or no code for that GPU and path; HD_EDEVICE: there is none. */
+hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_cuda_path path, hd_err *err);
+hd_cuda_path hd_device_cuda_path(const hd_device *d); /* of no GPU: HD_CUDA_AUTO */
+int32_t hd_device_count_gpus(void);                   /* that CUDA shows to this process */
 
 /* Binds the calling thread, which will queue operators, if the CPU device was opened with
  * pin. */

@@ -13,6 +13,7 @@
 
 #include "device/device_internal.h"
 #include "device/cuda.cuh"
+#include "device/gpu_list.h"
 #include "device/memory_cuda.cuh"
 #include "base/checksum.h"
 #include "base/cores.h"
@@ -36,6 +37,7 @@ struct memory {
 struct cuda_device {
     hd_device base;
     int ordinal, n_sms;
+    bool overlaps;        /* launches, hd_cuda_overlaps_launches() */
     bool discards;        /* blocks can be discarded */
     uint64_t readers;     /* bits of other GPUs that use pages of this one */
     pthread_mutex_t lock; /* guards the next: updates of weights take memory beside the steps */
@@ -63,6 +65,9 @@ struct cuda_graph {
     hd_graph base;
     cudaGraphExec_t exec;
 };
+
+/* Of this thread: what was made current last. */
+thread_local const cuda_device *current;
 
 cuda_device *device_of(hd_stream *s) {
     return reinterpret_cast<cuda_device *>(s->device);
@@ -788,8 +793,25 @@ const backend_table table = {
 } // namespace
 
 cudaStream_t hd_cuda_stream(hd_stream *s) {
-    cudaSetDevice(device_of(s)->ordinal);
+    current = device_of(s);
+    cudaSetDevice(current->ordinal);
     return stream_of(s)->queue;
+}
+
+bool hd_cuda_is_sm90(void) {
+    return current->base.cuda_path == HD_CUDA_SM90;
+}
+
+bool hd_cuda_overlaps_launches(void) {
+    return current->overlaps;
+}
+
+/* On a GPU that has more than generic kernels may use. */
+static bool is_beyond_generic(const void *kernel, size_t bytes) {
+    cudaFuncAttributes a = {};
+    if (hd_cuda_is_sm90()) return false;
+    cudaFuncGetAttributes(&a, kernel);
+    return a.sharedSizeBytes + bytes > HD_CUDA_SHARED_GENERIC;
 }
 
 /* By kernel and GPU, at the place of their hash or behind it. */
@@ -811,7 +833,8 @@ void hd_cuda_allow_shared(const void *kernel, size_t bytes) {
         at = (at + 1) % N;
         seen++;
     }
-    if (allowed[at].kernel != kernel || allowed[at].gpu != gpu || allowed[at].bytes < bytes) {
+    const bool is_known = allowed[at].kernel == kernel && allowed[at].gpu == gpu;
+    if ((!is_known || allowed[at].bytes < bytes) && !is_beyond_generic(kernel, bytes)) {
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                              cudaSharedmemCarveoutMaxShared);
@@ -834,7 +857,8 @@ void hd_cuda_check(hd_stream *s, const char *op) {
     note(s, op, cudaGetLastError());
 }
 
-extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
+extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_cuda_path path,
+                                         hd_err *err) {
     int n = 0, major = 0, minor = 0;
     *out = nullptr;
     hd_cuda_begin();
@@ -860,11 +884,13 @@ extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_er
         free(d);
         return fail(err, HD_EDEVICE, "the GPU does not open", status);
     }
-    if (major != 9) {
+    d->overlaps = major >= 9;
+    d->base.cuda_path = path;
+    const hd_status st =
+        hd_cuda_path_choose(&d->base.cuda_path, hd_cuda_archs(), ordinal, major, minor, err);
+    if (st != HD_OK) {
         free(d);
-        return HD_FAIL(err, HD_EDEVICE,
-                       "GPU %d has compute capability %d.%d; this build is for 9.0", ordinal,
-                       major, minor);
+        return st;
     }
     pthread_mutex_init(&d->lock, nullptr);
     *out = &d->base;

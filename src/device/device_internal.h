@@ -65,7 +65,8 @@ typedef struct backend_table {
 
 struct hd_device {
     const backend_table *table;
-    size_t withheld; /* bytes of device memory that stay free; 0: no limit */
+    size_t withheld;        /* bytes of device memory that stay free; 0: no limit */
+    hd_cuda_path cuda_path; /* of a GPU: not auto */
 };
 
 struct hd_device_event {

@@ -23,6 +23,15 @@ static void describe(hd_cuda_device *d, int id) {
     d->n_sms = prop.multiProcessorCount;
     d->major = prop.major;
     d->minor = prop.minor;
+    hd_cuda_path path = HD_CUDA_AUTO;
+    if (hd_cuda_path_choose(&path, hd_cuda_archs(), id, prop.major, prop.minor, nullptr) ==
+        HD_OK) {
+        d->path = path;
+    }
+}
+
+extern "C" const char *hd_cuda_archs(void) {
+    return HD_CUDA_ARCHS;
 }
 
 extern "C" int32_t hd_cuda_devices(hd_cuda_device *out, int32_t cap, char *why,

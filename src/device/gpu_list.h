@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "base/status.h"
+#include "device/cuda_path.h"
 
 HD_BEGIN_C
 
@@ -15,7 +15,11 @@ typedef struct hd_cuda_device {
     int64_t memory_bytes;
     int32_t n_sms;
     int32_t major, minor; /* compute capability */
+    hd_cuda_path path; /* that it has by default; HD_CUDA_AUTO: no code for it in this build */
 } hd_cuda_device;
+
+/* Returns what this build has code for: "80 89 90a 100 120". */
+const char *hd_cuda_archs(void);
 
 /* Describes up to cap devices and returns how many there are, which may be more. If there
  * are none, why[why_cap] says what is missing (driver, device); otherwise it is empty. */

@@ -32,9 +32,10 @@ hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_request *g,
 const hd_tokenizer *hd_engine_tokenizer(const hd_engine *e); /* NULL with dummy weights */
 const hd_model_spec *hd_engine_spec(const hd_engine *e);
 hd_chat_encoding hd_engine_encoding(const hd_engine *e);
+const char *hd_engine_cuda_path(const hd_engine *e);      /* "sm90"; NULL: not on a GPU */
+const char *hd_engine_kv_cache_dtype(const hd_engine *e); /* "float32" */
 /* The number format of activations in products, "bfloat16", and the precision that has it. NULL
  * on the null runner. */
-const char *hd_engine_kv_cache_dtype(const hd_engine *e); /* "float32" */
 const char *hd_engine_activations(const hd_engine *e, hd_precision *precision);
 /* The ranks that run the model; their number is hd_parallel_world(). */
 const hd_parallel_config *hd_engine_parallel(const hd_engine *e);

@@ -133,10 +133,10 @@ struct hd_engine {
     bool flagged, dsml_flagged; /* as in hd_reply_options */
     /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
     hd_err no_gpu;
+    hd_cuda_path cuda_path; /* that was asked for */
     hd_mla_form mla;
     hd_expert_split split;
-    int32_t max_context, max_logprobs, max_living, n_requests,
-        dwdp_from;                             /* dwdp_from: fetch_from */
+    int32_t max_context, max_logprobs, max_living, n_requests, dwdp_from; /* fetch_from */
     bool has_model, drafts, forced_acceptance; /* has_model: else the null runner */
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];

@@ -216,6 +216,10 @@ static hd_status check_null(const hd_engine *e, const hd_engine_options *o,
         return HD_FAIL(err, HD_EUNSUPPORTED, "gpu %d is for backend cuda, not for null",
                        o->gpu);
     }
+    if (e->cuda_path) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "cuda_path %s is for backend cuda, not for null",
+                       o->cuda_path);
+    }
     return HD_OK;
 }
 
@@ -240,6 +244,7 @@ static hd_status check_options(hd_engine *e, const hd_engine_options *o,
     e->forced_acceptance = o->forced_acceptance > 0;
     HD_TRY(hd_precision_of(precision, o->precision, err));
     HD_TRY(hd_mla_form_of(&e->mla, o->mla, err));
+    HD_TRY(hd_cuda_path_of(&e->cuda_path, o->cuda_path, err));
     if (is_null(o)) HD_TRY(check_null(e, o, *precision, err));
     if (o->null_step_us < 0 || (o->null_step_us && !is_null(o))) {
         return HD_FAIL(err, HD_EINVAL,
@@ -421,6 +426,10 @@ const char *hd_engine_backend(const hd_engine *e, const char **no_gpu) {
     if (!e->has_model) return "null";
     if (is_on_gpu(e)) return "cuda";
     return strcmp(e->ranks[0].ops.name, "ref") == 0 ? "ref" : "cpu";
+}
+
+const char *hd_engine_cuda_path(const hd_engine *e) {
+    return is_on_gpu(e) ? hd_cuda_path_names[hd_device_cuda_path(e->ranks[0].device)] : NULL;
 }
 
 const char *hd_engine_kv_cache_dtype(const hd_engine *e) {

@@ -37,6 +37,7 @@ static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
         .cpu = {.n_threads = threads_of(rank, o), .pin = o->pin_threads},
         .gpu = strcmp(backend, "cuda") == 0 ? gpu_of(rank, o) : o->gpu,
         .precision = precision,
+        .cuda_path = e->cuda_path,
         .no_batch_invariance = o->no_batch_invariance,
         .needs_cpu = needs_cpu,
         .no_gpu = &e->no_gpu
@@ -71,7 +72,8 @@ hd_status engine_rank_open(engine_rank *rank, hd_engine *e, int32_t index,
 /* A rank of several processes begins anew with another shard. */
 static hd_status open_shard_device(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     if (!rank->engine->ucx || hd_device_is_host(rank->device)) return HD_OK;
-    HD_TRY(hd_device_open_cuda(&rank->shard_device, gpu_of(rank, o), err));
+    HD_TRY(hd_device_open_cuda(&rank->shard_device, gpu_of(rank, o), rank->engine->cuda_path,
+                               err));
     if (o->device_memory_gb == 0) return HD_OK;
     return hd_device_limit(rank->shard_device, hd_device_free_bytes(rank->device), err);
 }

@@ -108,8 +108,8 @@ static hd_status check_mla(const hd_model_env *env, hd_err *err) {
     if (env->mla == HD_MLA_ABSORBED) return HD_OK;
     if (!env->ops->attention_naive) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "mla naive is for backend cpu, and for cuda with precision fast or "
-                       "official; backend '%s' has the absorbed form",
+                       "mla naive is for backend cpu, and for cuda on path sm90 with precision "
+                       "fast or official; backend '%s' has the absorbed form",
                        env->ops->name);
     }
     if (env->spec->layers[0].attention != HD_ATTN_MLA) {

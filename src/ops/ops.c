@@ -98,6 +98,10 @@ static hd_status check_options(const char *backend, const hd_ops_options *o, hd_
         return HD_FAIL(err, HD_EUNSUPPORTED, "gpu %d is for backend cuda, not for %s", o->gpu,
                        backend);
     }
+    if (o->cuda_path && strcmp(backend, "cuda") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "cuda_path %s is for backend cuda, not for %s",
+                       hd_cuda_path_names[o->cuda_path], backend);
+    }
     if (!o->no_batch_invariance) return HD_OK;
     if (strcmp(backend, "cuda") != 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
@@ -112,9 +116,9 @@ static hd_status check_options(const char *backend, const hd_ops_options *o, hd_
 }
 
 static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
-    HD_TRY(hd_device_open_cuda(d, o->gpu, err));
+    HD_TRY(hd_device_open_cuda(d, o->gpu, o->cuda_path, err));
 #ifdef HD_CUDA
-    hd_ops_init_cuda(t, o->precision, o->no_batch_invariance);
+    hd_ops_init_cuda(t, o->precision, o->no_batch_invariance, hd_device_cuda_path(*d));
     if (o->kv_type) t->kv_type = o->kv_type;
     if (o->no_batch_invariance) return hd_ops_open_cublaslt(*d, err);
 #else
@@ -129,6 +133,7 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
 static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
     const char *const gpus_alone = o->no_batch_invariance        ? "no-batch-invariance"
                                    : o->precision == HD_OFFICIAL ? "precision official"
+                                   : o->cuda_path                ? "cuda_path"
                                                                  : NULL;
     hd_err why = {0};
     if (gpus_alone) HD_TRY(check_options("cuda", o, err));
@@ -181,7 +186,7 @@ const char *hd_ops_activations(const char *backend, hd_precision precision) {
         hd_ops_init_cpu(&t, hd_cpu_features(), precision);
     }
 #ifdef HD_CUDA
-    if (strcmp(backend, "cuda") == 0) hd_ops_init_cuda(&t, precision, false);
+    if (strcmp(backend, "cuda") == 0) hd_ops_init_cuda(&t, precision, false, HD_CUDA_AUTO);
 #endif
     return t.activations;
 }

@@ -110,6 +110,8 @@ typedef struct hd_ops_options {
     /* which GPU, as CUDA numbers them; "cpu" and "ref" have none, and "auto" with another than
      * the first is "cuda" */
     int32_t gpu;
+    /* of "cuda": which kernels; of "auto", if not HD_CUDA_AUTO: for a GPU alone */
+    hd_cuda_path cuda_path;
     hd_precision precision; /* "ref" has no HD_FAST, "cpu" no HD_OFFICIAL */
     /* of cached entries; HD_NONE: float32, on a GPU hd_cuda_kv_type(); hd_cuda_has_kv_type() */
     hd_dtype kv_type;
@@ -151,7 +153,7 @@ static inline bool hd_mla_needs_cpu(hd_mla_form form, hd_precision precision) {
  * cpu_flags (base/cpu.h) allow. */
 void hd_ops_init_ref(hd_ops *t, hd_precision precision);
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision);
-void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library);
+void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library, hd_cuda_path path);
 
 /* Loads cuBLASLt, which a table with `library` needs; the device keeps it. Its GEMMs use the
  * scratch of the stream that they are queued on. This and hd_ops_init_cuda exist only in

@@ -241,14 +241,15 @@ static hd_status describe(pd *p, hd_err *err) {
     struct timespec now;
     hd_precision precision;
     const char *backend = hd_engine_backend(p->engine, NULL);
+    const char *path = hd_engine_cuda_path(p->engine);
     const char *activations = hd_engine_activations(p->engine, &precision);
     clock_gettime(CLOCK_REALTIME, &now); /* later lives of a process have later times */
     p->hello.epoch = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
     snprintf(p->hello.name, sizeof p->hello.name, "%s", p->o.name);
     snprintf(f->version, sizeof f->version, "%s", HD_VERSION);
     snprintf(f->family, sizeof f->family, "%s", hd_family_name(spec->family));
-    snprintf(f->number_format, sizeof f->number_format, "%s, %s, %s cache", backend,
-             activations, hd_engine_kv_cache_dtype(p->engine));
+    snprintf(f->number_format, sizeof f->number_format, "%s, %s, %s cache",
+             path ? path : backend, activations, hd_engine_kv_cache_dtype(p->engine));
     describe_sums(f, hd_engine_parallel(p->engine));
     f->page_tokens = (uint64_t)p->side.page_tokens;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {

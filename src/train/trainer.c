@@ -49,6 +49,10 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
         .kv_type = o->kv_type
     };
     HD_TRY(hd_ops_open(&t->ops, &t->device, o->backend ? o->backend : "cpu", &ops, err));
+    if (hd_device_cuda_path(t->device) == HD_CUDA_GENERIC) { /* too little shared memory */
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "training on a GPU is for compute capability 9.0, not for other GPUs");
+    }
     if (!o->rows) o->rows = hd_max_i32(default_rows(t), o->context - 1);
     HD_TRY(hd_stream_open(&t->stream, t->device, err));
     if (o->upload) HD_TRY(hd_weights_upload(o->upload, t->device, t->stream, NULL, err));

@@ -32,13 +32,16 @@ const char *comm_open_device(bool on_gpus, int32_t number, hd_device **d, hd_str
                              hd_ops *ops) {
     static hd_err err;
     const bool real = on_gpus && gpus_are_wanted();
-    const hd_ops_options one = {.cpu = {.n_threads = 1}, .gpu = real ? gpus_for(number) : 0};
+    const char *backend = real ? "cuda" : "ref";
+    const hd_ops_options one = {.cpu = {.n_threads = 1},
+                                .gpu = real ? gpus_for(number) : 0,
+                                .cuda_path = gpus_path(backend)};
     if (on_gpus && !real) {
         hd_ops_init_ref(ops, HD_EXACT);
         ops->exchange = &ipc_device_exchange;
         *d = ipc_device_open();
         if (!*d) return "no device";
-    } else if (hd_ops_open(ops, d, real ? "cuda" : "ref", &one, &err) != HD_OK) {
+    } else if (hd_ops_open(ops, d, backend, &one, &err) != HD_OK) {
         return err.msg;
     }
     return hd_stream_open(s, *d, &err) == HD_OK ? NULL : err.msg;

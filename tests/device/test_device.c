@@ -192,7 +192,7 @@ static void streams_of_a_gpu_wait(void **state) {
     hd_graph *graph;
     hd_err err = {0};
     void *x, *source;
-    if (hd_device_open_cuda(&g.device, 0, &err) != HD_OK) {
+    if (hd_device_open_cuda(&g.device, 0, HD_CUDA_AUTO, &err) != HD_OK) {
         print_message("[  SKIPPED ] streams of a GPU: %s\n", err.msg);
         return;
     }
@@ -262,7 +262,7 @@ static void sums_are_those_of_the_host(void **state) {
     hd_err err = {0};
     check_sums(d);
     hd_device_close(d);
-    if (hd_device_open_cuda(&d, 0, &err) != HD_OK) {
+    if (hd_device_open_cuda(&d, 0, HD_CUDA_AUTO, &err) != HD_OK) {
         print_message("[  SKIPPED ] checksums of a GPU: %s\n", err.msg);
         return;
     }
@@ -300,6 +300,67 @@ static void a_limit_leaves_memory_to_others(void **state) {
     hd_device_close(d);
 }
 
+/* ---- which kernels a GPU runs ---- */
+
+static void a_path_follows_from_the_gpu(void **state) {
+    static const char all[] = "80 89 90a 100 120", hopper[] = "90a", generic[] = "80 90";
+    static const struct {
+        const char *archs;
+        int32_t major, minor;
+        hd_cuda_path asked, path; /* HD_CUDA_AUTO: refused */
+        const char *why;
+    } cases[] = {
+        {all,     9,  0, HD_CUDA_AUTO,    HD_CUDA_SM90,    NULL                           },
+        {all,     9,  0, HD_CUDA_GENERIC, HD_CUDA_GENERIC, NULL                           },
+        {all,     9,  0, HD_CUDA_SM90,    HD_CUDA_SM90,    NULL                           },
+        {all,     8,  0, HD_CUDA_AUTO,    HD_CUDA_GENERIC, NULL                           },
+        {all,     8,  6, HD_CUDA_AUTO,    HD_CUDA_GENERIC, NULL                           },
+        {all,     8,  9, HD_CUDA_AUTO,    HD_CUDA_GENERIC, NULL                           },
+        {all,     10, 0, HD_CUDA_AUTO,    HD_CUDA_GENERIC, NULL                           },
+        {all,     10, 3, HD_CUDA_GENERIC, HD_CUDA_GENERIC, NULL                           },
+        {all,     12, 1, HD_CUDA_AUTO,    HD_CUDA_GENERIC, NULL                           },
+        {generic, 9,  0, HD_CUDA_AUTO,    HD_CUDA_GENERIC, NULL                           },
+        {hopper,  9,  0, HD_CUDA_AUTO,    HD_CUDA_SM90,    NULL                           },
+        {all,     7,  5, HD_CUDA_AUTO,    HD_CUDA_AUTO,
+         "GPU 3 has compute capability 7.5; hadal needs 8.0 or more"                      },
+        {all,     11, 0, HD_CUDA_AUTO,    HD_CUDA_AUTO,
+         "GPU 3 has compute capability 11.0; this build has code for 80 89 90a 100 120"   },
+        {all,     9,  1, HD_CUDA_AUTO,    HD_CUDA_AUTO,    "this build has code for 80 89"},
+        {"89",    8,  6, HD_CUDA_AUTO,    HD_CUDA_AUTO,    "has code for 89"              },
+        {hopper,  8,  0, HD_CUDA_GENERIC, HD_CUDA_AUTO,    "has code for 90a"             },
+        {all,     8,  9, HD_CUDA_SM90,    HD_CUDA_AUTO,
+         "cuda_path sm90 is for compute capability 9.0; GPU 3 has 8.9"                    },
+        {generic, 9,  0, HD_CUDA_SM90,    HD_CUDA_AUTO,    "cuda_path sm90 is for"        },
+    };
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        hd_cuda_path path = cases[i].asked;
+        hd_err err = {0};
+        const hd_status st =
+            hd_cuda_path_choose(&path, cases[i].archs, 3, cases[i].major, cases[i].minor, &err);
+        assert_int_equal(st, cases[i].path ? HD_OK : HD_EUNSUPPORTED);
+        if (cases[i].path) {
+            assert_int_equal(path, cases[i].path);
+        } else if (!strstr(err.msg, cases[i].why)) {
+            fail_msg("%s, not %s", err.msg, cases[i].why);
+        }
+    }
+}
+
+static void paths_have_names(void **state) {
+    hd_cuda_path path;
+    hd_err err = {0};
+    (void)state;
+    assert_int_equal(hd_cuda_path_of(&path, NULL, NULL), HD_OK);
+    assert_int_equal(path, HD_CUDA_AUTO);
+    for (int i = HD_CUDA_AUTO; i <= HD_CUDA_SM90; i++) {
+        assert_int_equal(hd_cuda_path_of(&path, hd_cuda_path_names[i], NULL), HD_OK);
+        assert_int_equal(path, i);
+    }
+    assert_int_equal(hd_cuda_path_of(&path, "sm100", &err), HD_EINVAL);
+    assert_string_equal(err.msg, "cuda_path 'sm100' is none of auto, generic, sm90");
+}
+
 int test_device(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stream_waits_for_another_threads),
@@ -308,6 +369,8 @@ int test_device(void) {
         cmocka_unit_test(streams_of_a_gpu_wait),
         cmocka_unit_test(sums_are_those_of_the_host),
         cmocka_unit_test(a_limit_leaves_memory_to_others),
+        cmocka_unit_test(a_path_follows_from_the_gpu),
+        cmocka_unit_test(paths_have_names),
     };
     return cmocka_run_group_tests_name("device", tests, NULL, NULL);
 }

@@ -15,11 +15,14 @@ hd_status __real_hd_ops_open(hd_ops *t, hd_device **d, const char *backend,
                              const hd_ops_options *options, hd_err *err);
 hd_status __wrap_hd_ops_open(hd_ops *t, hd_device **d, const char *backend,
                              const hd_ops_options *options, hd_err *err);
-hd_status __wrap_hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err);
+hd_status __wrap_hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_cuda_path path,
+                                     hd_err *err);
 int32_t __wrap_hd_device_count_gpus(void);
 
-hd_status __wrap_hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
+hd_status __wrap_hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_cuda_path path,
+                                     hd_err *err) {
     (void)ordinal;
+    (void)path;
     *out = ipc_device_open();
     return *out ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a device");
 }
@@ -31,7 +34,7 @@ hd_status __wrap_hd_ops_open(hd_ops *t, hd_device **d, const char *backend,
     HD_TRY(__real_hd_ops_open(t, d, "cpu", options, err));
     hd_device_close(*d);
     t->exchange = &ipc_device_exchange;
-    return __wrap_hd_device_open_cuda(d, options->gpu, err);
+    return __wrap_hd_device_open_cuda(d, options->gpu, options->cuda_path, err);
 }
 
 int32_t __wrap_hd_device_count_gpus(void) {

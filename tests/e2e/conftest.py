@@ -1,7 +1,8 @@
 """What the end-to-end tests share: the built program, and where test data lie.
 
 HADAL names the program (default build/hadal), HADAL_BACKEND the backend under test where a test
-does not say (default cpu; tests/gpu.sh sets cuda), HADAL_SHARED the folder of shared cases and data
+does not say (default cpu; tests/gpu.sh sets cuda), HADAL_CUDA_PATH what kernels a GPU runs in tests that do
+not say it (default: what it is), HADAL_SHARED the folder of shared cases and data
 (default ../shared beside the repository); tests that need it skip where it is absent.
 """
 
@@ -15,6 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
 BACKEND = os.environ.get("HADAL_BACKEND", "cpu")
+CUDA_PATH = os.environ.get("HADAL_CUDA_PATH")
 SHARED = pathlib.Path(os.environ.get("HADAL_SHARED", ROOT.parent / "shared"))
 NO_SHARED = "released vocabularies and larger cases are no part of this repository; HADAL_SHARED names a folder that has them"
 GOLDEN = ROOT / "tests" / "golden"
@@ -36,6 +38,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="takes long: ./test --long"))
 
 
+def on_path(words):
+    """Adds --cuda-path to a command of the backend cuda."""
+    words = [str(word) for word in words]
+    if not CUDA_PATH or "--cuda-path" in words or "cuda" not in words:
+        return words
+    return [*words, "--cuda-path", CUDA_PATH] if words[words.index("cuda") - 1] == "--backend" else words
+
+
 def run_hadal(*args, text=True, **options):
     """Runs the program and returns what subprocess.run does. Input defaults to nothing."""
     options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
@@ -43,7 +53,7 @@ def run_hadal(*args, text=True, **options):
         del options["stdin"]
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
-    return subprocess.run([HADAL, *map(str, args)], text=text, **options)
+    return subprocess.run([HADAL, *on_path(args)], text=text, **options)
 
 
 @pytest.fixture(scope="module")

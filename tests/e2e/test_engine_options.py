@@ -55,6 +55,9 @@ def run(tmp_path):
         (["--context", 8193], 2, "this model knows 8192 positions"),
         (["--null-step-us", 5], 2, "null_step_us is 5"),
         (["--backend", "null", "--precision", "fast"], 2, "precision fast has no meaning"),
+        (["--backend", "null", "--cuda-path", "generic"], 2, "cuda_path generic is for backend cuda, not for null"),
+        (["--backend", "cpu", "--cuda-path", "sm90"], 2, "cuda_path sm90 is for backend cuda, not for cpu"),
+        (["--cuda-path", "sm80"], 2, "--cuda-path: 'sm80' is none of auto, generic, sm90"),
         (["--backend", "null", "--mla", "naive"], 2, "mla naive has no meaning"),
         (["--precision", "exact", "--no-batch-invariance"], 2, "no-batch-invariance is for"),
         (["--manifest", "/nowhere"], 2, "/nowhere"),
@@ -94,6 +97,7 @@ def test_serve_shows_what_it_was_given(serve):
     info = server.get("/server_info").json
     assert {name: info[name.replace("-", "_")] for name in flags} == flags
     assert (info["precision"], info["token_history"], info["draft_tokens"]) == ("exact", "on", -1)
+    assert info["cuda_path"] in (None, "generic", "sm90")
 
 
 @pytest.mark.parametrize("command", STEPS)
@@ -109,6 +113,10 @@ def test_commands_without_an_engine_have_the_options_of_operators(run, command):
     assert result.returncode == 0, result.stderr
     result = run(command, "--backend", "null")
     assert result.returncode == 2 and "'null' is none of auto, cpu, cuda, ref" in result.stderr
+    result = run(command, "--backend", "cpu", "--cuda-path", "generic")
+    assert result.returncode == 2 and "cuda_path generic is for backend cuda" in result.stderr
+    result = run(command, "--cuda-path", "hopper")
+    assert result.returncode == 2 and "--cuda-path: 'hopper' is none of auto, generic, sm90" in result.stderr
     result = run(command, "--backend", "cpu", "--no-batch-invariance")
     assert result.returncode == 2 and "no-batch-invariance is for backend cuda" in result.stderr
 

@@ -198,13 +198,18 @@ def test_unit_is_one_and_hardened(tmp_path):
     assert said.returncode == 0, said.stdout[-400:]
 
 
-@pytest.mark.parametrize(("release", "setting", "built"), [("13.0", None, "build-cuda"), ("12.4", None, "build"), ("13.0", "", "build"), (None, None, "build")])
-def test_run_builds_for_the_gpu_where_it_can(tmp_path, release, setting, built):
+@pytest.mark.parametrize(
+    ("release", "setting", "gpus", "built"),
+    [("13.0", None, None, "build-cuda"), ("13.0", None, "9.0 9.0", "build-cuda"), ("13.0", None, "7.5 12.0 8.9", "build-cuda"), ("12.4", None, None, "build"), ("13.0", "", "9.0", "build"), (None, None, None, "build")],
+)
+def test_run_builds_for_the_gpu_where_it_can(tmp_path, release, setting, gpus, built):
     """With a compiler, a make and a setup that only say that they were called."""
     shutil.copy(ROOT / "run", tmp_path / "run")
     tools = {"make": f'[ "$1" = -q ] && exit 1; echo "make $@"; mkdir -p {built}; printf \'#!/bin/sh\\necho "$0 $@"\\n\' >{built}/hadal; chmod +x {built}/hadal', "scripts/setup": 'echo "setup $1"'}
     if release:
         tools["nvcc"] = f'echo "Cuda compilation tools, release {release}, V{release}.1"'
+    if gpus:
+        tools["nvidia-smi"] = f'[ "$1" = --query-gpu=compute_cap ] && printf "%s\\n" {gpus}'
     for name, text in tools.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -216,6 +221,8 @@ def test_run_builds_for_the_gpu_where_it_can(tmp_path, release, setting, built):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path}/{built}/hadal version x y\n"
     flags = f" CUDA=1 BUILD=build-cuda NVCC={tmp_path}/nvcc" if built == "build-cuda" else ""
+    if built == "build-cuda" and gpus:
+        flags += " CUDA_ARCHS=" + {"9.0 9.0": "90a", "7.5 12.0 8.9": "120 89"}[gpus]
     assert re.search(rf"^make -s -j\d+ WERROR= all{flags}$", done.stderr, re.M) and "setup run" in done.stderr
 
 

@@ -588,7 +588,7 @@ static void backend_is_selected(void **state) {
     (void)state;
     hd_device *gpu;
     hd_err err = {0};
-    const bool there = hd_device_open_cuda(&gpu, 0, &err) == HD_OK;
+    const bool there = hd_device_open_cuda(&gpu, 0, HD_CUDA_AUTO, &err) == HD_OK;
     hd_device_close(gpu);
     const char *outputs = there ? "cuda" : "cpu", *why = there ? NULL : err.msg;
     check_backend("auto", NULL, outputs, why);

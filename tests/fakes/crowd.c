@@ -187,7 +187,8 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
     const hd_ops_options ops = {
         .cpu = {.n_threads = 1},
-        .gpu = how.rank && strcmp(backend, "cuda") == 0 ? gpus_for(how.rank->number) : 0};
+        .gpu = how.rank && strcmp(backend, "cuda") == 0 ? gpus_for(how.rank->number) : 0,
+        .cuda_path = gpus_path(backend)};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);
     must((disk ? hd_weights_open_unstaged : hd_weights_open)(&m->weights, dir, m->spec, &err),
          &err);

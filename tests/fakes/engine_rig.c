@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "fakes/gpus.h"
 
 hd_engine *rig_open(const char *backend, const hd_engine_options *more) {
     char why[600];
@@ -14,6 +15,7 @@ hd_engine *rig_open(const char *backend, const hd_engine_options *more) {
     o.size = sizeof o;
     if (!o.model_dir) o.model_dir = TINY;
     o.backend = backend;
+    o.cuda_path = hd_cuda_path_names[gpus_path(backend)];
     if (!o.threads) o.threads = 1;
     if (hd_engine_open(&e, &o, why, sizeof why) != 0) fail_msg("%s", why);
     return e;

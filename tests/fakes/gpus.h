@@ -5,8 +5,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "device/cuda_path.h"
+
 /* Whether HADAL_BACKEND asks for tests on GPUs. */
 bool gpus_are_wanted(void);
+
+/* Which kernels a backend of a test, NULL: the default, runs: on "cuda" what HADAL_CUDA_PATH says, else
+ * auto. */
+hd_cuda_path gpus_path(const char *backend);
 
 /* The GPU of rank `rank`: ranks share GPUs if there are too few. 0 without a GPU. */
 int32_t gpus_for(int32_t rank);

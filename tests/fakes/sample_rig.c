@@ -7,6 +7,7 @@
 #include "base/cpu.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "fakes/gpus.h"
 
 /* ---- tables and streams ---- */
 
@@ -16,9 +17,9 @@ static hd_stream *gpu_stream;
 
 static void open_gpu(int32_t vocab) {
     static bool tried;
-    const hd_ops_options unused = {0};
+    const hd_ops_options options = {.cuda_path = gpus_path("cuda")};
     hd_err err = {0};
-    if (!tried && hd_ops_open(&gpu_ops, &gpu, "cuda", &unused, &err) != HD_OK) {
+    if (!tried && hd_ops_open(&gpu_ops, &gpu, "cuda", &options, &err) != HD_OK) {
         print_message("[  SKIPPED ] choosing tokens on cuda: %s\n", err.msg);
     }
     tried = true;
@@ -29,7 +30,7 @@ static void open_gpu(int32_t vocab) {
 }
 
 hd_stream *rig_stream(const hd_ops *ops, hd_stream *s) {
-    return strcmp(ops->name, "cuda") == 0 ? gpu_stream : s;
+    return strncmp(ops->name, "cuda", 4) == 0 ? gpu_stream : s;
 }
 
 void open_rig(rig *r, int32_t vocab) {

@@ -7,6 +7,7 @@
 #include "base/cpu.h"
 #include "base/random_fill.h"
 #include "comm/emulated.h"
+#include "fakes/gpus.h"
 #include "fakes/queue_device.h"
 #include "model/model_internal.h"
 #include "weights/configs.h"
@@ -174,10 +175,10 @@ static void open_exchange(rank *r, const hd_parallel_config *parallel, hd_model_
 
 static void open_device(rank *r) {
     const hd_cpu_options one = {.n_threads = 1};
-    const hd_ops_options unused = {0};
+    const hd_ops_options options = {.cuda_path = gpus_path("cuda")};
     hd_err err = {0};
     if (r->on >= ON_GPU) {
-        if (hd_ops_open(&r->ops, &r->device, "cuda", &unused, &err) != HD_OK) {
+        if (hd_ops_open(&r->ops, &r->device, "cuda", &options, &err) != HD_OK) {
             fail_msg("%s", err.msg);
         }
         return;

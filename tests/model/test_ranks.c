@@ -86,9 +86,11 @@ static hd_status open_before(body *b, hd_err *err) {
 
 static hd_status open_body(body *b, rank *r) {
     hd_err *err = &r->err;
+    const char *backend = on_gpus ? "cuda" : "cpu";
     const hd_ops_options one = {.cpu = {.n_threads = 1},
-                                .gpu = on_gpus ? gpus_for(r->number) : 0};
-    HD_TRY(hd_ops_open(&b->ops, &b->device, on_gpus ? "cuda" : "cpu", &one, err));
+                                .gpu = on_gpus ? gpus_for(r->number) : 0,
+                                .cuda_path = gpus_path(backend)};
+    HD_TRY(hd_ops_open(&b->ops, &b->device, backend, &one, err));
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
     HD_TRY(hd_weights_open_shards(&b->weights, r->whole, &r->parallel, r->number, err));
     HD_TRY(hd_weights_upload(b->weights, b->device, b->stream, NULL, err));

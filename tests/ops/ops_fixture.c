@@ -8,6 +8,7 @@
 
 #include "base/cpu.h"
 #include "base/philox.h"
+#include "fakes/gpus.h"
 #include "ops/profile/op_timer.h"
 
 enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 20480, MAX_COLS = 8192 };
@@ -113,10 +114,10 @@ static void find_tables(void) {
 
 static int open_gpu(void) {
     const size_t scratch = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
-    const hd_ops_options unused = {0};
+    const hd_ops_options options = {.cuda_path = gpus_path("cuda")};
     hd_ops t;
     hd_err err = {0};
-    if (hd_ops_open(&t, &fix.gpu, "cuda", &unused, &err) != HD_OK) {
+    if (hd_ops_open(&t, &fix.gpu, "cuda", &options, &err) != HD_OK) {
         print_message("[  SKIPPED ] operators on cuda: %s\n", err.msg);
         return 0;
     }
@@ -124,8 +125,9 @@ static int open_gpu(void) {
     if (hd_stream_reserve(fix.gpu_stream, scratch, NULL) != HD_OK) return -1;
     add_table(fix.table, &fix.n_tables, &t);
 #ifdef HD_CUDA
-    hd_ops_init_cuda(&fix.gpu_fast, HD_FAST, false);
-    hd_ops_init_cuda(&fix.gpu_official, HD_OFFICIAL, false);
+    const hd_cuda_path path = hd_device_cuda_path(fix.gpu);
+    hd_ops_init_cuda(&fix.gpu_fast, HD_FAST, false, path);
+    hd_ops_init_cuda(&fix.gpu_official, HD_OFFICIAL, false, path);
 #endif
     return 0;
 }

@@ -309,7 +309,8 @@ static naive_case take_naive(const naive_shape *sh) {
 }
 
 static bool naive_fits_gpu(const naive_shape *sh) {
-    return sh->rank == 512 && sh->nope_dim == 128 && sh->rope_dim == 64 && sh->v_dim == 128;
+    return fix.gpu_fast.attention_naive && sh->rank == 512 && sh->nope_dim == 128 &&
+           sh->rope_dim == 64 && sh->v_dim == 128;
 }
 
 static op_case naive_op_case(naive_case *t, double tolerance) {
@@ -443,7 +444,7 @@ void naive_on_gpu(void **state) {
         {"4,097 keys",     NULL, 2, 512, 128, 64, 128, {4090, 0, 0, 127}, {7, 0, 1, 129},   0},
     };
     static const int32_t formats[] = {FP8_F32, FP8_E8M0, BF16_PLAIN, NVFP4_E4M3, E4M3_ODD};
-    if (!fix.gpu || fix.brief) return;
+    if (!fix.gpu || fix.brief || !fix.gpu_fast.attention_naive) return;
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         naive_gpu_case(&shapes[i], RANDOM);
         forget_all(state);

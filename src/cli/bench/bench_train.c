@@ -178,7 +178,7 @@ static hd_status open_all(run *r, hd_err *err) {
         .optimizer = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .momentum = 0.95, .clip = 1.0}
     };
     if (r->set.backend) {
-        HD_TRY(hd_device_open_cuda(&r->gpu, 0, err));
+        HD_TRY(hd_device_open_cuda(&r->gpu, 0, HD_CUDA_AUTO, err));
         r->gpu_free = hd_device_free_bytes(r->gpu);
     }
     HD_TRY(hd_trainer_open(&r->trainer, &o, err));

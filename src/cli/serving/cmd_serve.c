@@ -146,13 +146,15 @@ static void print_engine(screen *out, hd_engine *engine) {
     hd_engine_stats e;
     char text[300], kv[32], weights[32];
     const char *no_gpu, *backend = hd_engine_backend(engine, &no_gpu);
+    const char *path = hd_engine_cuda_path(engine);
     hd_engine_read_stats(engine, &e);
-    snprintf(text, sizeof text,
-             "%s; %d answers side by side, context %d tokens, KV %lld tokens (%s), weights %s",
-             backend, e.max_running, e.max_context,
-             (long long)e.pages[HD_KV_FULL] * e.page_tokens,
-             hd_bytes_text(kv, sizeof kv, (double)e.kv_bytes),
-             hd_bytes_text(weights, sizeof weights, (double)e.weight_bytes));
+    snprintf(
+        text, sizeof text,
+        "%s%s%s; %d answers side by side, context %d tokens, KV %lld tokens (%s), weights %s",
+        backend, path ? ", path " : "", path ? path : "", e.max_running, e.max_context,
+        (long long)e.pages[HD_KV_FULL] * e.page_tokens,
+        hd_bytes_text(kv, sizeof kv, (double)e.kv_bytes),
+        hd_bytes_text(weights, sizeof weights, (double)e.weight_bytes));
     print_entry(out, "engine", text);
     if (e.hisparse.rows) {
         snprintf(text, sizeof text,

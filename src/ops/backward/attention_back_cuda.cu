@@ -355,16 +355,11 @@ static __global__ void __launch_bounds__(THREADS, 1) entries_back(hd_attention_b
              a.dentries + ((int64_t)a.first_entry[t.seq] + t.first) * a.k_dim);
 }
 
-struct sink_term {
+struct sink_term : term_of_rows {
     hd_attention_back_args a;
 
     __device__ float *to(int32_t head) const {
         return a.dsink + head;
-    }
-
-    __device__ void span(int64_t *first, int32_t *n, const row_chunk &c) const {
-        *first = c.first;
-        *n = c.end - c.first;
     }
 
     __device__ float at(int64_t r, int32_t head, const row_chunk &) const {
@@ -395,8 +390,8 @@ void hd_attention_back_cuda(hd_stream *s, const hd_attention_back_args *a) {
         entries_back<<<tiles, THREADS, SHARED, queue>>>(*a);
     }
     if (a->dsink) {
-        sum_columns(queue, sink_term{*a}, hd_row_sums{a->seqs, a->parts, a->n_parts}, a->rows,
-                    a->heads);
+        sum_columns(queue, sink_term{{}, *a}, hd_row_sums{a->seqs, a->parts, a->n_parts},
+                    a->rows, a->heads);
     }
     hd_cuda_check(s, "attention_back");
 }

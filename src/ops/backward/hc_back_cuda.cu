@@ -287,7 +287,7 @@ static __global__ void __launch_bounds__(ROW_WARPS *WARP) hc_head_back(hd_hc_hea
 }
 
 /* The parts of all rows: part [rows, n_scale + n]. */
-struct affine_term {
+struct affine_term : term_of_rows {
     float *dscale, *dbase;
     const float *part;
     int32_t n_scale, each;
@@ -295,11 +295,6 @@ struct affine_term {
     __device__ float *to(int32_t col) const {
         if (col < n_scale) return dscale ? dscale + col : nullptr;
         return dbase ? dbase + col - n_scale : nullptr;
-    }
-
-    __device__ void span(int64_t *first, int32_t *n, const row_chunk &c) const {
-        *first = c.first;
-        *n = c.end - c.first;
     }
 
     __device__ float at(int64_t r, int32_t col, const row_chunk &) const {
@@ -314,8 +309,8 @@ void hd_hc_pre_back_cuda(hd_stream *s, const hd_hc_pre_back_args *a) {
     if (a->rows == 0) return;
     hd_cuda_allow_shared((const void *)hc_pre_back, bytes);
     hc_pre_back<<<blocks_for(a->rows, ROW_WARPS), ROW_WARPS * WARP, bytes, queue>>>(*a);
-    sum_columns(queue, affine_term{a->dscale, a->dbase, a->part, 3, 3 + n}, a->sums, a->rows,
-                3 + n);
+    sum_columns(queue, affine_term{{}, a->dscale, a->dbase, a->part, 3, 3 + n}, a->sums,
+                a->rows, 3 + n);
     hd_cuda_check(s, "hc_pre_back");
 }
 
@@ -323,7 +318,7 @@ void hd_hc_head_back_cuda(hd_stream *s, const hd_hc_head_back_args *a) {
     cudaStream_t queue = hd_cuda_stream(s);
     if (a->rows == 0) return;
     hc_head_back<<<blocks_for(a->rows, ROW_WARPS), ROW_WARPS * WARP, 0, queue>>>(*a);
-    sum_columns(queue, affine_term{a->dscale, a->dbase, a->part, 1, 1 + a->hc}, a->sums,
+    sum_columns(queue, affine_term{{}, a->dscale, a->dbase, a->part, 1, 1 + a->hc}, a->sums,
                 a->rows, 1 + a->hc);
     hd_cuda_check(s, "hc_head_back");
 }

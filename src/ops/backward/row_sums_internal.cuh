@@ -78,6 +78,14 @@ static __device__ int32_t count_chunks(const hd_seqs &s, int32_t rows) {
  *     span(first, n, c)  the terms [first, first + n) of chunk c
  *     at(i, col, c)      term i of a column */
 
+/* The span of a TERM with a term of every row. */
+struct term_of_rows {
+    __device__ void span(int64_t *first, int32_t *n, const row_chunk &c) const {
+        *first = c.first;
+        *n = c.end - c.first;
+    }
+};
+
 /* The chunk's sum of the lane's column, in all warps: warp w adds terms w, w + 8, ... */
 template <typename TERM>
 static __device__ float column_sum(const TERM &term, const row_chunk &c, int32_t col,

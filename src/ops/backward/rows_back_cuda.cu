@@ -21,16 +21,11 @@ static __global__ void __launch_bounds__(BLOCK) norm_scales(hd_rms_norm_back_arg
     if (threadIdx.x == 0) a.scale[blockIdx.x] = 1.0 / sqrt(square / a.cols + (double)a.eps);
 }
 
-struct norm_term {
+struct norm_term : term_of_rows {
     hd_rms_norm_back_args a;
 
     __device__ float *to(int32_t col) const {
         return a.dweight + col;
-    }
-
-    __device__ void span(int64_t *first, int32_t *n, const row_chunk &c) const {
-        *first = c.first;
-        *n = c.end - c.first;
     }
 
     __device__ float at(int64_t r, int32_t col, const row_chunk &) const {
@@ -62,7 +57,7 @@ void hd_rms_norm_back_cuda(hd_stream *s, const hd_rms_norm_back_args *a) {
     if (a->rows == 0) return;
     if (a->dweight) { /* before dx, which may be g */
         norm_scales<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
-        sum_columns(queue, norm_term{*a}, a->sums, a->rows, a->cols);
+        sum_columns(queue, norm_term{{}, *a}, a->sums, a->rows, a->cols);
     }
     norm_rows<<<(unsigned)a->rows, BLOCK, 0, queue>>>(*a);
     hd_cuda_check(s, "rms_norm_back");

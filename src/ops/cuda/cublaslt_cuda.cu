@@ -3,7 +3,7 @@
  * The library chooses tiles and splits of the sums by the number of rows, so what a row becomes depends
  * on the others: design D8 does not hold here. Two kinds of product are asked of it, those known to
  * work on this GPU, and never any other: asking for one that it lacks may abort the process.
- *     FP8 with scales per 128 x 128: x as FP8 too, with a float32 scale per 128 columns of a row
+ *     FP8 with scales per 128 x 128, on Hopper: x as FP8 too, with a float32 scale per 128 columns of a row
  *     BF16:                          x rounded to bfloat16
  * Sums and results are float32. A product's algorithm is what the library's heuristic gives for its
  * shape when it is first met; nothing is tried out. x and the scales of W are laid as the library wants
@@ -271,7 +271,7 @@ bool suits(const heads_job &h, const hd_weight *w) {
     const int64_t of_head = (int64_t)h.rows * h.n_rows * w->cols;
     if (h.heads > 1 && of_head <= LEAST_OF_HEAD) return false;
     if (w->type == HD_BF16) return !w->scale && w->cols % 8 == 0;
-    return w->type == HD_E4M3 && w->scale && w->block_rows == SCALED &&
+    return hd_cuda_is_sm90() && w->type == HD_E4M3 && w->scale && w->block_rows == SCALED &&
            w->block_cols == SCALED && w->cols % SCALED == 0 && h.first_row % SCALED == 0 &&
            h.head_rows % SCALED == 0;
 }

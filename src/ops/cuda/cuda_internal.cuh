@@ -9,7 +9,7 @@
 #include <cuda_bf16.h>
 #include <math_constants.h>
 
-#include "device/cuda.cuh"
+#include "device/launch.cuh"
 #include "ops/fused_internal.h"
 #include "ops/ops.h"
 
@@ -87,45 +87,6 @@ constexpr int NORM_EACH = 8, NORM_NARROW = 256, NORM_WIDE = 512;
 
 static __host__ __device__ __forceinline__ bool norm_is_wide(int32_t cols) {
     return cols > NORM_NARROW * NORM_EACH;
-}
-
-/* ---- launches ---- */
-
-/* Until the kernels before are done, where the launch did not wait for them. */
-static __device__ __forceinline__ void griddepcontrol_wait() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-static __device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-/* How a kernel begins that launch_kernel() starts: what the kernels before wrote is there. Every
- * such kernel waits, so one that is done stands for all before it. */
-static __device__ __forceinline__ void begin_kernel() {
-    griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-}
-
-/* Queues a kernel, which may start before the one before it on the stream is done: it waits on the
- * device before it reads or writes what others do (programmatic dependent launch). Blocks of
- * `cluster` neighbors along x are a cluster. */
-template <typename... P, typename... A>
-static void launch_kernel(cudaStream_t queue, void (*kernel)(P...), dim3 grid, int threads,
-                          size_t shared, int cluster, A &&...args) {
-    cudaLaunchAttribute how[2] = {};
-    how[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    how[0].val.programmaticStreamSerializationAllowed = 1;
-    how[1].id = cudaLaunchAttributeClusterDimension;
-    how[1].val.clusterDim = {(unsigned)cluster, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = queue;
-    config.attrs = how;
-    config.numAttrs = cluster > 1 ? 2 : 1;
-    cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
 }
 
 /* ---- pages ---- */

@@ -39,7 +39,7 @@ static void launch_product(cudaStream_t queue, const heads_job &h, const hd_weig
                   arrays_of(w));
 }
 
-template <int R, int P, int MT>
+template <int R, int P, typename S>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     small_m_heads(heads_job h, weight_shape s, weight_arrays a, int32_t outs) {
     griddepcontrol_launch_dependents();
@@ -49,17 +49,17 @@ static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     const mma_block block = {h.rows, h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
                              min(outs, h.n_rows - col), h.out_f32};
     name_rows(&job, h, 0, h.rows, col);
-    mma_small_m<R, P, MT>(shared, job, block, s, a);
+    if constexpr (HAS_SMALL_M<S>) mma_small_m<R, P, S>(shared, job, block, s, a);
 }
 
-template <int R, int P, int MT>
+template <int R, int P, typename S>
 static void launch_small_m(cudaStream_t queue, const heads_job &h, const hd_weight *w,
                            int groups) {
-    const size_t bytes = sizeof(small_m_shared<R, MT>);
-    const int32_t outs = groups * 16 * MT; /* of a block */
+    const size_t bytes = sizeof(small_m_shared<R, S>);
+    const int32_t outs = groups * 16 * S::MT; /* of a block */
     const dim3 grid(blocks_for(h.n_rows, outs), (unsigned)h.heads);
-    hd_cuda_allow_shared((const void *)small_m_heads<R, P, MT>, bytes);
-    launch_kernel(queue, small_m_heads<R, P, MT>, grid, SMALL_M_THREADS, bytes, 1, h,
+    hd_cuda_allow_shared((const void *)small_m_heads<R, P, S>, bytes);
+    launch_kernel(queue, small_m_heads<R, P, S>, grid, SMALL_M_THREADS, bytes, 1, h,
                   shape_of(w), arrays_of(w), outs);
 }
 
@@ -81,7 +81,7 @@ struct set_job {
     set_part part[HD_MAX_SET];
 };
 
-template <int R, int P, int MT>
+template <int R, int P, typename S>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     small_m_set(const __grid_constant__ set_job j) {
     griddepcontrol_launch_dependents();
@@ -99,20 +99,20 @@ static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     }
     __syncthreads();
     const mma_block block = {j.rows, col, min(j.outs, p.n_rows - col), p.out_f32};
-    mma_small_m<R, P, MT>(shared, job, block, p.s, p.a);
+    if constexpr (HAS_SMALL_M<S>) mma_small_m<R, P, S>(shared, job, block, p.s, p.a);
 }
 
-template <int R, int P, int MT>
+template <int R, int P, typename S>
 static void launch_set(hd_stream *s, set_job *j, int groups) {
-    const size_t bytes = sizeof(small_m_shared<R, MT>);
+    const size_t bytes = sizeof(small_m_shared<R, S>);
     int32_t blocks = 0;
-    j->outs = groups * 16 * MT;
+    j->outs = groups * 16 * S::MT;
     for (int32_t i = 0; i < j->n; i++) {
         j->part[i].first_block = blocks;
         blocks += (int32_t)blocks_for(j->part[i].n_rows, j->outs);
     }
-    hd_cuda_allow_shared((const void *)small_m_set<R, P, MT>, bytes);
-    launch_kernel(hd_cuda_stream(s), small_m_set<R, P, MT>, dim3((unsigned)blocks),
+    hd_cuda_allow_shared((const void *)small_m_set<R, P, S>, bytes);
+    launch_kernel(hd_cuda_stream(s), small_m_set<R, P, S>, dim3((unsigned)blocks),
                   SMALL_M_THREADS, bytes, 1, *j);
 }
 
@@ -120,12 +120,9 @@ template <int R, int P>
 static void multiply_set(hd_stream *s, set_job *j) {
     int64_t outs = 0;
     for (int32_t i = 0; i < j->n; i++) outs += j->part[i].n_rows;
-    const small_m_plan plan = plan_small_m((int32_t)outs, 1, hd_stream_workers(s));
-    if (plan.tiles == 1) {
-        launch_set<R, P, 1>(s, j, plan.groups);
-    } else {
-        launch_set<R, P, 2>(s, j, plan.groups);
-    }
+    launch_small_m_plan((int32_t)outs, 1, hd_stream_workers(s), [&](auto shape, int groups) {
+        launch_set<R, P, decltype(shape)>(s, j, groups);
+    });
 }
 
 /* Whether the product is one of those of form R that one launch computes. */
@@ -184,7 +181,9 @@ static __global__ void __launch_bounds__(large_m_of<R, P, ROWS>::THREADS,
                              h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
                              min(LARGE_M_OUTS, h.n_rows - col), h.out_f32};
     name_rows(&job, h, first, block.n_x, col);
-    mma_large_m<R, P, ROWS>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
+    if constexpr (HAS_LARGE_M<ROWS>) {
+        mma_large_m<R, P, ROWS>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
+    }
 }
 
 template <int R, int P, int ROWS>
@@ -200,14 +199,11 @@ static void launch_large_m(hd_stream *stream, const heads_job &h, const hd_weigh
 
 template <int R, int P>
 static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
-    if (h.rows > 32) return launch_large_m<R, P, 64>(s, h, w);
+    if (h.rows > 32 && hd_cuda_is_sm90()) return launch_large_m<R, P, 64>(s, h, w);
     if (h.rows > SMALL_M_ROWS) return launch_large_m<R, P, 32>(s, h, w);
-    const small_m_plan plan = plan_small_m(h.n_rows, h.heads, hd_stream_workers(s));
-    if (plan.tiles == 1) {
-        launch_small_m<R, P, 1>(hd_cuda_stream(s), h, w, plan.groups);
-    } else {
-        launch_small_m<R, P, 2>(hd_cuda_stream(s), h, w, plan.groups);
-    }
+    launch_small_m_plan(h.n_rows, h.heads, hd_stream_workers(s), [&](auto shape, int groups) {
+        launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), h, w, groups);
+    });
 }
 
 template <int P>

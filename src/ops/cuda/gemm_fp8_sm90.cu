@@ -522,8 +522,8 @@ void launch(hd_stream *s, const fp8_product &p) {
 } // namespace
 
 bool fp8_fits(const hd_weight *w, const hd_expert_table *table) {
-    if (w->type != HD_E4M3 || w->block_rows != QUANTISED || w->block_cols != QUANTISED ||
-        w->cols % QUANTISED || w->rows % 8) {
+    if (!hd_cuda_is_sm90() || w->type != HD_E4M3 || w->block_rows != QUANTISED ||
+        w->block_cols != QUANTISED || w->cols % QUANTISED || w->rows % 8) {
         return false;
     }
     return table ? places_fit(table) : aligned(w);

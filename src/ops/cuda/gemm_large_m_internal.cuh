@@ -2,16 +2,19 @@
  * outputs, and 32 rows of x, or 64 of them by wgmma.
  *
  * Weights stream through shared memory; the next span of x is on its way in registers while one
- * that is split lies there for all warps. Where blocks are too few for the GPU, those of a
- * cluster share a row's slices and meet at the end. */
+ * that is split lies there for all warps. On Hopper, where blocks are too few for the GPU, those of a
+ * cluster share a row's slices and meet at the end; 64 rows are for it alone. */
 #ifndef HD_OPS_CUDA_GEMM_LARGE_M_INTERNAL_CUH
 #define HD_OPS_CUDA_GEMM_LARGE_M_INTERNAL_CUH
 
-#include <cooperative_groups.h>
-
 #include "ops/cuda/gemm_wgmma_internal.cuh"
 
-constexpr int LARGE_M_OUTS = 128; /* of a block */
+constexpr int LARGE_M_OUTS = 128;        /* of a block */
+constexpr int GENERIC_LARGE_M_ROWS = 32; /* that fit into every GPU's shared memory */
+
+/* Whether code is wanted for blocks of so many rows. */
+template <int ROWS>
+constexpr bool HAS_LARGE_M = FOR_SM90 || ROWS <= GENERIC_LARGE_M_ROWS;
 
 /* How a block of ROWS rows of x is shared out. */
 template <int R, int P, int ROWS>
@@ -111,9 +114,8 @@ static __device__ __forceinline__ void sum_span(float (&d)[NT][4], const lane_ra
 template <int ROWS>
 static __device__ void accumulate(const float (*part)[ROWS][LARGE_M_OUTS], const mma_job &job,
                                   const mma_block &b, float global, int rank, int n_blocks) {
-    namespace cg = cooperative_groups;
     const int each = MMA_SLICES / n_blocks, outs = LARGE_M_OUTS / n_blocks;
-    cg::this_cluster().sync();
+    cluster_sync();
     for (int i = threadIdx.x; i < ROWS * outs; i += (int)blockDim.x) {
         const int m = i / outs, n = rank * outs + i % outs;
         if (m >= b.n_x) break;
@@ -121,11 +123,11 @@ static __device__ void accumulate(const float (*part)[ROWS][LARGE_M_OUTS], const
 #pragma unroll
         for (int p = 0; p < MMA_SLICES; p++) {
             const float *own = &part[p % each][m][n];
-            sum += *cg::this_cluster().map_shared_rank(own, (unsigned)(p / each));
+            sum += *cluster_at(own, (unsigned)(p / each));
         }
         put(job, b, m, n, sum * global);
     }
-    cg::this_cluster().sync(); /* nobody leaves while its parts are read */
+    cluster_sync(); /* nobody leaves while its parts are read */
 }
 
 /* This is block `rank` of n_blocks that share the slices: 1, 2, 4 or 8. */
@@ -203,13 +205,15 @@ static __device__ void mma_large_m(uint8_t *bytes, const mma_job &job, const mma
 template <int R, int P, int ROWS>
 static int blocks_of_row(int64_t blocks, int32_t cols, int32_t workers) {
     constexpr size_t OF_BLOCK = 1024; /* that a block takes itself */
+    const size_t limit = hd_cuda_shared_limit();
+    if (!hd_cuda_is_sm90()) return 1; /* without clusters */
     const int64_t spans = cols / span_of<R>::COLS;
     int best = 1;
     int64_t least = INT64_MAX;
     for (int n = 1; n <= MMA_SLICES; n *= 2) {
         const size_t each = large_m_bytes<R, P, ROWS>(n) + sizeof(mma_job) + OF_BLOCK;
-        if (each > MAX_SHARED) continue;
-        const int64_t room = (int64_t)((MAX_SHARED + OF_BLOCK) / each);
+        if (each > limit) continue;
+        const int64_t room = (int64_t)((limit + OF_BLOCK) / each);
         const int64_t most = large_m_of<R, P, ROWS>::AT_ONCE;
         const int64_t fill = workers * (room < most ? room : most);
         const int64_t waves = (blocks * n + fill - 1) / fill;

@@ -12,9 +12,25 @@
 constexpr int SMALL_M_THREADS = MMA_SLICES * WARP, SMALL_M_ROWS = 8; /* of x */
 constexpr int MAX_GROUPS = 8; /* of a block of an expert, who may have no rows at all */
 
-template <int R, int MT>
+/* Shapes of a block: groups of 16 * MT stored rows, a ring of DEPTH * 8 KiB. */
+struct small_m_narrow {
+    static constexpr int MT = 1, DEPTH = 12;
+};
+struct small_m_wide {
+    static constexpr int MT = 2, DEPTH = 12;
+};
+struct small_m_generic { /* two of them on every multiprocessor */
+    static constexpr int MT = 1, DEPTH = 4;
+};
+
+/* Whether code is wanted for a shape. */
+template <typename S>
+constexpr bool HAS_SMALL_M = FOR_SM90 || std::is_same_v<S, small_m_generic>;
+
+template <int R, typename S>
 struct small_m_shared {
-    weight_ring<R, MT, SMALL_M_THREADS, 12 / (MT * span_of<R>::QUADS)> ring; /* 96 KiB */
+    static constexpr int MT = S::MT;
+    weight_ring<R, MT, SMALL_M_THREADS, S::DEPTH / (MT * span_of<R>::QUADS)> ring;
     float part[MMA_SLICES][SMALL_M_ROWS][16 * MT + 4]; /* padded against meeting in a bank */
 };
 
@@ -33,9 +49,8 @@ static __device__ __forceinline__ void fetch_eight(float *to, const lane_walk<R,
 constexpr int AHEAD = 2; /* eights of x on their way */
 
 /* One slice of one group. x: this lane's row; next: its eights on their way. */
-template <int R, int P, int MT>
-static __device__ __forceinline__ void walk_slice(float (*acc)[1][4],
-                                                  small_m_shared<R, MT> *shared,
+template <int R, int P, int MT, typename Shared>
+static __device__ __forceinline__ void walk_slice(float (*acc)[1][4], Shared *shared,
                                                   lane_walk<R, MT> *w, const cuda_act *x,
                                                   float (*next)[8], int32_t group) {
     for (int32_t span = w->begin; span < w->end; span++) {
@@ -53,11 +68,10 @@ static __device__ __forceinline__ void walk_slice(float (*acc)[1][4],
 }
 
 /* The sums of the slices of a group in order. */
-template <int R, int MT>
-static __device__ __forceinline__ void join_slices(small_m_shared<R, MT> *shared,
-                                                   const mma_job &job, const mma_block &b,
-                                                   const float (*acc)[1][4], int32_t group,
-                                                   float global) {
+template <int MT, typename Shared>
+static __device__ __forceinline__ void join_slices(Shared *shared, const mma_job &job,
+                                                   const mma_block &b, const float (*acc)[1][4],
+                                                   int32_t group, float global) {
     const int slice = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < MT * 4; i++) {
@@ -76,14 +90,15 @@ static __device__ __forceinline__ void join_slices(small_m_shared<R, MT> *shared
     __syncthreads(); /* the parts are read before the next group's come */
 }
 
-template <int R, int P, int MT>
+template <int R, int P, typename S>
 static __device__ void mma_small_m(uint8_t *bytes, const mma_job &job, const mma_block &b,
                                    const weight_shape &s, const weight_arrays &a) {
+    constexpr int MT = S::MT;
     const int lane = threadIdx.x % WARP;
     const slice_range range = slice_of<R>(s, threadIdx.x / WARP);
     const int32_t n_groups = (b.n_rows + 16 * MT - 1) / (16 * MT);
     const cuda_act *x = job.x[min(lane / 4, b.n_x - 1)];
-    small_m_shared<R, MT> *shared = reinterpret_cast<small_m_shared<R, MT> *>(bytes);
+    small_m_shared<R, S> *shared = reinterpret_cast<small_m_shared<R, S> *>(bytes);
     lane_walk<R, MT> w = {s,        a,           b.first_row, b.first_row + b.n_rows - 1,
                           lane / 4, range.begin, range.end,   n_groups,
                           {},       0,           0,           {}};
@@ -97,22 +112,26 @@ static __device__ void mma_small_m(uint8_t *bytes, const mma_job &job, const mma
     for (int32_t group = 0; group < n_groups; group++) {
         float acc[MT][1][4] = {};
         walk_slice<R, P, MT>(acc, shared, &w, x, next, group);
-        join_slices(shared, job, b, acc, group, a.global);
+        join_slices<MT>(shared, job, b, acc, group, a.global);
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* How a matrix is shared out: groups of 16 or 32 rows, and how many of them a block takes, so that
- * all blocks are there at once, two per multiprocessor. */
-struct small_m_plan {
-    int tiles, groups;
-};
-
-static small_m_plan plan_small_m(int32_t outs, int64_t others, int32_t workers) {
+/* How a matrix is shared out over all blocks, which are there at once, two per multiprocessor: launch(S(),
+ * groups of a block). */
+template <typename F>
+static void launch_small_m_plan(int32_t outs, int64_t others, int32_t workers, F launch) {
     const int64_t fill = 2 * (int64_t)workers;
-    const int tiles = blocks_for(outs, 16) * others <= fill ? 1 : 2;
-    const int64_t groups = (blocks_for(outs, 16 * tiles) * others + fill - 1) / fill;
-    return {tiles, (int)groups};
+    const auto groups = [&](int rows) {
+        return (int)((blocks_for(outs, rows) * others + fill - 1) / fill);
+    };
+    if (!hd_cuda_is_sm90()) {
+        launch(small_m_generic(), groups(16));
+    } else if (blocks_for(outs, 16) * others <= fill) {
+        launch(small_m_narrow(), groups(16));
+    } else {
+        launch(small_m_wide(), groups(32));
+    }
 }
 
 #endif

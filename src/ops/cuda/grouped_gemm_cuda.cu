@@ -78,7 +78,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
     product<R, MT, NT>(job, span, s, arrays_of(&g.slots[mine.expert]));
 }
 
-template <int R, int P, int MT>
+template <int R, int P, typename S>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     small_m_grouped(grouped_job g, weight_shape s, int32_t outs) {
     begin_kernel();
@@ -88,7 +88,9 @@ static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     const tile mine = take_tile<SMALL_M_ROWS>(&job, g, s, col);
     if (mine.expert < 0) return;
     const mma_block block = {mine.n, col, min(outs, s.rows - col), false};
-    mma_small_m<R, P, MT>(shared, job, block, s, arrays_of(&g.slots[mine.expert]));
+    if constexpr (HAS_SMALL_M<S>) {
+        mma_small_m<R, P, S>(shared, job, block, s, arrays_of(&g.slots[mine.expert]));
+    }
 }
 
 /* n_blocks share each row's slices. */
@@ -103,8 +105,10 @@ static __global__ void __launch_bounds__(large_m_of<R, P, ROWS>::THREADS,
     const tile mine = take_tile<ROWS>(&job, g, s, col);
     if (mine.expert < 0) return;
     const mma_block block = {mine.n, col, min(LARGE_M_OUTS, s.rows - col), false};
-    mma_large_m<R, P, ROWS>(shared, job, block, s, arrays_of(&g.slots[mine.expert]),
-                            (int)blockIdx.x % n_blocks, n_blocks);
+    if constexpr (HAS_LARGE_M<ROWS>) {
+        mma_large_m<R, P, ROWS>(shared, job, block, s, arrays_of(&g.slots[mine.expert]),
+                                (int)blockIdx.x % n_blocks, n_blocks);
+    }
 }
 
 /* Tiles of `rows` places that may be needed, whatever the experts have. */
@@ -120,14 +124,14 @@ static void launch_product(cudaStream_t queue, const grouped_job &g, const hd_we
                   shape_of(w));
 }
 
-template <int R, int P, int MT>
+template <int R, int P, typename S>
 static void launch_small_m(cudaStream_t queue, const grouped_job &g, const hd_weight *w,
                            int groups) {
-    const size_t bytes = sizeof(small_m_shared<R, MT>);
-    const int32_t outs = groups * 16 * MT; /* of a block */
+    const size_t bytes = sizeof(small_m_shared<R, S>);
+    const int32_t outs = groups * 16 * S::MT; /* of a block */
     const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, SMALL_M_ROWS));
-    hd_cuda_allow_shared((const void *)small_m_grouped<R, P, MT>, bytes);
-    launch_kernel(queue, small_m_grouped<R, P, MT>, grid, SMALL_M_THREADS, bytes, 1, g,
+    hd_cuda_allow_shared((const void *)small_m_grouped<R, P, S>, bytes);
+    launch_kernel(queue, small_m_grouped<R, P, S>, grid, SMALL_M_THREADS, bytes, 1, g,
                   shape_of(w), outs);
 }
 
@@ -143,16 +147,16 @@ static void launch_large_m(hd_stream *stream, const grouped_job &g, const hd_wei
 /* By how many places an expert has on average. */
 template <int R, int P>
 static void launch_rows(hd_stream *s, const grouped_job &g, const hd_weight *w) {
-    if (g.n_places > 24 * g.n_experts) return launch_large_m<R, P, 64>(s, g, w);
-    if (g.n_places > 8 * g.n_experts) return launch_large_m<R, P, 32>(s, g, w);
-    const small_m_plan plan =
-        plan_small_m(w->rows, most_tiles(g, SMALL_M_ROWS), hd_stream_workers(s));
-    const int groups = plan.groups < MAX_GROUPS ? plan.groups : MAX_GROUPS;
-    if (plan.tiles == 1) {
-        launch_small_m<R, P, 1>(hd_cuda_stream(s), g, w, groups);
-    } else {
-        launch_small_m<R, P, 2>(hd_cuda_stream(s), g, w, groups);
+    if (g.n_places > 24 * g.n_experts && hd_cuda_is_sm90()) {
+        return launch_large_m<R, P, 64>(s, g, w);
     }
+    if (g.n_places > 8 * g.n_experts) return launch_large_m<R, P, 32>(s, g, w);
+    launch_small_m_plan(w->rows, most_tiles(g, SMALL_M_ROWS), hd_stream_workers(s),
+                        [&](auto shape, int groups) {
+                            launch_small_m<R, P, decltype(shape)>(
+                                hd_cuda_stream(s), g, w,
+                                groups < MAX_GROUPS ? groups : MAX_GROUPS);
+                        });
 }
 
 template <int P>

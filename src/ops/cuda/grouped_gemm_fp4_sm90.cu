@@ -437,9 +437,9 @@ void launch(hd_stream *s, const fp8_product &p) {
 
 bool fp4_fits(const hd_expert_table *table) {
     const hd_weight *w = &table->shape;
-    return w->type == HD_E2M1 && w->scale_type == HD_E8M0 && w->block_rows == 1 &&
-           w->block_cols == SCALED && w->cols % STAGE_COLS == 0 && w->global == 1.0f &&
-           places_fit(table);
+    return hd_cuda_is_sm90() && w->type == HD_E2M1 && w->scale_type == HD_E8M0 &&
+           w->block_rows == 1 && w->block_cols == SCALED && w->cols % STAGE_COLS == 0 &&
+           w->global == 1.0f && places_fit(table);
 }
 
 bool fp4_takes_two(const fp8_product &p) {

@@ -11,7 +11,6 @@ constexpr int HEAD_GROUPS = 4;                 /* of warps, each with every four
 constexpr int WARP_KEYS = TILE * HEAD_GROUPS / WARPS, OWN_KEYS = TILE / WARPS;
 constexpr int UNITS = 1;        /* of eight columns of a key, of a lane at once */
 constexpr int PACKED_UNITS = 2; /* of E4M3: all columns */
-constexpr size_t MAX_SHARED = 227 * 1024;
 
 /* ---- scores ---- */
 
@@ -252,8 +251,8 @@ static void choose_keys(hd_stream *s, const hd_indexer_topk_args *a, const key_p
         scored.top_k = blocks->k * blocks->pool.block;
     }
     const size_t bytes = score_bytes(a);
-    if (a->rows > 0 &&
-        (bytes > MAX_SHARED || !packed_rows_fit(a->keys, 8 * PACKED_UNITS * WARP))) {
+    if (a->rows > 0 && (bytes > hd_cuda_shared_limit() ||
+                        !packed_rows_fit(a->keys, 8 * PACKED_UNITS * WARP))) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "an indexer this wide does not fit a GPU");
         return;
     }

@@ -37,7 +37,7 @@ static __device__ __forceinline__ int32_t pool_key(const key_pool &p, int32_t ro
     return p.blocks[(int64_t)row * p.n + place / p.block] * p.block + place % p.block;
 }
 
-/* Scores from bfloat16 on the tensor cores of sm_90a, of the widths that fit, for n rows. Rows
+/* Scores from bfloat16 on the tensor cores of sm_90a, on its path, of the widths that fit, for n rows. Rows
  * that keep all of their keys get none. */
 bool index_fits_sm90(const hd_indexer_topk_args *a);
 void index_score_sm90(cudaStream_t queue, const hd_indexer_topk_args &a, const score_rows &to,

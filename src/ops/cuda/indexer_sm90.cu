@@ -284,8 +284,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 }
 
 bool index_fits_sm90(const hd_indexer_topk_args *a) {
-    return a->heads == HEADS && a->keys.width == WIDTH && (uintptr_t)a->q.data % 16 == 0 &&
-           (uintptr_t)a->keys.rows.data % 16 == 0 &&
+    return hd_cuda_is_sm90() && a->heads == HEADS && a->keys.width == WIDTH &&
+           (uintptr_t)a->q.data % 16 == 0 && (uintptr_t)a->keys.rows.data % 16 == 0 &&
            (a->keys.rows.type == HD_F32 ||
             (a->keys.format.group == WIDTH && a->keys.format.plain == 0));
 }

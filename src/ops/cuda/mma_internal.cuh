@@ -16,9 +16,9 @@
 #include <cuda_bf16.h>
 
 #include "ops/cuda/mma_weight_internal.cuh"
+#include "ops/cuda/unpack_internal.cuh"
 
 constexpr int LARGE_M_ROWS = 64; /* of x in a block, at most */
-constexpr size_t MAX_SHARED = 227 * 1024;
 
 /* Rows of x, aligned to 16 bytes, and outputs of one block. */
 struct mma_job {
@@ -43,12 +43,6 @@ static __device__ __forceinline__ uint32_t word_of(const lane_raw<R> &raw, int i
 /* Of numbers that are exact in bfloat16. */
 static __device__ __forceinline__ uint32_t exact_pair(float low, float high) {
     return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
-}
-
-static __device__ __forceinline__ uint32_t times(uint32_t pair, uint32_t factor) {
-    uint32_t product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(factor));
-    return product;
 }
 
 /* Four codes of E2M1 as two pairs: the bytes of bfloat16 by table, the signs on top. */
@@ -80,15 +74,15 @@ static __device__ __forceinline__ void pairs_of(uint32_t *low, uint32_t *high,
         *high = exact_pair(b.x, b.y);
         if constexpr (R == READ_MXE4M3) {
             const uint32_t scale = exact_pair(raw.scale[0], raw.scale[0]);
-            *low = times(*low, scale);
-            *high = times(*high, scale);
+            *low = multiply_pair(*low, scale);
+            *high = multiply_pair(*high, scale);
         }
     } else {
         const float scale = raw.scale[step / (GROUP / 4)];
         const uint32_t pair = exact_pair(scale, scale);
         e2m1_pairs(low, high, word_of(raw, step / 2) >> (step % 2 * 16));
-        *low = times(*low, pair);
-        *high = times(*high, pair);
+        *low = multiply_pair(*low, pair);
+        *high = multiply_pair(*high, pair);
     }
 }
 

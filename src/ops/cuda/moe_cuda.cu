@@ -1,9 +1,5 @@
 /* moe_cuda.cu - choosing experts, sorting tokens by expert, summing the results. */
-#include <cooperative_groups.h>
-
 #include "ops/cuda/block_internal.cuh"
-
-namespace cg = cooperative_groups;
 
 constexpr int ROUTE_THREADS = 128;
 
@@ -193,9 +189,10 @@ void hd_moe_topk_cuda(hd_stream *s, const hd_moe_topk_args *a) {
 
 constexpr int SORT_THREADS = 1024, SORT_BLOCKS = 8, LARGE_M_PLACES = 4096,
               SMALL_M_PLACES = 1024;
-constexpr size_t SORT_BYTES = 200 * 1024;
+constexpr size_t SORT_BYTES = 200 * 1024; /* of counters, where there is room */
+constexpr size_t SCAN_BYTES = 1024;       /* of shared memory besides */
 
-/* A warp has a stretch of the assignments of its own; many are shared by a cluster of blocks. */
+/* A warp has a stretch of the assignments of its own; many are shared by a cluster of blocks on Hopper. */
 struct sort_shape {
     int32_t n_warps; /* of a block that have one */
     int32_t stretch;
@@ -247,24 +244,23 @@ static __device__ sort_block carve(int32_t *shared, int32_t n, int32_t n_warps) 
 /* Where the block's assignments of every key begin: behind those of the blocks before, and, where keys
  * are slots, behind all of the slots before. */
 static __device__ void find_begins(const sort_block &b, const hd_moe_permute_args &a) {
-    const cg::cluster_group cluster = cg::this_cluster();
     int32_t before = 0;
     for (int32_t first = 0; first < n_keys(a); first += SORT_THREADS) {
         const int32_t e = first + (int32_t)threadIdx.x;
         int32_t all = 0, earlier = 0, sum = 0;
-        for (unsigned r = 0; e < n_keys(a) && r < cluster.num_blocks(); r++) {
-            const int32_t n = cluster.map_shared_rank(b.total, r)[e];
+        for (unsigned r = 0; e < n_keys(a) && r < cluster_size(); r++) {
+            const int32_t n = cluster_at(b.total, r)[e];
             all += n;
-            earlier += r < cluster.block_rank() ? n : 0;
+            earlier += r < cluster_rank() ? n : 0;
         }
         const int32_t begin = a.first ? 0 : before + scan_before<SORT_THREADS>(all, &sum);
         before += sum;
         if (e >= n_keys(a)) continue;
         b.begin[e] = begin + earlier;
-        if (!a.first && cluster.block_rank() == 0) a.offset[e] = begin;
+        if (!a.first && cluster_rank() == 0) a.offset[e] = begin;
     }
-    if (!a.first && cluster.block_rank() == 0 && threadIdx.x == 0) a.offset[a.n_slots] = before;
-    cluster.sync(); /* nobody leaves while it is read */
+    if (!a.first && cluster_rank() == 0 && threadIdx.x == 0) a.offset[a.n_slots] = before;
+    cluster_sync(); /* nobody leaves while it is read */
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS)
@@ -273,7 +269,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     extern __shared__ int32_t counts[];
     const int32_t keys = n_keys(a);
     const sort_block b = carve(counts, keys, shape.n_warps);
-    const int32_t n = a.rows * a.top_k, rank = (int32_t)cg::this_cluster().block_rank();
+    const int32_t n = a.rows * a.top_k, rank = (int32_t)cluster_rank();
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int32_t stretch = warp < shape.n_warps ? shape.stretch : 0;
     const int32_t first = min((rank * shape.n_warps + warp) * shape.stretch, n);
@@ -310,7 +306,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
             }
         }
     }
-    cg::this_cluster().sync();
+    cluster_sync();
     find_begins(b, a);
 #pragma unroll 4
     for (int32_t base = first; base < end; base += WARP) {
@@ -375,8 +371,11 @@ static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_a
 }
 
 static void launch_permute(cudaStream_t queue, const hd_moe_permute_args *a) {
-    const int32_t n = a->rows * a->top_k, n_blocks = n > LARGE_M_PLACES ? SORT_BLOCKS : 1;
-    const size_t each = (size_t)n_keys(*a) * sizeof(int32_t), fit = SORT_BYTES / each;
+    const int32_t n = a->rows * a->top_k;
+    const int32_t n_blocks = hd_cuda_is_sm90() && n > LARGE_M_PLACES ? SORT_BLOCKS : 1;
+    const size_t each = (size_t)n_keys(*a) * sizeof(int32_t);
+    const size_t room = hd_cuda_shared_limit() - SCAN_BYTES;
+    const size_t fit = (room < SORT_BYTES ? room : SORT_BYTES) / each;
     const int32_t left = (int32_t)fit - SORT_COUNTERS; /* counters of so many warps */
     const int32_t most = left < 1 ? 1 : left < SORT_THREADS / WARP ? left : SORT_THREADS / WARP;
     const int32_t wanted = (int32_t)blocks_for(n, n_blocks * WARP);

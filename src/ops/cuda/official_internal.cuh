@@ -43,7 +43,7 @@ struct fp8_product {
     fp8_swiglu swiglu;
 };
 
-/* Whether the FP8 kernels take such a matrix, or such slots, whatever x is. */
+/* Whether the FP8 kernels of Hopper take such a matrix, or such slots, whatever x is. */
 bool fp8_fits(const hd_weight *w, const hd_expert_table *table);
 
 /* The same of slots with FP4 matrices and a power of two per 32 columns. */

@@ -2,14 +2,11 @@
  * (HiSparse).
  *
  * A pass is three kernels. The first looks every choice up. A missing entry is claimed by the first
- * choice of it: row_of is -2 less the number of that choice. The second, one cluster, takes rows for
- * the missing entries, in the order of their claims. The third copies them. Without misses the last
- * two end at once. */
+ * choice of it: row_of is -2 less the number of that choice. The second, one cluster on Hopper and one
+ * block elsewhere, takes rows for the missing entries, in the order of their claims. The third copies them.
+ * Without misses the last two end at once. */
 #include "ops/check_internal.h"
 #include "ops/cuda/cuda_internal.cuh"
-#include "ops/cuda/sm90_internal.cuh"
-
-#include <cooperative_groups.h>
 
 constexpr int TAKE_BLOCKS = 8, TAKE_THREADS = HD_RESIDENT_AGES,
               TAKE_WARPS = TAKE_THREADS / WARP;
@@ -98,10 +95,11 @@ struct stretch {
     int32_t first, end;
 };
 
+template <int BLOCKS>
 static __device__ stretch stretch_of(int32_t n) {
-    constexpr int ALL = TAKE_BLOCKS * TAKE_WARPS;
+    constexpr int ALL = BLOCKS * TAKE_WARPS;
     const int32_t each = (n + ALL * WARP - 1) / (ALL * WARP) * WARP;
-    const int32_t warp = (int32_t)cluster_ctarank() * TAKE_WARPS + (int32_t)threadIdx.x / WARP;
+    const int32_t warp = (int32_t)cluster_rank() * TAKE_WARPS + (int32_t)threadIdx.x / WARP;
     return {min(warp * each, n), min((warp + 1) * each, n)};
 }
 
@@ -135,11 +133,11 @@ static __device__ int2 count(stretch s, Kind kind) {
 }
 
 /* Lists the missing entries. Returns how many there are. */
+template <int BLOCKS>
 static __device__ int32_t list_missed(const hd_resident_args &a) {
     __shared__ int32_t of_block;
     const hd_resident &b = a.buffer;
-    const auto cluster = cooperative_groups::this_cluster();
-    const stretch s = stretch_of(a.rows * a.top_k);
+    const stretch s = stretch_of<BLOCKS>(a.rows * a.top_k);
     const auto is_claimed = [&](int32_t i) {
         const int32_t entry = -2 - a.out[i];
         return int2{entry >= 0 && b.row_of[entry] == -2 - i, 0};
@@ -148,12 +146,12 @@ static __device__ int32_t list_missed(const hd_resident_args &a) {
     int2 all;
     sum_before(threadIdx.x % WARP == 0 ? own : int2{0, 0}, &all);
     if (threadIdx.x == 0) of_block = all.x;
-    barrier_cluster();
+    cluster_sync();
     int2 before = {0, 0};
     int32_t n_missed = 0;
-    for (int k = 0; k < TAKE_BLOCKS; k++) {
-        const int32_t n = *cluster.map_shared_rank(&of_block, (unsigned)k);
-        if (k < (int)cluster_ctarank()) before.x += n;
+    for (int k = 0; k < BLOCKS; k++) {
+        const int32_t n = *cluster_at(&of_block, (unsigned)k);
+        if (k < (int)cluster_rank()) before.x += n;
         n_missed += n;
     }
     list(s, before, own, is_claimed,
@@ -173,10 +171,10 @@ struct oldest {
     int2 before;
 };
 
+template <int BLOCKS>
 static __device__ oldest find_age(const hd_resident &b, stretch s, int32_t n_missed) {
     __shared__ int32_t rows_of[HD_RESIDENT_AGES];
     __shared__ oldest found;
-    const auto cluster = cooperative_groups::this_cluster();
     rows_of[threadIdx.x] = 0;
     __syncthreads();
     for (int32_t r = s.first + (int32_t)threadIdx.x % WARP; r < s.end; r += WARP) {
@@ -185,12 +183,12 @@ static __device__ oldest find_age(const hd_resident &b, stretch s, int32_t n_mis
         if ((int)(threadIdx.x % WARP) == __ffs(same) - 1)
             atomicAdd(&rows_of[age], __popc(same));
     }
-    barrier_cluster();
+    cluster_sync();
     const int32_t age = HD_RESIDENT_AGES - 1 - (int32_t)threadIdx.x;
     int32_t before = 0, n = 0;
-    for (int k = 0; k < TAKE_BLOCKS; k++) {
-        const int32_t of_block = cluster.map_shared_rank(rows_of, (unsigned)k)[age];
-        if (k < (int)cluster_ctarank()) before += of_block;
+    for (int k = 0; k < BLOCKS; k++) {
+        const int32_t of_block = cluster_at(rows_of, (unsigned)k)[age];
+        if (k < (int)cluster_rank()) before += of_block;
         n += of_block;
     }
     int2 all;
@@ -204,9 +202,10 @@ static __device__ oldest find_age(const hd_resident &b, stretch s, int32_t n_mis
 }
 
 /* In ascending order, after list_missed(). */
+template <int BLOCKS>
 static __device__ void take_rows(const hd_resident &b, int32_t n_missed) {
-    const stretch s = stretch_of(b.n);
-    const oldest old = find_age(b, s, n_missed);
+    const stretch s = stretch_of<BLOCKS>(b.n);
+    const oldest old = find_age<BLOCKS>(b, s, n_missed);
     const auto kind = [&](int32_t r) {
         const int32_t age = age_of(b, r);
         return int2{age > old.least, age == old.least};
@@ -221,16 +220,17 @@ static __device__ void take_rows(const hd_resident &b, int32_t n_missed) {
     });
 }
 
+template <int BLOCKS>
 static __global__ void __launch_bounds__(TAKE_THREADS) take(hd_resident_args a) {
     begin_kernel();
     const hd_resident &b = a.buffer;
     int32_t n_missed = 0;
     if (b.state->n_lacking > 0) {
-        n_missed = list_missed(a);
-        take_rows(b, n_missed);
-        barrier_cluster(); /* nobody leaves while its counts are read */
+        n_missed = list_missed<BLOCKS>(a);
+        take_rows<BLOCKS>(b, n_missed);
+        cluster_sync(); /* nobody leaves while its counts are read */
     }
-    if (cluster_ctarank() == 0 && threadIdx.x == 0) b.state->n_missed = n_missed;
+    if (cluster_rank() == 0 && threadIdx.x == 0) b.state->n_missed = n_missed;
 }
 
 /* ---- fetching: a warp copies an entry ---- */
@@ -294,7 +294,12 @@ void hd_resident_cuda(hd_stream *s, const hd_resident_args *a) {
                       : all % sizeof(uint32_t) == 0 ? fetch<uint32_t>
                                                     : fetch<uint16_t>;
     launch_kernel(queue, look_up, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);
-    launch_kernel(queue, take, dim3(TAKE_BLOCKS), TAKE_THREADS, 0, TAKE_BLOCKS, *a);
+    if (hd_cuda_is_sm90()) {
+        launch_kernel(queue, take<TAKE_BLOCKS>, dim3(TAKE_BLOCKS), TAKE_THREADS, 0, TAKE_BLOCKS,
+                      *a);
+    } else {
+        launch_kernel(queue, take<1>, dim3(1), TAKE_THREADS, 0, 1, *a);
+    }
     launch_kernel(queue, copy, dim3(warps < workers ? warps : workers), BLOCK, 0, 1, *a, bytes);
     hd_cuda_check(s, "resident");
 }

@@ -1,22 +1,19 @@
-/* sample_cuda.cu - choosing tokens, a cluster of blocks per row, without sorting the vocabulary.
+/* sample_cuda.cu - choosing tokens, without sorting the vocabulary.
  *
  * The arithmetic is that of sample_internal.h, step by step and unfused, in whole numbers of
- * 2^-40: the token is the CPU's for the same logits. Every block keeps the scores of its ids in
- * shared memory, so that logits are read once. The place where top-k or top-p cuts is found in
+ * 2^-40: the token is the CPU's for the same logits. On Hopper a row has a cluster of blocks, each of
+ * which keeps the scores of its ids in shared memory, so that logits are read once; elsewhere it has one
+ * block, and its scores lie in scratch. The place where top-k or top-p cuts is found in
  * a histogram over the scaled score, then digit by digit over (score, id), until so few
  * candidates are left that they can be sorted. */
-#include <cooperative_groups.h>
-
 #include "ops/cuda/sample_internal.cuh"
 
-namespace cg = cooperative_groups;
-
-constexpr int THREADS = 512, WARPS = THREADS / WARP, BLOCKS = 8; /* of a row */
+constexpr int THREADS = 512, WARPS = THREADS / WARP;
+constexpr int CLUSTER = 8;                                  /* blocks of a row on Hopper */
 constexpr int BINS = 2048, BINS_PER_UNIT = 68;              /* of the scaled score; 30 units */
 constexpr int DIGIT_BITS = 11, TOP_SHIFT = 64 - DIGIT_BITS; /* of a rank */
 constexpr int AT_ONCE = 8; /* scores of a thread on their way */
-constexpr size_t MAX_SHARED = 227 * 1024;
-static_assert(BINS == 1 << DIGIT_BITS && BINS / BLOCKS <= THREADS, "a thread per bin");
+static_assert(BINS == 1 << DIGIT_BITS, "a digit is a bin");
 
 /* How many candidates, and their weight. */
 struct tally {
@@ -86,41 +83,58 @@ struct crossing {
     tally above;
 };
 
-/* A block's shared memory, besides its scores. */
+/* A block's shared memory, besides its scores; N blocks have a row. */
+template <int N>
 struct sample_shared {
     union {
         heaps bins;
-        whole top[BLOCKS][HD_MAX_ALTERNATIVES]; /* when the search in bins is over */
+        whole top[N][HD_MAX_ALTERNATIVES]; /* when the search in bins is over */
     };
-    whole list[THREADS];    /* candidates of the block; then of the cluster, in order */
-    tally given[2][BLOCKS]; /* by every block to every other, in turn */
-    crossing found;         /* by one of the blocks */
+    whole list[THREADS]; /* candidates of the block; then of the cluster, in order */
+    tally given[2][N];   /* by every block to every other, in turn */
+    crossing found;      /* by one of the blocks */
     uint32_t n_listed;
     int32_t token;
 };
 
 /* What the blocks of a row know of each other. */
+template <int N>
 struct row_cluster {
-    cg::cluster_group all;
-    sample_shared *own;
+    sample_shared<N> *own;
     int parity;
+
+    static __device__ __forceinline__ unsigned rank() {
+        return N == 1 ? 0 : cluster_rank();
+    }
+    static __device__ __forceinline__ void sync() {
+        if (N == 1) {
+            __syncthreads();
+        } else {
+            cluster_sync();
+        }
+    }
+    /* The same place in the shared memory of block b. */
+    template <typename T>
+    static __device__ __forceinline__ T *at(T *place, unsigned b) {
+        return N == 1 ? place : cluster_at(place, b);
+    }
 };
 
 /* What every block gives, the same in all of its threads; good until the next but one. */
-static __device__ const tally *exchange(row_cluster *c, tally own) {
+template <int N>
+static __device__ const tally *exchange(row_cluster<N> *c, tally own) {
     tally *slot = c->own->given[c->parity];
     c->parity ^= 1;
-    if (threadIdx.x < BLOCKS) {
-        c->all.map_shared_rank(slot, threadIdx.x)[c->all.block_rank()] = own;
-    }
-    c->all.sync();
+    if (threadIdx.x < N) c->at(slot, threadIdx.x)[c->rank()] = own;
+    c->sync();
     return slot;
 }
 
-static __device__ tally sum_over(row_cluster *c, tally own) {
+template <int N>
+static __device__ tally sum_over(row_cluster<N> *c, tally own) {
     const tally *each = exchange(c, own);
     tally sum = {};
-    for (int b = 0; b < BLOCKS; b++) {
+    for (int b = 0; b < N; b++) {
         sum.n += each[b].n;
         sum.weight += each[b].weight;
     }
@@ -275,11 +289,12 @@ static __device__ void fill_bins(const row_state &r, heaps *bins, const limit &l
 }
 
 /* A bin of all blocks. */
-static __device__ tally bin_over(const row_cluster &c, int32_t bin) {
+template <int N>
+static __device__ tally bin_over(const row_cluster<N> &c, int32_t bin) {
     tally sum = {};
 #pragma unroll 4
-    for (unsigned b = 0; b < BLOCKS; b++) {
-        const heaps *h = &c.all.map_shared_rank(c.own, b)->bins;
+    for (unsigned b = 0; b < N; b++) {
+        const heaps *h = &c.at(c.own, b)->bins;
         sum.n += h->n[bin];
         sum.weight += h->piece[0][bin] + ((whole)h->piece[1][bin] << 14) +
                       ((whole)h->piece[2][bin] << 28);
@@ -294,18 +309,39 @@ struct goal {
     bool of_weight; /* candidates without weight do not matter: the search ends before them */
 };
 
+/* The first bin of a thread's that reaches the goal, up: all above it. */
+template <int N>
+static __device__ crossing cross_bin(const row_cluster<N> &c, const goal &g, int32_t bin,
+                                     tally up) {
+    for (;; bin++) {
+        const tally own = bin_over(c, bin);
+        const whole reached = g.top_p != 0.0f ? up.weight + own.weight : up.n + own.n;
+        if (reached >= g.need) return {bin, (uint32_t)own.n, up};
+        up.n += own.n;
+        up.weight += own.weight;
+    }
+}
+
 /* In which bin all above and in it reach the goal. Every block has a stretch of the bins. */
-static __device__ crossing find_crossing(row_cluster *c, goal *g, tally above) {
-    constexpr int OWN = BINS / BLOCKS;
-    const int rank = (int)c->all.block_rank(), bin = rank * OWN + (int)threadIdx.x;
+template <int N>
+static __device__ crossing find_crossing(row_cluster<N> *c, goal *g, tally above) {
+    constexpr int EACH = BINS / N > THREADS ? BINS / N / THREADS : 1; /* bins of a thread */
+    constexpr int OWN = BINS / N / EACH; /* threads that have bins */
+    const int rank = (int)c->rank(), bin = (rank * OWN + (int)threadIdx.x) * EACH;
     const bool by_weight = g->top_p != 0.0f;
-    c->all.sync();
-    const tally own = threadIdx.x < OWN ? bin_over(*c, bin) : tally{};
+    c->sync();
+    tally own = {};
+#pragma unroll
+    for (int i = 0; threadIdx.x < OWN && i < EACH; i++) {
+        const tally one = bin_over(*c, bin + i);
+        own.n += one.n;
+        own.weight += one.weight;
+    }
     tally block;
     const tally upto = {block_scan(own.n, &block.n), block_scan(own.weight, &block.weight)};
     const tally *each = exchange(c, block);
     tally all = above, before = above;
-    for (int b = 0; b < BLOCKS; b++) {
+    for (int b = 0; b < N; b++) {
         if (b == rank) before = all;
         all.n += each[b].n;
         all.weight += each[b].weight;
@@ -315,20 +351,21 @@ static __device__ crossing find_crossing(row_cluster *c, goal *g, tally above) {
     const whole start = reached - (by_weight ? own.weight : own.n);
     if (start < g->need && reached >= g->need && threadIdx.x < OWN) {
         const tally up = {before.n + upto.n - own.n, before.weight + upto.weight - own.weight};
-        for (unsigned b = 0; b < BLOCKS; b++) {
-            c->all.map_shared_rank(c->own, b)->found = {bin, (uint32_t)own.n, up};
-        }
+        crossing found = {bin, (uint32_t)own.n, up};
+        if constexpr (EACH > 1) found = cross_bin(*c, *g, bin, up);
+        for (unsigned b = 0; b < N; b++) c->at(c->own, b)->found = found;
     }
-    c->all.sync();
+    c->sync();
     crossing found = c->own->found;
     if ((by_weight ? all.weight : all.n) < g->need) found.bin = -1;
     return found;
 }
 
 /* The cluster's candidates of a place in every block's list; how many. */
-static __device__ int32_t list_candidates(row_cluster *c, const row_state &r,
+template <int N>
+static __device__ int32_t list_candidates(row_cluster<N> *c, const row_state &r,
                                           const limit &limit, const place &at) {
-    sample_shared *own = c->own;
+    sample_shared<N> *own = c->own;
     if (threadIdx.x == 0) own->n_listed = 0;
     __syncthreads();
     for (int32_t first = threadIdx.x; first < r.n; first += AT_ONCE * THREADS) {
@@ -350,7 +387,7 @@ static __device__ int32_t list_candidates(row_cluster *c, const row_state &r,
     __syncthreads();
     const tally *each = exchange(c, {own->n_listed, 0});
     int32_t n = 0, from = -1, index = 0;
-    for (int b = 0; b < BLOCKS; b++) {
+    for (int b = 0; b < N; b++) {
         const int32_t count = (int32_t)each[b].n, in_block = (int32_t)threadIdx.x - n;
         if (in_block >= 0 && in_block < count) {
             from = b;
@@ -358,8 +395,8 @@ static __device__ int32_t list_candidates(row_cluster *c, const row_state &r,
         }
         n += count;
     }
-    const whole rank = from < 0 ? 0 : c->all.map_shared_rank(own->list, (unsigned)from)[index];
-    c->all.sync(); /* lists are read before they change */
+    const whole rank = from < 0 ? 0 : c->at(own->list, (unsigned)from)[index];
+    c->sync(); /* lists are read before they change */
     own->list[threadIdx.x] = rank;
     __syncthreads();
     return n;
@@ -405,8 +442,8 @@ static __device__ whole rank_reached(whole *list, const row_state &r, const goal
 }
 
 /* One search: the place within which the goal is reached; false if nowhere. */
-template <search_kind KIND>
-static __device__ bool narrow_down(row_cluster *c, const row_state &r, const limit &limit,
+template <search_kind KIND, int N>
+static __device__ bool narrow_down(row_cluster<N> *c, const row_state &r, const limit &limit,
                                    place *at, int shift, goal *g, crossing *found) {
     fill_bins<KIND>(r, &c->own->bins, limit, *at, shift, g->top_p != 0.0f);
     *found = find_crossing(c, g, found->above);
@@ -427,7 +464,8 @@ static __device__ bool narrow_down(row_cluster *c, const row_state &r, const lim
 
 /* Moves the limit up to where the most probable candidates within it together reach the goal;
  * without so many it stays. */
-static __device__ void cut(row_cluster *c, const row_state &r, limit *limit, goal g) {
+template <int N>
+static __device__ void cut(row_cluster<N> *c, const row_state &r, limit *limit, goal g) {
     place at = {};
     crossing found = {-1, 0, {}};
     if (!narrow_down<BY_SCORE>(c, r, *limit, &at, 0, &g, &found)) return;
@@ -440,7 +478,8 @@ static __device__ void cut(row_cluster *c, const row_state &r, limit *limit, goa
 }
 
 /* exact: tokens without weight, which are never drawn, count for top-k, too. */
-static __device__ limit find_limit(row_cluster *c, const row_state &r, bool exact) {
+template <int N>
+static __device__ limit find_limit(row_cluster<N> *c, const row_state &r, bool exact) {
     const hd_sampling &p = *r.p;
     limit at = {0, least_of(p.min_p)};
     if (p.top_k > 0) cut(c, r, &at, {(whole)p.top_k, 0.0f, !exact});
@@ -460,7 +499,8 @@ static __device__ __forceinline__ whole weight_within(const row_state &r, const 
 
 /* Every thread adds up a stretch of neighboring ids; the one whose stretch holds the drawn
  * number walks through it. */
-static __device__ int32_t draw(row_cluster *c, const row_state &r, int32_t position) {
+template <int N>
+static __device__ int32_t draw(row_cluster<N> *c, const row_state &r, int32_t position) {
     const limit at = find_limit(c, r, false);
     const int32_t size = r.each / THREADS, first = (int32_t)threadIdx.x * size;
     const int32_t end = min(first + size, r.n);
@@ -481,8 +521,8 @@ static __device__ int32_t draw(row_cluster *c, const row_state &r, int32_t posit
     const whole upto = block_scan(own, &total);
     const tally *each = exchange(c, {0, total});
     total = 0;
-    for (unsigned b = 0; b < BLOCKS; b++) {
-        if (b == c->all.block_rank()) before = total;
+    for (unsigned b = 0; b < N; b++) {
+        if (b == c->rank()) before = total;
         total += each[b].weight;
     }
     const whole number = draw_below(r.p->seed, position, total);
@@ -494,11 +534,11 @@ static __device__ int32_t draw(row_cluster *c, const row_state &r, int32_t posit
             if (left < weight) break;
             left -= weight;
         }
-        for (unsigned b = 0; b < BLOCKS; b++) {
-            c->all.map_shared_rank(c->own, b)->token = r.first + i;
+        for (unsigned b = 0; b < N; b++) {
+            c->at(c->own, b)->token = r.first + i;
         }
     }
-    c->all.sync();
+    c->sync();
     return c->own->token;
 }
 
@@ -510,7 +550,9 @@ static __device__ __forceinline__ int32_t given_at(const hd_sample_args &a, int3
 }
 
 /* Whether the row's draft is accepted although another token might be sampled. */
-static __device__ bool is_relaxed_accepted(row_cluster *c, const row_state &r, int32_t draft) {
+template <int N>
+static __device__ bool is_relaxed_accepted(row_cluster<N> *c, const row_state &r,
+                                           int32_t draft) {
     const int32_t at = draft - r.first;
     const whole mine = at >= 0 && at < r.n ? rank_at(r, at) : 0;
     const whole own = sum_over(c, {mine, 0}).n;
@@ -563,23 +605,24 @@ static __device__ whole next_best(const row_state &r, const basis &b, whole belo
 }
 
 /* The n likeliest of the row, by the first block: each has the n likeliest of its own. */
-static __device__ void report_top(row_cluster *c, const hd_sample_args &a, const row_state &r,
-                                  int32_t row, const basis &b) {
+template <int N>
+static __device__ void report_top(row_cluster<N> *c, const hd_sample_args &a,
+                                  const row_state &r, int32_t row, const basis &b) {
     const int32_t n = r.p->n_top;
     whole own = next_best(r, b, ~0ull);
-    whole *to = c->all.map_shared_rank(c->own->top[c->all.block_rank()], 0);
+    whole *to = c->at(c->own->top[c->rank()], 0);
     for (int32_t k = 0; k < n; k++) {
         const whole best = block_max(own);
         if (threadIdx.x == 0) to[k] = best;
         if (best && best == own) own = next_best(r, b, own);
     }
-    c->all.sync();
-    if (c->all.block_rank() != 0 || threadIdx.x >= WARP) return;
+    c->sync();
+    if (c->rank() != 0 || threadIdx.x >= WARP) return;
     int32_t at = 0; /* lane b walks through what block b has */
     for (int32_t k = 0; k < n; k++) {
-        const whole mine = threadIdx.x < BLOCKS && at < n ? c->own->top[threadIdx.x][at] : 0;
+        const whole mine = threadIdx.x < N && at < n ? c->own->top[threadIdx.x][at] : 0;
         whole best = mine;
-        for (int step = BLOCKS / 2; step > 0; step /= 2) {
+        for (int step = N / 2; step > 0; step /= 2) {
             best = max(best, __shfl_xor_sync(ALL_LANES, best, step));
         }
         if (best && best == mine) at++;
@@ -592,7 +635,8 @@ static __device__ void report_top(row_cluster *c, const hd_sample_args &a, const
     }
 }
 
-static __device__ basis raw_basis(row_cluster *c, const row_state &r, float raw_max) {
+template <int N>
+static __device__ basis raw_basis(row_cluster<N> *c, const row_state &r, float raw_max) {
     whole total = 0;
     for (int32_t i = threadIdx.x; i < r.n_vocab; i += THREADS) {
         total += weight_of(scaled(r.logits[r.first + i], raw_max, 1.0f));
@@ -604,14 +648,15 @@ static __device__ basis raw_basis(row_cluster *c, const row_state &r, float raw_
 }
 
 /* Scores of ids that have no token are their logits. */
-static __device__ basis tempered_basis(row_cluster *c, const row_state &r) {
+template <int N>
+static __device__ basis tempered_basis(row_cluster<N> *c, const row_state &r) {
     float all_max = r.max;
     whole rest = 0, total = 0;
     for (int32_t i = r.n + threadIdx.x; i < r.n_vocab; i += THREADS) {
         rest = max(rest, survey_rank(r.y[i], r.first + i));
     }
     const tally *each = exchange(c, {block_max(rest), 0});
-    for (int b = 0; b < BLOCKS; b++) {
+    for (int b = 0; b < N; b++) {
         if (each[b].n) all_max = fmaxf(all_max, score_of(each[b].n));
     }
     for (int32_t i = threadIdx.x; i < r.n_vocab; i += THREADS) {
@@ -623,7 +668,8 @@ static __device__ basis tempered_basis(row_cluster *c, const row_state &r) {
     };
 }
 
-static __device__ basis sampled_basis(row_cluster *c, const row_state &r) {
+template <int N>
+static __device__ basis sampled_basis(row_cluster<N> *c, const row_state &r) {
     const limit at = find_limit(c, r, true);
     whole total = 0;
     for (int32_t i = threadIdx.x; i < r.n; i += THREADS) total += weight_within(r, at, i);
@@ -642,7 +688,8 @@ static __device__ void report_own(const hd_sample_args &a, const row_state &r, i
     a.logprob[row] = possible ? logprob_at(y, b.inverse, b.log_all) : -CUDART_INF_F;
 }
 
-static __device__ void report(row_cluster *c, const hd_sample_args &a, row_state &r,
+template <int N>
+static __device__ void report(row_cluster<N> *c, const hd_sample_args &a, row_state &r,
                               int32_t row, const largest &best, int32_t token) {
     const bool own = r.p->logprob || given_at(a, row) >= 0;
     if (!own && r.p->n_top <= 0) return;
@@ -698,10 +745,11 @@ static __device__ largest load_scores(const row_state &r) {
     return {all.rank(), of_tokens.rank()};
 }
 
-static __device__ largest largest_over(row_cluster *c, largest own) {
+template <int N>
+static __device__ largest largest_over(row_cluster<N> *c, largest own) {
     const tally *each = exchange(c, {block_max(own.all), block_max(own.of_tokens)});
     largest best = {};
-    for (int b = 0; b < BLOCKS; b++) {
+    for (int b = 0; b < N; b++) {
         best.all = max(best.all, each[b].n);
         best.of_tokens = max(best.of_tokens, each[b].weight);
     }
@@ -717,8 +765,9 @@ static __device__ bool are_scores_made(const hd_sample_args &a, const hd_samplin
 }
 
 /* best: the rank of the largest score. */
-static __device__ int32_t choose_by_score(row_cluster *c, const hd_sample_args &a, row_state &r,
-                                          int32_t row, whole best) {
+template <int N>
+static __device__ int32_t choose_by_score(row_cluster<N> *c, const hd_sample_args &a,
+                                          row_state &r, int32_t row, whole best) {
     const hd_sampling &p = *r.p;
     if (best == ~0ull) return HD_TOKEN_BROKEN;
     if (best == 0) return HD_TOKEN_NONE;
@@ -731,7 +780,8 @@ static __device__ int32_t choose_by_score(row_cluster *c, const hd_sample_args &
     return draw(c, r, a.position[row]);
 }
 
-static __device__ int32_t choose(row_cluster *c, const hd_sample_args &a, row_state &r,
+template <int N>
+static __device__ int32_t choose(row_cluster<N> *c, const hd_sample_args &a, row_state &r,
                                  int32_t row) {
     const int32_t given = given_at(a, row);
     const bool made = given < 0 && are_scores_made(a, *r.p, row);
@@ -750,73 +800,134 @@ static __device__ int32_t choose(row_cluster *c, const hd_sample_args &a, row_st
     return token;
 }
 
+/* Whether code is wanted for rows of N blocks. */
+template <int N>
+constexpr bool HAS_ROWS = FOR_SM90 || N == 1;
+
 /* Ids of a block: an odd number for each thread, so that threads do not meet in a bank. */
-static int32_t ids_each(int32_t vocab) {
-    return (int32_t)(blocks_for(vocab, BLOCKS * THREADS) | 1) * THREADS;
+static int32_t ids_each(int32_t vocab, int blocks) {
+    return (int32_t)(blocks_for(vocab, blocks * THREADS) | 1) * THREADS;
 }
 
-static __global__ void __launch_bounds__(THREADS, 2) __cluster_dims__(BLOCKS, 1, 1)
-    sample(hd_sample_args a, int32_t each) {
-    extern __shared__ __align__(16) float scores[];
-    __shared__ __align__(16) sample_shared shared;
-    row_cluster c = {cg::this_cluster(), &shared, 0};
-    const int32_t row = (int32_t)blockIdx.y, first = (int32_t)blockIdx.x * each;
-    (void)c.all.barrier_arrive(); /* all are there before they are written to */
+/* each: ids of a block; y: its scores. */
+template <int N>
+static __device__ void sample_row(const hd_sample_args &a, int32_t row, int32_t each,
+                                  float *y) {
+    __shared__ __align__(16) sample_shared<N> shared;
+    row_cluster<N> c = {&shared, 0};
+    const int32_t first = (int32_t)blockIdx.x * each;
+    if (N > 1) cluster_arrive(); /* all are there before they are written to */
     row_state r = {};
     r.p = &a.params[a.slot[row]];
     r.logits = a.logits + (int64_t)row * a.vocab;
-    r.y = scores;
+    r.y = y;
     r.first = first;
     r.each = each;
     r.n = max(min(each, a.n_ids - first), 0);
     r.n_vocab = max(min(each, a.vocab - first), 0);
-    c.all.barrier_wait();
+    if (N > 1) cluster_wait();
     const int32_t token = choose(&c, a, r, row);
     if (blockIdx.x == 0 && threadIdx.x == 0) a.token[row] = token;
 }
 
-void hd_sample_cuda(hd_stream *s, const hd_sample_args *a) {
-    const int32_t each = ids_each(a->vocab);
+static __global__ void __launch_bounds__(THREADS, 2) HD_CLUSTERS_OF(CLUSTER)
+    sample(hd_sample_args a, int32_t each) {
+    extern __shared__ __align__(16) float scores[];
+    if constexpr (HAS_ROWS<CLUSTER>) {
+        sample_row<CLUSTER>(a, (int32_t)blockIdx.y, each, scores);
+    }
+}
+
+/* scores: [rows of the launch, each], of rows `first` and on. */
+static __global__ void __launch_bounds__(THREADS, 2)
+    sample_alone(hd_sample_args a, int32_t each, int32_t first, float *scores) {
+    sample_row<1>(a, first + (int32_t)blockIdx.y, each, scores + (int64_t)blockIdx.y * each);
+}
+
+static void launch_sample(hd_stream *s, const hd_sample_args *a) {
+    const int32_t each = ids_each(a->vocab, CLUSTER);
     const size_t bytes = (size_t)each * sizeof(float);
-    if (a->rows == 0) return;
-    if (bytes + sizeof(sample_shared) + 4096 > MAX_SHARED || a->vocab >= 1 << 18) {
+    if (bytes + sizeof(sample_shared<CLUSTER>) + 4096 > hd_cuda_shared_limit()) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "a vocabulary this large does not fit a GPU");
         return;
     }
     hd_cuda_allow_shared((const void *)sample, bytes);
-    sample<<<dim3(BLOCKS, (unsigned)a->rows), THREADS, bytes, hd_cuda_stream(s)>>>(*a, each);
+    sample<<<dim3(CLUSTER, (unsigned)a->rows), THREADS, bytes, hd_cuda_stream(s)>>>(*a, each);
+}
+
+/* As many rows at once as have room for their scores. */
+static void launch_sample_alone(hd_stream *s, const hd_sample_args *a) {
+    const int32_t each = ids_each(a->vocab, 1);
+    const size_t room = (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
+    const size_t fit = room / ((size_t)each * sizeof(float));
+    const int32_t at_once = fit < (size_t)a->rows ? (int32_t)fit : a->rows;
+    float *scores = static_cast<float *>(hd_stream_scratch(s, 0, 0));
+    if (at_once == 0) {
+        hd_stream_fail(s, HD_EUNSUPPORTED,
+                       "a vocabulary this large has no room for its scores");
+        return;
+    }
+    for (int32_t first = 0; first < a->rows; first += at_once) {
+        const int32_t n = a->rows - first < at_once ? a->rows - first : at_once;
+        sample_alone<<<dim3(1, (unsigned)n), THREADS, 0, hd_cuda_stream(s)>>>(*a, each, first,
+                                                                              scores);
+    }
+}
+
+void hd_sample_cuda(hd_stream *s, const hd_sample_args *a) {
+    if (a->rows == 0) return;
+    if (a->vocab >= 1 << 18) {
+        hd_stream_fail(s, HD_EUNSUPPORTED, "a vocabulary this large does not fit a GPU");
+    } else if (hd_cuda_is_sm90()) {
+        launch_sample(s, a);
+    } else {
+        launch_sample_alone(s, a);
+    }
     hd_cuda_check(s, "sample");
 }
 
-static __global__ void __launch_bounds__(THREADS) __cluster_dims__(BLOCKS, 1, 1)
-    argmax(hd_argmax_args a) {
-    __shared__ whole found[BLOCKS];
-    const cg::cluster_group cluster = cg::this_cluster();
+template <int N>
+static __device__ void argmax_row(hd_argmax_args a) {
+    __shared__ whole found[N];
     const int32_t row = (int32_t)blockIdx.y;
     const float *x = a.logits + (int64_t)row * a.vocab;
     const uint32_t *mask = nullptr;
-    cluster.sync();
+    if (N > 1) cluster_sync(); /* all are there before they are written to */
     if (a.mask && a.mask_row[row] >= 0) {
         mask = a.mask + a.mask_row[row] * (((int64_t)a.vocab + 31) / 32);
     }
     whole best = rank_of(-CUDART_INF_F, 0);
 #pragma unroll 8
     for (int32_t id = (int32_t)(blockIdx.x * THREADS + threadIdx.x); id < a.n_ids;
-         id += BLOCKS * THREADS) {
+         id += N * THREADS) {
         const bool allowed = !mask || mask[id / 32] >> (id % 32) & 1u;
         if (allowed && x[id] > -CUDART_INF_F) best = max(best, (whole)rank_of(x[id], id));
     }
     best = block_max(best);
-    if (threadIdx.x == 0) cluster.map_shared_rank(found, 0)[cluster.block_rank()] = best;
-    cluster.sync();
+    if (threadIdx.x == 0) row_cluster<N>::at(found, 0)[row_cluster<N>::rank()] = best;
+    row_cluster<N>::sync();
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
-    for (int b = 1; b < BLOCKS; b++) best = max(best, found[b]);
+    for (int b = 1; b < N; b++) best = max(best, found[b]);
     a.token[row] = index_of(best);
 }
 
+static __global__ void __launch_bounds__(THREADS) HD_CLUSTERS_OF(CLUSTER)
+    argmax(hd_argmax_args a) {
+    if constexpr (HAS_ROWS<CLUSTER>) argmax_row<CLUSTER>(a);
+}
+
+static __global__ void __launch_bounds__(THREADS) argmax_alone(hd_argmax_args a) {
+    argmax_row<1>(a);
+}
+
 void hd_argmax_cuda(hd_stream *s, const hd_argmax_args *a) {
+    const unsigned rows = (unsigned)a->rows;
     if (a->rows == 0) return;
-    argmax<<<dim3(BLOCKS, (unsigned)a->rows), THREADS, 0, hd_cuda_stream(s)>>>(*a);
+    if (hd_cuda_is_sm90()) {
+        argmax<<<dim3(CLUSTER, rows), THREADS, 0, hd_cuda_stream(s)>>>(*a);
+    } else {
+        argmax_alone<<<dim3(1, rows), THREADS, 0, hd_cuda_stream(s)>>>(*a);
+    }
     hd_cuda_check(s, "argmax");
 }
 

@@ -5,10 +5,12 @@
 static const ops_types cuda_types = {1u << HD_F32, 1u << HD_F32 | 1u << HD_BF16 | 1u << HD_E4M3,
                                      1u << HD_F32 | 1u << HD_E4M3};
 
-/* An entry of the table for every form of an operator. */
-#define CHECKED(op, form)                                              \
-    static void op##_##form(hd_stream *s, const hd_##op##_args *a) {   \
-        if (ops_check_##op(s, &cuda_types, a)) hd_##op##_##form(s, a); \
+/* An entry of the table for every form of an operator. Forms ask for the path of the current device. */
+#define CHECKED(op, form)                                            \
+    static void op##_##form(hd_stream *s, const hd_##op##_args *a) { \
+        if (!ops_check_##op(s, &cuda_types, a)) return;              \
+        hd_cuda_stream(s);                                           \
+        hd_##op##_##form(s, a);                                      \
     }
 #define X(op) CHECKED(op, cuda)
 HD_COMMON_OP_LIST(X)
@@ -23,12 +25,27 @@ OPS_OFFICIAL_LIST(X)
 CUBLASLT_OP_LIST(X)
 #undef X
 
-extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublaslt) {
+static const char *name_of(hd_precision precision, bool cublaslt, bool generic) {
+    if (cublaslt) {
+        return generic ? "cuda generic, fast, not batch-invariant"
+                       : "cuda, fast, not batch-invariant";
+    }
+    switch (precision) {
+    case HD_FAST:
+        return generic ? "cuda generic, fast" : "cuda, fast";
+    case HD_OFFICIAL:
+        return generic ? "cuda generic, official" : "cuda, official";
+    case HD_EXACT:
+        break;
+    }
+    return generic ? "cuda generic" : "cuda";
+}
+
+extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublaslt,
+                                 hd_cuda_path path) {
+    const bool generic = path == HD_CUDA_GENERIC;
     *t = {};
-    t->name = cublaslt                   ? "cuda, fast, not batch-invariant"
-              : precision == HD_FAST     ? "cuda, fast"
-              : precision == HD_OFFICIAL ? "cuda, official"
-                                         : "cuda";
+    t->name = name_of(precision, cublaslt, generic);
     t->act_type = HD_F32;
     t->kv_type = hd_cuda_kv_type(precision);
     t->precision = precision;
@@ -44,6 +61,7 @@ extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublasl
 #define X(op) t->op = op##_cuda_fast;
     FAST_OP_LIST(X)
 #undef X
+    if (generic) t->attention_naive = nullptr;
     if (precision == HD_OFFICIAL) {
 #define X(op) t->op = op##_cuda_official;
         OPS_OFFICIAL_LIST(X)

@@ -3,19 +3,17 @@
  *
  * The last kept score is found digit by digit in histograms; then all that are above it are
  * written in order, and as many equal ones as are left. A row is a block's, or, where rows are few
- * and keys many, a cluster's: each block has a stretch of the keys, read once into shared memory.
+ * and keys many, a cluster's on Hopper: each block has a stretch of the keys, read once into shared
+ * memory.
  * Counts are whole numbers, so that the order of adding does not matter. */
-#include <cooperative_groups.h>
-
 #include "ops/cuda/indexer_internal.cuh"
-
-namespace cg = cooperative_groups;
 
 constexpr int THREADS = 1024, WARPS = THREADS / WARP, BLOCKS = 8, SMALL_M_ROWS = 32;
 constexpr int DIGITS = 3, BINS = 2048;    /* of a score's order: 11, 11 and 10 bits */
 constexpr int32_t ALONE = 8 * THREADS;    /* keys that one block searches fastest */
-constexpr int32_t MAX_STRETCH = 48 << 10; /* scores that fit into shared memory */
+constexpr int32_t MAX_STRETCH = 48 << 10; /* scores in shared memory */
 constexpr int AT_ONCE = 8;                /* scores of a thread on their way */
+constexpr size_t SUM_BYTES = 1024;        /* of shared memory that sums over a block take */
 static_assert(2 * THREADS == BINS, "a thread has two bins");
 
 /* Keys above the last kept one and equal to it. */
@@ -64,7 +62,7 @@ static __device__ __forceinline__ int digit_shift(int i) {
 /* The blocks of a row. */
 static __device__ __forceinline__ void accumulate(const stretch &own) {
     if (own.n_blocks > 1) {
-        cg::this_cluster().sync();
+        cluster_sync();
     } else {
         __syncthreads();
     }
@@ -120,9 +118,7 @@ static __device__ __forceinline__ void find_digit(best_shared *s, const stretch 
     accumulate(own);
 #pragma unroll 8
     for (int b = 0; b < own.n_blocks; b++) {
-        const int32_t *bin = own.n_blocks == 1
-                                 ? s->bin[i]
-                                 : cg::this_cluster().map_shared_rank(s->bin[i], (unsigned)b);
+        const int32_t *bin = own.n_blocks == 1 ? s->bin[i] : cluster_at(s->bin[i], (unsigned)b);
         const int2 two = *reinterpret_cast<const int2 *>(bin + low);
         n[0] += two.y;
         n[1] += two.x;
@@ -205,15 +201,14 @@ static __device__ void write_best(best_shared *s, const stretch &own, uint32_t l
                     __reduce_add_sync(ALL_LANES, lane < warp ? equal : 0)};
     if (own.n_blocks > 1) {
         if (threadIdx.x == 0) s->own = all;
-        cg::this_cluster().sync();
+        cluster_sync();
         const bool earlier = lane < own.rank;
-        const tally there =
-            earlier ? *cg::this_cluster().map_shared_rank(&s->own, (unsigned)lane) : tally{};
+        const tally there = earlier ? *cluster_at(&s->own, (unsigned)lane) : tally{};
         before.above += __reduce_add_sync(ALL_LANES, there.above);
         before.equal += __reduce_add_sync(ALL_LANES, there.equal);
     }
     write_kept(own, last, quota, before, to);
-    if (own.n_blocks > 1) cg::this_cluster().sync(); /* nobody leaves while it is read */
+    if (own.n_blocks > 1) cluster_sync(); /* nobody leaves while it is read */
 }
 
 /* The block's scores, in shared memory where they fit. */
@@ -234,7 +229,7 @@ static __global__ void __launch_bounds__(THREADS)
     keep_best(best_args a, score_rows from, int32_t fit) {
     extern __shared__ float room[]; /* [fit] */
     __shared__ __align__(16) best_shared shared;
-    const int32_t in_cluster = (int32_t)cg::this_cluster().num_blocks();
+    const int32_t in_cluster = (int32_t)cluster_size();
     const int32_t rank = (int32_t)blockIdx.x % in_cluster, in_launch = blockIdx.x / in_cluster;
     const int32_t row = from.first + in_launch, n = n_scores(a, row);
     const best_row to = {a.out + (int64_t)row * a.k, a.pool, row};
@@ -271,20 +266,15 @@ static __global__ void __launch_bounds__(THREADS)
 /* Few rows: blocks of a row work together. The host does not know how many keys a row has. */
 void index_keep_best(cudaStream_t queue, const best_args &a, const score_rows &rows,
                      int32_t n) {
-    const unsigned n_blocks = n <= SMALL_M_ROWS ? BLOCKS : 1;
+    const unsigned n_blocks = hd_cuda_is_sm90() && n <= SMALL_M_ROWS ? BLOCKS : 1;
     const int64_t each = a.most <= ALONE ? a.most : (a.most + n_blocks - 1) / n_blocks;
     const int64_t wanted = each < ALONE && a.most > ALONE ? ALONE : each;
-    const int32_t fit = wanted < MAX_STRETCH ? (int32_t)wanted : MAX_STRETCH;
-    cudaLaunchAttribute cluster = {};
-    cudaLaunchConfig_t config = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {n_blocks, 1, 1};
-    config.gridDim = dim3((unsigned)n * n_blocks);
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = (size_t)fit * sizeof(float);
-    config.stream = queue;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    hd_cuda_allow_shared((const void *)keep_best, config.dynamicSmemBytes);
-    cudaLaunchKernelEx(&config, keep_best, a, rows, fit);
+    const size_t room = hd_cuda_shared_limit() - sizeof(best_shared) - SUM_BYTES;
+    const int32_t most =
+        room / sizeof(float) < MAX_STRETCH ? (int32_t)(room / sizeof(float)) : MAX_STRETCH;
+    const int32_t fit = wanted < most ? (int32_t)wanted : most;
+    const size_t bytes = (size_t)fit * sizeof(float);
+    hd_cuda_allow_shared((const void *)keep_best, bytes);
+    launch_in_order(queue, keep_best, dim3((unsigned)n * n_blocks), THREADS, bytes,
+                    (int)n_blocks, a, rows, fit);
 }

@@ -28,7 +28,13 @@ static __device__ __forceinline__ uint32_t second_factor(uint32_t scale) {
 
 static __device__ __forceinline__ uint32_t multiply_pair(uint32_t a, uint32_t b) {
     uint32_t d;
+#if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+#else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+        : "=r"(d)
+        : "r"(a), "r"(b), "r"(0x80008000u)); /* plus -0: the same bits */
+#endif
     return d;
 }
 

@@ -1,7 +1,8 @@
 /* attention_cuda.cu - softmax attention of rows over paged keys, on the tensor cores.
  *
  * A block takes HEADS heads of one row, or all heads of several rows that have the same keys but for their
- * number, and walks the keys in tiles of TILE, the next one on its way. Queries, keys and weights are sums of two FP16 numbers (split_fp16_internal.cuh). Within a
+ * number, and walks the keys in tiles of TILE, the next one on its way where there is room for two.
+ * Queries, keys and weights are sums of two FP16 numbers (split_fp16_internal.cuh). Within a
  * tile the warps first share out (heads, columns) for the scores, then heads for the softmax,
  * then columns of the values.
  *
@@ -13,14 +14,34 @@
 #include "ops/cuda/packed_rows_internal.cuh"
 #include "ops/cuda/split_fp16_mma_internal.cuh"
 
-constexpr int WARPS = BLOCK / WARP, HEADS = 32, TILE = 32;
-constexpr int MIN_PART = 64, MAX_PARTS = 64;              /* keys of a part; parts of a row */
+constexpr int WARPS = BLOCK / WARP;
+constexpr int MIN_PART = 64, PART_STEP = 32;              /* keys of a part */
+constexpr int MAX_PARTS = 64;                             /* of a row */
 constexpr int WARP_COLS = 64, V_COLS = WARPS * WARP_COLS; /* of the sum: a warp's, a block's */
-constexpr int M_TILES = HEADS / 16, N_TILES = WARP_COLS / 8, KEY_STEPS = TILE / 16;
-constexpr int OWN_HEADS = HEADS / WARPS, OWN_KEYS = TILE / WARPS; /* of a warp */
-constexpr int SCORE_GROUPS = WARPS / M_TILES;                     /* of columns of a score */
+constexpr int N_TILES = WARP_COLS / 8;
 constexpr int UNITS = 3; /* of eight columns of a key, of a lane at once: all of 576 */
-constexpr size_t MAX_SHARED = 227 * 1024;
+
+/* How a block's work is shared out: products for one, whether keys are E4M3, heads, keys of a tile, tiles
+ * in shared memory: 2, or 1, which is waited for. */
+template <int PRODUCTS, bool IS_PACKED, int BLOCK_HEADS, int TILE_KEYS, int TILES_HELD>
+struct attention_shape {
+    static constexpr int P = PRODUCTS, HEADS = BLOCK_HEADS, TILE = TILE_KEYS;
+    static constexpr int TILES = TILES_HELD;
+    static constexpr bool PACKED = IS_PACKED;
+    static constexpr int M_TILES = HEADS / 16, KEY_STEPS = TILE / 16;
+    static constexpr int OWN_HEADS = HEADS / WARPS, OWN_KEYS = TILE / WARPS; /* of a warp */
+    static constexpr int SCORE_GROUPS = WARPS / M_TILES; /* of columns of a score */
+};
+
+/* Of Hopper's path; and what all GPUs have room for. */
+template <int P, bool PACKED>
+using large_shape = attention_shape<P, PACKED, 32, 32, 2>;
+template <int P, bool PACKED>
+using generic_shape = attention_shape<P, PACKED, 16, 16, 1>;
+
+/* Whether code is wanted for a shape. */
+template <typename S>
+constexpr bool HAS_SHAPE = FOR_SM90 || std::is_same_v<S, generic_shape<S::P, S::PACKED>>;
 
 /* ---- the keys of a row ---- */
 
@@ -33,7 +54,7 @@ struct key_list {
 
 static __host__ __device__ __forceinline__ int32_t part_of(int64_t n_keys) {
     const int64_t each = (n_keys + MAX_PARTS - 1) / MAX_PARTS;
-    const int64_t whole = (each + TILE - 1) / TILE * TILE;
+    const int64_t whole = (each + PART_STEP - 1) / PART_STEP * PART_STEP;
     return whole < MIN_PART ? MIN_PART : (int32_t)whole;
 }
 
@@ -97,9 +118,9 @@ constexpr int SLOT = 256; /* bytes of a head: two partial scores of a tile, then
 
 struct block_rows {
     half_rows q;                /* [HEADS, cols] */
-    half_rows keys;             /* [2 tiles, TILE, cols] one is read, one is on its way */
+    half_rows keys;             /* [TILES, TILE, cols] one is read, one is on its way */
     uint32_t slot;              /* [HEADS, SLOT] */
-    int *key_shift;             /* [2, TILE] what undoes the keys' shifts */
+    int *key_shift;             /* [TILES, TILE] what undoes the keys' shifts */
     float *keep, *take, *total; /* [HEADS] */
     float *back;                /* [HEADS] what undoes the shifts of a tile's weights */
 };
@@ -121,32 +142,35 @@ static __device__ __forceinline__ bool has_query(const slot_list &l, int32_t hea
     return slot / l.width < l.n_rows && head_of(l, slot) < heads;
 }
 
-/* Tile i of the two. */
+/* Tile i of TILES. */
+template <typename S>
 static __device__ __forceinline__ half_rows keys_at(const block_rows &b, int i) {
-    return {b.keys.at + (uint32_t)(i * TILE * b.keys.cols * 4), b.keys.cols};
+    return {b.keys.at + (uint32_t)(i * S::TILE * b.keys.cols * 4), b.keys.cols};
 }
 
 static __host__ __device__ __forceinline__ int32_t row_cols(const hd_attention_args &a) {
     return half_cols(a.k_dim > a.v_dim ? a.k_dim : a.v_dim);
 }
 
+template <typename S>
 static size_t shared_bytes(const hd_attention_args *a) {
-    return (size_t)(HEADS + 2 * TILE) * (size_t)row_cols(*a) * 4 + HEADS * SLOT +
-           2 * TILE * sizeof(int) + 4 * HEADS * sizeof(float);
+    return (size_t)(S::HEADS + S::TILES * S::TILE) * (size_t)row_cols(*a) * 4 +
+           S::HEADS * SLOT + S::TILES * S::TILE * sizeof(int) + 4 * S::HEADS * sizeof(float);
 }
 
+template <typename S>
 static __device__ block_rows carve(uint8_t *shared, const hd_attention_args &a) {
     const int32_t cols = row_cols(a);
     block_rows b;
     b.q = {shared_address(shared), cols};
-    b.keys = {b.q.at + (uint32_t)(HEADS * cols * 4), cols};
-    b.slot = b.keys.at + (uint32_t)(2 * TILE * cols * 4);
-    b.key_shift =
-        reinterpret_cast<int *>(shared + (HEADS + 2 * TILE) * cols * 4 + HEADS * SLOT);
-    b.keep = reinterpret_cast<float *>(b.key_shift + 2 * TILE);
-    b.take = b.keep + HEADS;
-    b.total = b.take + HEADS;
-    b.back = b.total + HEADS;
+    b.keys = {b.q.at + (uint32_t)(S::HEADS * cols * 4), cols};
+    b.slot = b.keys.at + (uint32_t)(S::TILES * S::TILE * cols * 4);
+    b.key_shift = reinterpret_cast<int *>(shared + (S::HEADS + S::TILES * S::TILE) * cols * 4 +
+                                          S::HEADS * SLOT);
+    b.keep = reinterpret_cast<float *>(b.key_shift + S::TILES * S::TILE);
+    b.take = b.keep + S::HEADS;
+    b.total = b.take + S::HEADS;
+    b.back = b.total + S::HEADS;
     return b;
 }
 
@@ -178,9 +202,10 @@ struct tile_at {
 };
 
 /* The one after it, of every step-th part. */
+template <typename S>
 static __device__ __forceinline__ tile_at next_tile(tile_at t, const key_list &k,
                                                     int32_t step) {
-    t.first += TILE;
+    t.first += S::TILE;
     if (t.first >= min((t.part + 1) * k.part, k.n)) {
         t.part += step;
         t.first = t.part * k.part;
@@ -189,28 +214,29 @@ static __device__ __forceinline__ tile_at next_tile(tile_at t, const key_list &k
 }
 
 /* Live keys of a tile; none behind the last. */
+template <typename S>
 static __device__ __forceinline__ int live_keys(tile_at t, const key_list &k) {
-    return min(TILE, min((t.part + 1) * k.part, k.n) - t.first);
+    return min(S::TILE, min((t.part + 1) * k.part, k.n) - t.first);
 }
 
 /* Where the key is that this lane looks up for its warp; NULL: none. */
-template <bool PACKED>
+template <typename S>
 static __device__ __forceinline__ const uint8_t *find_key(const hd_attention_args &a,
                                                           const key_list &k, tile_at t) {
-    const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
-    const bool live = lane < OWN_KEYS && own + lane < live_keys(t, k);
-    return live ? key_at<PACKED>(a, k, t.first + own + lane) : nullptr;
+    const int own = threadIdx.x / WARP * S::OWN_KEYS, lane = threadIdx.x % WARP;
+    const bool live = lane < S::OWN_KEYS && own + lane < live_keys<S>(t, k);
+    return live ? key_at<S::PACKED>(a, k, t.first + own + lane) : nullptr;
 }
 
 /* The warp's OWN_KEYS keys of a tile on their way. units: bfloat16 lies as FAST wants it. */
-template <bool PACKED>
+template <typename S>
 static __device__ void load_keys(const half_rows &to, const hd_attention_args &a,
                                  const uint8_t *found, bool quads, bool units) {
-    const int own = threadIdx.x / WARP * OWN_KEYS;
+    const int own = threadIdx.x / WARP * S::OWN_KEYS;
     const int32_t cols = max(a.k_dim, a.v_dim);
-    for (int i = 0; i < OWN_KEYS; i++) {
+    for (int i = 0; i < S::OWN_KEYS; i++) {
         const uint8_t *key = from_lane(found, i);
-        if constexpr (PACKED) {
+        if constexpr (S::PACKED) {
             load_packed_row(to, own + i, key, layout_of(list_of(a)).bytes, a.q.data);
         } else if (key_type(a) == HD_BF16) {
             load_narrow_row(to, own + i, reinterpret_cast<const __nv_bfloat16 *>(key), cols,
@@ -224,40 +250,42 @@ static __device__ void load_keys(const half_rows &to, const hd_attention_args &a
 }
 
 /* Scores of 16 heads against the tile over this warp's columns: [4 tiles of 8 keys][4]. */
-template <int P>
+template <typename S>
 static __device__ __forceinline__ void score(float (*sum)[4], const block_rows &b,
                                              const half_rows &keys, int32_t k_dim) {
-    const int warp = threadIdx.x / WARP, head = warp % M_TILES * 16;
-    const int steps = half_cols(k_dim) / 16, each = (steps + SCORE_GROUPS - 1) / SCORE_GROUPS;
-    const int begin = warp / M_TILES * each, end = min(begin + each, steps);
+    const int warp = threadIdx.x / WARP, head = warp % S::M_TILES * 16;
+    const int steps = half_cols(k_dim) / 16,
+              each = (steps + S::SCORE_GROUPS - 1) / S::SCORE_GROUPS;
+    const int begin = warp / S::M_TILES * each, end = min(begin + each, steps);
     for (int first = begin; first < end; first += 4) { /* fresh sums lose less */
-        float part[TILE / 8][4] = {};
+        float part[S::TILE / 8][4] = {};
 #pragma unroll
         for (int step = first; step < first + 4; step++) {
             if (step >= end) break;
-            uint32_t q[SPLIT<P>][1][4], k[SPLIT<P>][KEY_STEPS][4];
+            uint32_t q[SPLIT<S::P>][1][4], k[SPLIT<S::P>][S::KEY_STEPS][4];
 #pragma unroll
-            for (int h = 0; h < SPLIT<P>; h++) {
+            for (int h = 0; h < SPLIT<S::P>; h++) {
                 load_a(q[h][0], b.q, head, step, h);
 #pragma unroll
-                for (int t = 0; t < KEY_STEPS; t++) load_b(k[h][t], keys, 16 * t, step, h);
+                for (int t = 0; t < S::KEY_STEPS; t++) load_b(k[h][t], keys, 16 * t, step, h);
             }
-            mma_split<P, 1, TILE / 8>(part, q, k);
+            mma_split<S::P, 1, S::TILE / 8>(part, q, k);
         }
 #pragma unroll
-        for (int i = 0; i < TILE / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
+        for (int i = 0; i < S::TILE / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
     }
 }
 
 /* Partial scores into the slots: groups 0 and 1, then 2 and 3 on top of them. */
+template <typename S>
 static __device__ __forceinline__ void put_scores(const block_rows &b, const float (*sum)[4]) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = warp / M_TILES;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = warp / S::M_TILES;
 #pragma unroll
-    for (int turn = 0; turn < SCORE_GROUPS / 2; turn++) {
+    for (int turn = 0; turn < S::SCORE_GROUPS / 2; turn++) {
         if (group / 2 == turn) {
 #pragma unroll
-            for (int i = 0; i < TILE / 8 * 2; i++) {
-                const int head = warp % M_TILES * 16 + lane / 4 + i % 2 * 8;
+            for (int i = 0; i < S::TILE / 8 * 2; i++) {
+                const int head = warp % S::M_TILES * 16 + lane / 4 + i % 2 * 8;
                 const int key = i / 2 * 8 + lane % 4 * 2;
                 const uint32_t to = slot_at(b, head, key / 4) +
                                     (uint32_t)(group % 2 * (SLOT / 2) + key % 4 * 4);
@@ -279,15 +307,15 @@ constexpr int ZERO_SHIFT = 1; /* of a row of zeros */
 
 /* The weights of the tile's keys, a key per lane, into the slots of the warp's heads. live: how many of the
  * keys each head sees; the others are for it as if they were zeros. */
-template <int P>
+template <typename S>
 static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
                                              const int *q_shift, const int *key_shift,
                                              float scale, const int *live) {
-    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
-    const int shift = key_shift[lane];
-    float s[OWN_HEADS];
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * S::OWN_HEADS;
+    const int shift = S::TILE == WARP || lane < S::TILE ? key_shift[lane] : ZERO_SHIFT;
+    float s[S::OWN_HEADS];
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) {
+    for (int h = 0; h < S::OWN_HEADS; h++) {
         const uint32_t from = slot_at(b, own + h, lane / 4) + (uint32_t)(lane % 4 * 4);
         const float dot = get_float(from) + get_float(from + SLOT / 2);
         const float plain = dot * power_of_two(q_shift[h]) * power_of_two(shift);
@@ -295,8 +323,8 @@ static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
     }
     __syncwarp(); /* the scores are read before weights take their place */
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) {
-        const int seen = lane < live[h] ? shift : P == EXACT ? ZERO_SHIFT : shift;
+    for (int h = 0; h < S::OWN_HEADS; h++) {
+        const int seen = lane < live[h] ? shift : S::P == EXACT ? ZERO_SHIFT : shift;
         const int top_shift = __reduce_max_sync(ALL_LANES, seen);
         const float even = power_of_two(max(127 + TOP_BIT + 1 + seen - top_shift, 0));
         const float top = fmaxf(run[h].max, warp_max(s[h]));
@@ -305,7 +333,7 @@ static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
         run[h].max = top;
         run[h].total = run[h].total * keep + p;
         const uint32_t to = slot_at(b, own + h, lane / 8) + (uint32_t)(lane % 8 * 2);
-        if (P == EXACT) {
+        if (S::P == EXACT) {
             const __half high = __float2half_rn(p * even);
             const __half low = __float2half_rn(p * even - __half2float(high));
             put_bits(to, __half_as_ushort(high));
@@ -322,39 +350,39 @@ static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
 }
 
 /* sum = sum * keep + weights . values over the warp's columns. */
-template <int P>
+template <typename S>
 static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], const block_rows &b,
                                                   const half_rows &keys, int first_col,
                                                   int v_dim) {
     const int lane = threadIdx.x % WARP, m = lane / 8;
-    uint32_t p[KEY_STEPS][SPLIT<P>][M_TILES][4];
+    uint32_t p[S::KEY_STEPS][SPLIT<S::P>][S::M_TILES][4];
 #pragma unroll
-    for (int i = 0; i < KEY_STEPS * SPLIT<P> * M_TILES; i++) {
-        const int step = i / (SPLIT<P> * M_TILES), half = i / M_TILES % SPLIT<P>;
-        const int head = i % M_TILES * 16 + m % 2 * 8 + lane % 8;
-        load_four(p[step][half][i % M_TILES], slot_at(b, head, half * 4 + step * 2 + m / 2));
+    for (int i = 0; i < S::KEY_STEPS * SPLIT<S::P> * S::M_TILES; i++) {
+        const int step = i / (SPLIT<S::P> * S::M_TILES), half = i / S::M_TILES % SPLIT<S::P>;
+        const int head = i % S::M_TILES * 16 + m % 2 * 8 + lane % 8;
+        load_four(p[step][half][i % S::M_TILES], slot_at(b, head, half * 4 + step * 2 + m / 2));
     }
-    float keep[M_TILES][2], back[M_TILES][2];
+    float keep[S::M_TILES][2], back[S::M_TILES][2];
 #pragma unroll
-    for (int i = 0; i < M_TILES * 2; i++) {
+    for (int i = 0; i < S::M_TILES * 2; i++) {
         keep[i / 2][i % 2] = b.keep[i * 8 + lane / 4];
         back[i / 2][i % 2] = b.back[i * 8 + lane / 4];
     }
 #pragma unroll
     for (int t = 0; t < N_TILES; t += 2) {
         if (first_col + 8 * t >= v_dim) break;
-        uint32_t v[KEY_STEPS][SPLIT<P>][1][4];
+        uint32_t v[S::KEY_STEPS][SPLIT<S::P>][1][4];
 #pragma unroll
-        for (int i = 0; i < KEY_STEPS * SPLIT<P>; i++) {
-            const int step = i / SPLIT<P>, half = i % SPLIT<P>;
+        for (int i = 0; i < S::KEY_STEPS * SPLIT<S::P>; i++) {
+            const int step = i / SPLIT<S::P>, half = i % SPLIT<S::P>;
             load_b_transposed(v[step][half][0], keys, step * 16, first_col / 8 + t, half);
         }
-        float d[M_TILES * 2][4] = {};
+        float d[S::M_TILES * 2][4] = {};
 #pragma unroll
-        for (int step = 0; step < KEY_STEPS; step++)
-            mma_split<P, M_TILES, 2>(d, p[step], v[step]);
+        for (int step = 0; step < S::KEY_STEPS; step++)
+            mma_split<S::P, S::M_TILES, 2>(d, p[step], v[step]);
 #pragma unroll
-        for (int i = 0; i < M_TILES * 2 * 4; i++) {
+        for (int i = 0; i < S::M_TILES * 2 * 4; i++) {
             const int tile = i / 8, k = i % 4;
             float *own = &sum[tile][t + i / 4 % 2][k];
             *own = fmaf(d[i / 4][k], back[tile][k / 2], __fmul_rn(*own, keep[tile][k / 2]));
@@ -365,16 +393,18 @@ static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], cons
 /* ---- parts and their merging ---- */
 
 /* What a block carries: the warp's columns for all heads, and its heads' maxima and totals. */
+template <typename S>
 struct sums {
-    float value[M_TILES][N_TILES][4];
-    running own[OWN_HEADS];
+    float value[S::M_TILES][N_TILES][4];
+    running own[S::OWN_HEADS];
 };
 
-static __device__ __forceinline__ void clear(sums *s) {
+template <typename S>
+static __device__ __forceinline__ void clear(sums<S> *s) {
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++) (&s->value[0][0][0])[i] = 0.0f;
+    for (int i = 0; i < S::M_TILES * N_TILES * 4; i++) (&s->value[0][0][0])[i] = 0.0f;
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) s->own[h] = {-CUDART_INF_F, 0.0f};
+    for (int h = 0; h < S::OWN_HEADS; h++) s->own[h] = {-CUDART_INF_F, 0.0f};
 }
 
 /* How the next part goes behind what there is; NaN where nothing but -inf met. */
@@ -401,34 +431,35 @@ static __device__ __forceinline__ running sink_of(const hd_attention_args &a, in
     return r;
 }
 
+template <typename S>
 struct block_state {
     block_rows rows;
     slot_list slots;
     int32_t first_col; /* the warp's */
-    int q_shift[OWN_HEADS];
-    int32_t n_keys[OWN_HEADS]; /* of its heads' rows */
-    bool quads, units;         /* how keys may be loaded */
+    int q_shift[S::OWN_HEADS];
+    int32_t n_keys[S::OWN_HEADS]; /* of its heads' rows */
+    bool quads, units;            /* how keys may be loaded */
 };
 
 /* The block's queries, converted, and its first tile's keys on their way. */
-template <int P, bool PACKED>
-static __device__ block_state open_block(uint8_t *shared, const hd_attention_args &a,
-                                         const key_list &k, const slot_list &slots,
-                                         int32_t part, int32_t first_col) {
-    const uint8_t *found = find_key<PACKED>(a, k, {part, part * k.part});
-    block_state s;
-    const int own = threadIdx.x / WARP * OWN_HEADS;
-    s.rows = carve(shared, a);
+template <typename S>
+static __device__ block_state<S> open_block(uint8_t *shared, const hd_attention_args &a,
+                                            const key_list &k, const slot_list &slots,
+                                            int32_t part, int32_t first_col) {
+    const uint8_t *found = find_key<S>(a, k, {part, part * k.part});
+    block_state<S> s;
+    const int own = threadIdx.x / WARP * S::OWN_HEADS;
+    s.rows = carve<S>(shared, a);
     s.slots = slots;
     s.first_col = first_col + (int32_t)threadIdx.x / WARP * WARP_COLS;
     s.quads =
         a.k_dim % 4 == 0 && a.v_dim % 4 == 0 && (uintptr_t)a.q.data % 16 == 0 &&
         (!a.window || ((uintptr_t)a.recent.rows.data % 16 == 0 && a.recent.width % 4 == 0)) &&
         (!a.ratio || ((uintptr_t)a.entries.rows.data % 16 == 0 && a.entries.width % 4 == 0));
-    s.units = P == FAST && key_type(a) == HD_BF16 && s.quads && a.k_dim % 8 == 0 &&
+    s.units = S::P == FAST && key_type(a) == HD_BF16 && s.quads && a.k_dim % 8 == 0 &&
               a.v_dim % 8 == 0 && (!a.window || a.recent.width % 8 == 0) &&
               (!a.ratio || a.entries.width % 8 == 0);
-    for (int h = 0; h < OWN_HEADS; h++) {
+    for (int h = 0; h < S::OWN_HEADS; h++) {
         const bool live = has_query(slots, a.heads, own + h);
         const int64_t row = row_of(slots, own + h);
         const cuda_act *q = acts(a.q) + (row * a.heads + head_of(slots, own + h)) * a.k_dim;
@@ -436,60 +467,69 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attention_arg
         s.n_keys[h] = slots.n_rows > 1 && live ? visible_entries(a.pos[row], a.ratio) : k.n;
     }
     commit_copies();
-    load_keys<PACKED>(keys_at(s.rows, 0), a, found, s.quads, s.units);
+    load_keys<S>(keys_at<S>(s.rows, 0), a, found, s.quads, s.units);
     wait_copies<1>();
     __syncwarp();
-    convert_rows<P, OWN_HEADS, UNITS>(s.rows.q, own, s.q_shift);
+    convert_rows<S::P, S::OWN_HEADS, UNITS>(s.rows.q, own, s.q_shift);
     return s;
 }
 
 /* Parts `index`, index + step, ... of the row's keys: done(part, its number) of each. Keys are
  * looked up two tiles ahead and loaded one ahead, across the borders of parts. */
-template <int P, bool PACKED, typename Done>
-static __device__ __forceinline__ void make_parts(const block_state &s,
+template <typename S, typename Done>
+static __device__ __forceinline__ void make_parts(const block_state<S> &s,
                                                   const hd_attention_args &a, const key_list &k,
                                                   int32_t index, int32_t step, Done done) {
-    const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
+    const int own = threadIdx.x / WARP * S::OWN_KEYS, lane = threadIdx.x % WARP;
     const block_rows &b = s.rows;
-    tile_at now = {index, index * k.part}, next = next_tile(now, k, step);
-    const uint8_t *found = find_key<PACKED>(a, k, next);
-    sums part;
+    tile_at now = {index, index * k.part}, next = next_tile<S>(now, k, step);
+    const uint8_t *found = find_key<S>(a, k, next);
+    sums<S> part;
     clear(&part);
-    for (int i = 0; now.first < k.n; i ^= 1) {
-        int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
+    for (int i = 0; now.first < k.n; i ^= S::TILES - 1) {
+        int *key_shift = b.key_shift + i * S::TILE, shift[S::OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        if constexpr (PACKED) {
-            convert_packed_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, layout_of(list_of(a)),
-                                                    shift);
+        if constexpr (S::PACKED) {
+            convert_packed_rows<S::P, S::OWN_KEYS, UNITS>(keys_at<S>(b, i), own,
+                                                          layout_of(list_of(a)), shift);
         } else if (s.units) {
 #pragma unroll
-            for (int t = 0; t < OWN_KEYS; t++) shift[t] = NO_SHIFT;
+            for (int t = 0; t < S::OWN_KEYS; t++) shift[t] = NO_SHIFT;
         } else {
-            convert_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, shift);
+            convert_rows<S::P, S::OWN_KEYS, UNITS>(keys_at<S>(b, i), own, shift);
         }
 #pragma unroll
-        for (int t = 0; t < OWN_KEYS; t++) {
+        for (int t = 0; t < S::OWN_KEYS; t++) {
             if (lane == t) key_shift[own + t] = shift[t];
         }
         __syncthreads();
-        if (next.first < k.n) load_keys<PACKED>(keys_at(b, i ^ 1), a, found, s.quads, s.units);
-        const tile_at after = next_tile(next, k, step);
-        found = find_key<PACKED>(a, k, after);
-        float sum[TILE / 8][4] = {};
-        score<P>(sum, b, keys_at(b, i), a.k_dim);
-        put_scores(b, sum);
-        int live[OWN_HEADS];
-#pragma unroll
-        for (int h = 0; h < OWN_HEADS; h++) {
-            live[h] = min(live_keys(now, k), s.n_keys[h] - now.first);
+        const uint8_t *ahead = found;
+        if (S::TILES > 1 && next.first < k.n) {
+            load_keys<S>(keys_at<S>(b, i ^ 1), a, ahead, s.quads, s.units);
         }
-        weigh<P>(part.own, b, s.q_shift, key_shift, a.scale, live);
+        const tile_at after = next_tile<S>(next, k, step);
+        found = find_key<S>(a, k, after);
+        float sum[S::TILE / 8][4] = {};
+        score<S>(sum, b, keys_at<S>(b, i), a.k_dim);
+        put_scores<S>(b, sum);
+        int live[S::OWN_HEADS];
+#pragma unroll
+        for (int h = 0; h < S::OWN_HEADS; h++) {
+            live[h] = min(live_keys<S>(now, k), s.n_keys[h] - now.first);
+        }
+        weigh<S>(part.own, b, s.q_shift, key_shift, a.scale, live);
         __syncthreads();
-        add_values<P>(part.value, b, keys_at(b, i), s.first_col, a.v_dim);
+        add_values<S>(part.value, b, keys_at<S>(b, i), s.first_col, a.v_dim);
+        if (S::TILES == 1 && next.first < k.n) {
+            __syncthreads(); /* the keys are done with */
+            load_keys<S>(keys_at<S>(b, i), a, ahead, s.quads, s.units);
+        }
         if (next.part != now.part) {
 #pragma unroll
-            for (int h = 0; h < OWN_HEADS; h++) part.own[h].total = warp_sum(part.own[h].total);
+            for (int h = 0; h < S::OWN_HEADS; h++) {
+                part.own[h].total = warp_sum(part.own[h].total);
+            }
             done(part, now.part);
             clear(&part);
         }
@@ -505,16 +545,18 @@ static __device__ __forceinline__ int slot_of(int i) {
     return i / (4 * N_TILES) * 16 + lane / 4 + i / 2 % 2 * 8;
 }
 
-static __device__ __forceinline__ int32_t column_of(const block_state &s, int i) {
+template <typename S>
+static __device__ __forceinline__ int32_t column_of(const block_state<S> &s, int i) {
     return s.first_col + i / 4 % N_TILES * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
 }
 
-static __device__ __forceinline__ void merge_part(sums *all, const sums &part,
+template <typename S>
+static __device__ __forceinline__ void merge_part(sums<S> *all, const sums<S> &part,
                                                   const block_rows &b) {
-    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * S::OWN_HEADS;
     __syncthreads(); /* the tile's keep is done with */
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) {
+    for (int h = 0; h < S::OWN_HEADS; h++) {
         float keep, take;
         merge_heads(&all->own[h], part.own[h], &keep, &take);
         if (lane == 0) b.keep[own + h] = keep;
@@ -522,7 +564,7 @@ static __device__ __forceinline__ void merge_part(sums *all, const sums &part,
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
+    for (int i = 0; i < S::M_TILES * N_TILES * 4; i++) {
         float *value = &all->value[0][0][0] + i;
         const int h = slot_of(i);
         *value = merge_value(*value, (&part.value[0][0][0])[i], b.keep[h], b.take[h]);
@@ -530,16 +572,17 @@ static __device__ __forceinline__ void merge_part(sums *all, const sums &part,
     __syncthreads();
 }
 
-static __device__ __forceinline__ void put_rows(const sums &all, const block_state &s,
+template <typename S>
+static __device__ __forceinline__ void put_rows(const sums<S> &all, const block_state<S> &s,
                                                 const hd_attention_args &a, bool any) {
-    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * S::OWN_HEADS;
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) {
+    for (int h = 0; h < S::OWN_HEADS; h++) {
         if (lane == 0) s.rows.total[own + h] = all.own[h].total;
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
+    for (int i = 0; i < S::M_TILES * N_TILES * 4; i++) {
         const int slot = slot_of(i);
         const int32_t col = column_of(s, i);
         if (!has_query(s.slots, a.heads, slot) || col >= a.v_dim) continue;
@@ -563,32 +606,34 @@ static __device__ key_list list_run(const hd_attention_args &a, int32_t row, int
 }
 
 /* A block makes and merges all parts of its rows. */
-template <int P, bool PACKED>
+template <typename S>
 static __device__ void attention_run(uint8_t *shared, const hd_attention_args &a,
                                      const key_list &k, const slot_list &slots) {
-    const block_state s =
-        open_block<P, PACKED>(shared, a, k, slots, 0, (int32_t)blockIdx.z * V_COLS);
-    sums all;
+    const block_state<S> s =
+        open_block<S>(shared, a, k, slots, 0, (int32_t)blockIdx.z * V_COLS);
+    sums<S> all;
     clear(&all);
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) {
-        all.own[h] = sink_of(a, head_of(slots, (int)threadIdx.x / WARP * OWN_HEADS + h));
+    for (int h = 0; h < S::OWN_HEADS; h++) {
+        all.own[h] = sink_of(a, head_of(slots, (int)threadIdx.x / WARP * S::OWN_HEADS + h));
     }
-    make_parts<P, PACKED>(s, a, k, 0, 1,
-                          [&](const sums &part, int32_t) { merge_part(&all, part, s.rows); });
+    make_parts<S>(s, a, k, 0, 1,
+                  [&](const sums<S> &part, int32_t) { merge_part(&all, part, s.rows); });
     put_rows(all, s, a, k.n > 0);
 }
 
-template <int P, bool PACKED>
+template <typename S>
 static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
-    attention_run<P, PACKED>(shared, a, k,
-                             {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS});
+    const int32_t head = (int32_t)blockIdx.y * S::HEADS;
+    if constexpr (HAS_SHAPE<S>) {
+        attention_run<S>(shared, a, k, {(int32_t)blockIdx.x, 1, head, S::HEADS});
+    }
 }
 
 /* A block has all heads of `each` rows, of which those that can share it go together. */
-template <int P, bool PACKED>
+template <typename S>
 static __global__ void __launch_bounds__(BLOCK, 1)
     attention_runs(hd_attention_args a, int32_t each) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -596,7 +641,7 @@ static __global__ void __launch_bounds__(BLOCK, 1)
     slot_list slots = {(int32_t)blockIdx.x * each, 1, 0, a.heads};
     while (slots.row < end) {
         const key_list k = list_run(a, slots.row, end, &slots.n_rows);
-        attention_run<P, PACKED>(shared, a, k, slots);
+        if constexpr (HAS_SHAPE<S>) attention_run<S>(shared, a, k, slots);
         slots.row += slots.n_rows;
         __syncthreads();
     }
@@ -616,18 +661,19 @@ static __device__ __forceinline__ float *part_at(const part_table &t,
     return t.data + at * (a.v_dim + 2);
 }
 
-static __device__ __forceinline__ void put_part(const sums &part, const block_state &s,
+template <typename S>
+static __device__ __forceinline__ void put_part(const sums<S> &part, const block_state<S> &s,
                                                 const part_table &t, const hd_attention_args &a,
                                                 int32_t index) {
-    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * S::OWN_HEADS;
 #pragma unroll
-    for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
+    for (int i = 0; i < S::M_TILES * N_TILES * 4; i++) {
         const int32_t head = s.slots.head + slot_of(i), col = column_of(s, i);
         if (head >= a.heads || col >= a.v_dim) continue;
         part_at(t, a, s.slots.row, head, index)[col] = (&part.value[0][0][0])[i];
     }
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) {
+    for (int h = 0; h < S::OWN_HEADS; h++) {
         const int32_t head = s.slots.head + own + h;
         if (lane != 0 || head >= a.heads || blockIdx.z >= (unsigned)t.n_blocks) continue;
         float *out = part_at(t, a, s.slots.row, head, index) + a.v_dim;
@@ -637,19 +683,21 @@ static __device__ __forceinline__ void put_part(const sums &part, const block_st
 }
 
 /* Block z takes every n_blocks-th part of its row. */
-template <int P, bool PACKED>
+template <typename S>
 static __global__ void __launch_bounds__(BLOCK, 1)
     attention_parts(hd_attention_args a, part_table t) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
     const int32_t first = (int32_t)blockIdx.z % t.n_blocks;
     if (first * k.part >= k.n) return;
-    const slot_list slots = {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * HEADS, HEADS};
-    const block_state s = open_block<P, PACKED>(shared, a, k, slots, first,
-                                                (int32_t)blockIdx.z / t.n_blocks * V_COLS);
-    make_parts<P, PACKED>(s, a, k, first, t.n_blocks, [&](const sums &part, int32_t index) {
-        put_part(part, s, t, a, index);
-    });
+    const slot_list slots = {(int32_t)blockIdx.x, 1, (int32_t)blockIdx.y * S::HEADS, S::HEADS};
+    if constexpr (HAS_SHAPE<S>) {
+        const block_state<S> s = open_block<S>(shared, a, k, slots, first,
+                                               (int32_t)blockIdx.z / t.n_blocks * V_COLS);
+        make_parts<S>(s, a, k, first, t.n_blocks, [&](const sums<S> &part, int32_t index) {
+            put_part(part, s, t, a, index);
+        });
+    }
 }
 
 constexpr int MERGE_COLS = 4 * WARP; /* of a warp of merge_parts */
@@ -685,20 +733,13 @@ static __global__ void __launch_bounds__(BLOCK) merge_parts(hd_attention_args a,
     }
 }
 
-/* The host does not know positions: as many parts as the tables can hold. */
 static int32_t most_parts(const hd_attention_args *a) {
-    int64_t keys = a->window;
-    if (a->selected) {
-        keys += a->n_selected;
-    } else if (a->ratio) {
-        keys += (int64_t)a->entries.table_stride * a->entries.page_entries;
-    }
-    const int64_t parts = (keys + MIN_PART - 1) / MIN_PART;
+    const int64_t parts = (most_keys(a) + MIN_PART - 1) / MIN_PART;
     return parts < MAX_PARTS ? (int32_t)parts : MAX_PARTS;
 }
 
 /* False where one block per row is as good, or the parts do not fit into scratch. */
-template <int P, bool PACKED>
+template <typename S>
 static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, size_t bytes) {
     part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)), most_parts(a), 0};
     const size_t each = ((size_t)a->v_dim + 2) * sizeof(float);
@@ -709,41 +750,42 @@ static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, si
     if ((size_t)a->rows * (size_t)a->heads * (size_t)t.n_parts * each > room) return false;
     const int64_t share = (2 * fill + blocks - 1) / blocks;
     t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
-    hd_cuda_allow_shared((const void *)attention_parts<P, PACKED>, bytes);
+    hd_cuda_allow_shared((const void *)attention_parts<S>, bytes);
     const dim3 parts(grid.x, grid.y, grid.z * (unsigned)t.n_blocks);
-    attention_parts<P, PACKED><<<parts, BLOCK, bytes, queue>>>(*a, t);
+    attention_parts<S><<<parts, BLOCK, bytes, queue>>>(*a, t);
     const dim3 merging(grid.x, blocks_for(a->heads, WARPS), blocks_for(a->v_dim, MERGE_COLS));
     merge_parts<<<merging, BLOCK, 0, queue>>>(*a, t);
     return true;
 }
 
 /* Rows share a block where a row's keys are the first ones of its sequence, and it has few heads. */
+template <typename S>
 static int32_t rows_of_block(const hd_attention_args *a) {
     const bool prefixes = !a->window && !a->selected && a->ratio == 1;
-    return prefixes && a->heads <= HEADS / 2 ? HEADS / a->heads : 1;
+    return prefixes && a->heads <= S::HEADS / 2 ? S::HEADS / a->heads : 1;
 }
 
-template <int P, bool PACKED>
+template <typename S>
 static void launch_rows(hd_stream *s, const hd_attention_args *a) {
-    const size_t bytes = shared_bytes(a);
-    const dim3 grid((unsigned)a->rows, blocks_for(a->heads, HEADS),
+    const size_t bytes = shared_bytes<S>(a);
+    const dim3 grid((unsigned)a->rows, blocks_for(a->heads, S::HEADS),
                     blocks_for(a->v_dim, V_COLS));
-    if (bytes > MAX_SHARED || !packed_rows_fit(list_of(*a), row_cols(*a))) {
+    if (bytes > hd_cuda_shared_limit() || !packed_rows_fit(list_of(*a), row_cols(*a))) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "attention over keys this wide does not fit a GPU");
         return;
     }
-    const int32_t each = rows_of_block(a);
-    if (launch_parts<P, PACKED>(s, a, grid, bytes)) {
+    const int32_t each = rows_of_block<S>(a);
+    if (launch_parts<S>(s, a, grid, bytes)) {
         hd_cuda_check(s, "attention");
         return;
     }
     if (each > 1) {
         const dim3 blocks(blocks_for(a->rows, each), 1, grid.z);
-        hd_cuda_allow_shared((const void *)attention_runs<P, PACKED>, bytes);
-        attention_runs<P, PACKED><<<blocks, BLOCK, bytes, hd_cuda_stream(s)>>>(*a, each);
+        hd_cuda_allow_shared((const void *)attention_runs<S>, bytes);
+        attention_runs<S><<<blocks, BLOCK, bytes, hd_cuda_stream(s)>>>(*a, each);
     } else {
-        hd_cuda_allow_shared((const void *)attention<P, PACKED>, bytes);
-        attention<P, PACKED><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
+        hd_cuda_allow_shared((const void *)attention<S>, bytes);
+        attention<S><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
     }
     hd_cuda_check(s, "attention");
 }
@@ -757,15 +799,24 @@ static bool lists_differ(const hd_attention_args *a) {
            (recent.group != entries.group || recent.plain != entries.plain);
 }
 
+template <int P, bool PACKED>
+static void launch_on_path(hd_stream *s, const hd_attention_args *a) {
+    if (hd_cuda_is_sm90()) {
+        launch_rows<large_shape<P, PACKED>>(s, a);
+    } else {
+        launch_rows<generic_shape<P, PACKED>>(s, a);
+    }
+}
+
 template <int P>
 static void attention_rows(hd_stream *s, const hd_attention_args *a) {
     if (a->rows == 0) return;
     if (lists_differ(a)) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "attention: recent and entries differ in type");
     } else if (key_type(*a) == HD_E4M3) {
-        launch_rows<P, true>(s, a);
+        launch_on_path<P, true>(s, a);
     } else {
-        launch_rows<P, false>(s, a);
+        launch_on_path<P, false>(s, a);
     }
 }
 

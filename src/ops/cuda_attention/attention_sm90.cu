@@ -369,17 +369,6 @@ static __global__ void __launch_bounds__(BLOCK) join_parts(hd_attention_args a, 
 
 /* ---- launching ---- */
 
-/* The host does not know positions: as many parts as a row of so many keys or fewer can have. */
-static int32_t most_parts(const hd_attention_args *a) {
-    int64_t keys = a->window;
-    if (a->selected) {
-        keys += a->n_selected;
-    } else if (a->ratio) {
-        keys += (int64_t)a->entries.table_stride * a->entries.page_entries;
-    }
-    return parts_of(keys);
-}
-
 static bool is_packed(const hd_paged &p, int32_t width) {
     const bool mla = width == 576;
     return p.rows.type == HD_E4M3 && (uintptr_t)p.rows.data % 8 == 0 && p.width == width &&
@@ -401,9 +390,9 @@ static bool are_lists(const hd_attention_args *a, bool (*fits)(const hd_paged &,
 constexpr int SMALL_M_HEADS = 16;
 
 bool attention_fits_sm90(const hd_attention_args *a) {
-    return a->heads > SMALL_M_HEADS && (a->k_dim == 576 || a->k_dim == 512) &&
-           a->v_dim == V_DIM && (uintptr_t)a->q.data % 16 == 0 &&
-           (uintptr_t)a->out.data % 16 == 0 &&
+    return hd_cuda_is_sm90() && a->heads > SMALL_M_HEADS &&
+           (a->k_dim == 576 || a->k_dim == 512) && a->v_dim == V_DIM &&
+           (uintptr_t)a->q.data % 16 == 0 && (uintptr_t)a->out.data % 16 == 0 &&
            (are_lists(a, is_aligned) || are_lists(a, is_packed));
 }
 
@@ -422,7 +411,8 @@ static void launch(hd_stream *s, const hd_attention_args &a, const part_table &t
 
 /* As many rows at once as have room for their parts. */
 void attention_sm90(hd_stream *s, const hd_attention_args *a) {
-    const part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)), most_parts(a)};
+    const part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)),
+                          parts_of(most_keys(a))};
     const size_t room = (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
     const size_t each = (size_t)a->heads * (size_t)t.n_parts * PART_STRIDE * sizeof(float);
     const int64_t fit = t.n_parts == 1 ? a->rows : (int64_t)(room / each);

@@ -6,9 +6,16 @@
 
 #include "ops/cuda/cuda_internal.cuh"
 
-/* Whether attention_sm90() has these widths; the same for any number of rows. */
+/* Whether attention_sm90() has these widths, on Hopper's path; the same for any number of rows. */
 bool attention_fits_sm90(const hd_attention_args *a);
 void attention_sm90(hd_stream *s, const hd_attention_args *a);
+
+/* The most keys that a row can have: the host does not know positions. */
+static inline int64_t most_keys(const hd_attention_args *a) {
+    if (a->selected) return (int64_t)a->window + a->n_selected;
+    if (!a->ratio) return a->window;
+    return a->window + (int64_t)a->entries.table_stride * a->entries.page_entries;
+}
 
 constexpr float LOG2_E = 1.44269504f;
 

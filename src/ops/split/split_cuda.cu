@@ -5,7 +5,7 @@
 #include "ops/cuda/block_internal.cuh"
 
 constexpr int THREADS = 1024;
-constexpr size_t MOST_SHARED = 220 * 1024;
+constexpr size_t RESERVED = 7 << 10; /* of shared memory, besides the tables */
 
 /* The hop of a search that reached a rank. */
 struct hop {
@@ -333,9 +333,10 @@ static __global__ void __launch_bounds__(THREADS) moe_split(hd_moe_split_args a,
 
 void hd_moe_split_cuda(hd_stream *s, const hd_moe_split_args *a) {
     const size_t work = work_bytes(a->shape), graph = graph_bytes(a->shape);
-    const bool copied = work + graph <= MOST_SHARED;
+    const size_t most = hd_cuda_shared_limit() - RESERVED;
+    const bool copied = work + graph <= most;
     const size_t bytes = work + (copied ? graph : 0);
-    if (bytes > MOST_SHARED) {
+    if (bytes > most) {
         return hd_stream_fail(s, HD_EUNSUPPORTED, "moe_split: too many slots in a layer");
     }
     hd_cuda_allow_shared((const void *)moe_split, bytes);

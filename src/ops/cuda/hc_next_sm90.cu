@@ -1,5 +1,5 @@
-/* hc_next_cuda.cu - hyper-connections between two blocks, in one launch for few rows: the result
- * of the block before goes to the streams, which are mixed and normed for the next one.
+/* hc_next_sm90.cu - hyper-connections between two blocks, on Hopper in one launch for few rows: the
+ * result of the block before goes to the streams, which are mixed and normed for the next one.
  *
  * A row has a cluster of blocks: eight groups of columns, and two blocks for each, which share the
  * mixing values; fn is on its way to shared memory before the block before is done. Group q has the
@@ -298,7 +298,7 @@ void hd_hc_next_cuda(hd_stream *s, const hd_hc_next_args *a) {
     const bool few = a->rows <= MOST_ROWS && a->hc == HC && a->cols % CHUNK == 0 &&
                      chunks <= MAX_CHUNKS && (uintptr_t)a->fn % 16 == 0;
     cudaStream_t queue = hd_cuda_stream(s);
-    if (!few || !cluster_fits()) {
+    if (!few || !hd_cuda_is_sm90() || !cluster_fits()) {
 #define RUN(part, args) hd_##part##_cuda(s, args)
         OPS_RUN_hc_next(RUN, a)
 #undef RUN
