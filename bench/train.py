@@ -95,7 +95,8 @@ def ours(model, tokens, args):
 
 def print_memory(own, peer):
     taken, planned = own["memory"] * 1e-6, own["planned_memory"] * 1e-6
-    print(f"memory: {taken:.0f} MB, {taken / planned - 1:+.1%} of the planned {planned:.0f} MB; PyTorch {peer * 1e-6:.0f} MB, ratio {taken / peer * 1e6:.2f}")
+    beside = f"; PyTorch {peer * 1e-6:.0f} MB, ratio {taken / peer * 1e6:.2f}" if peer else ""
+    print(f"memory: {taken:.0f} MB, {taken / planned - 1:+.1%} of the planned {planned:.0f} MB{beside}")
 
 
 def measure(model, args):
@@ -121,8 +122,7 @@ def measure(model, args):
         share = statistics.median(r[part]["of_limit"] for r in here)
         cells = "".join(f" {other:.0f} | {own / other:.2f} |" for other in others)
         print(f"| {part} | {own:.0f} |{cells} {f'{share:.3f} ' if share else ''}|", flush=True)
-    if args.backend == "cuda":
-        print_memory(here[0], peak)
+    print_memory(here[0], peak)
 
 
 def tensor_peak():

@@ -34,22 +34,38 @@ static void place_heads(model_activations *t, hd_arena *a, const hd_model *m, in
 static void place_attention(model_activations *t, hd_arena *a, const hd_model *m, int64_t n) {
     const hd_model_spec *c = m->env.spec;
     const int64_t heads = m->shard->n_heads;
-    const bool mla = !hd_is_hybrid(c), shared = c->family == HD_FAMILY_V41;
+    const bool mla = !hd_is_hybrid(c);
     t->q_low = t->q_low_raw = take(a, m, n * c->q_rank);
     t->q = take(a, m, n * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
     t->q_wide = take(a, m, mla ? n * heads * (c->kv_rank + c->rope_dim) : 0);
     t->kv = t->kv_raw = take(a, m, n * (mla ? c->kv_rank + c->rope_dim : c->head_dim));
     t->context = take(a, m, n * heads * (mla ? c->kv_rank : c->head_dim));
     if (m->n_micro == 1 || !model_gathers_heads(m)) place_heads(t, a, m, n);
+}
+
+static void place_selected(model_activations *t, hd_arena *a, const hd_model *m, int64_t n) {
+    t->selected = take_i32(a, n * m->env.spec->index_topk);
+}
+
+static void place_compressor(model_activations *t, hd_arena *a, const hd_model *m, int64_t n) {
+    t->compress_kv = take_f32(a, n * 2 * m->env.spec->head_dim);
+    t->compress_gate = take_f32(a, n * 2 * m->env.spec->head_dim);
+}
+
+/* Of all kinds of layers. */
+static void place_any_attention(model_activations *t, hd_arena *a, const hd_model *m,
+                                int64_t n) {
+    const hd_model_spec *c = m->env.spec;
+    const bool hybrid = hd_is_hybrid(c), shared = c->family == HD_FAMILY_V41;
+    place_attention(t, a, m, n);
     t->index_q = take(a, m, n * c->index_heads * c->index_dim);
     t->index_k = take(a, m, n * c->index_dim);
     t->index_weight = take_f32(a, n * c->index_heads);
-    if (!shared) t->selected = take_i32(a, n * c->index_topk);
+    if (!shared) place_selected(t, a, m, n);
     t->latent = take_f32(a, shared ? n * c->head_dim : 0);
-    t->compress_kv = take_f32(a, mla ? 0 : n * 2 * c->head_dim);
-    t->compress_gate = take_f32(a, mla ? 0 : n * 2 * c->head_dim);
-    t->index_kv = take_f32(a, mla ? 0 : n * 2 * c->index_dim);
-    t->index_gate = take_f32(a, mla ? 0 : n * 2 * c->index_dim);
+    place_compressor(t, a, m, hybrid ? n : 0);
+    t->index_kv = take_f32(a, hybrid ? n * 2 * c->index_dim : 0);
+    t->index_gate = take_f32(a, hybrid ? n * 2 * c->index_dim : 0);
 }
 
 static void place_engram(model_activations *t, hd_arena *a, const hd_model *m, int64_t rows) {
@@ -204,7 +220,21 @@ static void place_head(model_activations *t, hd_arena *a, const hd_model *m, int
     t->head_logits = take_f32(a, logits * c->vocab);
 }
 
-void model_place_block(model_activations *t, hd_arena *a, const hd_model *m, int32_t block) {
+/* An indexer has no gradients, so that nothing but its choice is kept. */
+static void place_kept_attention(model_activations *t, hd_arena *a, const hd_model *m,
+                                 const hd_layer_spec *layer) {
+    const hd_model_spec *c = m->env.spec;
+    const int64_t n = m->limits.rows;
+    const hd_attention kind = layer->attention;
+    place_attention(t, a, m, n);
+    t->q_low_raw = take(a, m, n * c->q_rank);
+    if (!hd_is_hybrid(c)) t->kv_raw = take(a, m, n * (c->kv_rank + c->rope_dim));
+    if (kind == HD_ATTN_CSA || kind == HD_ATTN_MLA_SPARSE) place_selected(t, a, m, n);
+    if (layer->compress_ratio) place_compressor(t, a, m, n);
+}
+
+void model_place_block(model_activations *t, hd_arena *a, const hd_model *m,
+                       const hd_layer_spec *layer, int32_t block) {
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, hc = c->hc_mult, assigned = n * c->route.top_k;
     t->h = take(a, m, n * c->hidden);
@@ -212,10 +242,7 @@ void model_place_block(model_activations *t, hd_arena *a, const hd_model *m, int
     t->post = take_f32(a, n * hc);
     t->comb = take_f32(a, n * hc * hc);
     if (!block) {
-        place_attention(t, a, m, n);
-        if (hd_is_hybrid(c)) return;
-        t->q_low_raw = take(a, m, n * c->q_rank);
-        t->kv_raw = take(a, m, n * (c->kv_rank + c->rope_dim));
+        place_kept_attention(t, a, m, layer);
         return;
     }
     place_ffn(t, a, m, n);
@@ -240,7 +267,7 @@ void model_place_activations(model_activations *t, hd_arena *a, const hd_model *
     place_shared(t, a, m);
     model_place_micro(t, a, m, m->whole_rows);
     static void (*const places[])(model_activations *, hd_arena *, const hd_model *,
-                                  int64_t) = {place_engram, place_attention, place_ffn,
+                                  int64_t) = {place_engram, place_any_attention, place_ffn,
                                               place_head};
     const size_t scratch = a->used;
     size_t end = scratch;

@@ -16,9 +16,10 @@ typedef struct hd_backward hd_backward;
 
 /* Opens the backward pass of a model with one rank, one micro-batch, float32 activations and
  * MLA in the absorbed form; others are refused. m and ops must outlive it. The activations of the
- * last blocks, as many as keep_bytes hold, are kept and not computed again: no bit depends on it. */
+ * last blocks, as many as keep_bytes hold, are kept and not computed again: no bit depends on it.
+ * drafts: losses may be those of the MTP layer, too, which the weights must have. */
 hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
-                           int64_t keep_bytes, hd_err *err);
+                           int64_t keep_bytes, bool drafts, hd_err *err);
 void hd_backward_close(hd_backward *b); /* NULL is fine */
 
 size_t hd_backward_bytes(const hd_backward *b); /* device memory */

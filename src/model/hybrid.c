@@ -85,7 +85,7 @@ static void project(const model_step *s, int32_t layer, bool keys, bool queries)
     const parts p = parts_of(&s->m->env.spec->layers[layer]);
     const model_activations *t = s->t;
     const model_product of_h[] = {
-        {HD_Q_A,             t->q_low,                 !queries              },
+        {HD_Q_A,             t->q_low_raw,             !queries              },
         {HD_KV,              t->kv,                    !keys                 },
         {HD_COMP_KV,         hd_f32(t->compress_kv),   !keys || !p.entries   },
         {HD_COMP_GATE,       hd_f32(t->compress_gate), !keys || !p.gates     },
@@ -110,7 +110,7 @@ static void make_queries(const model_step *s, int32_t layer) {
         {HD_Q_B,       t->q,       false                               },
         {HD_INDEX_Q_B, t->index_q, !parts_of(&c->layers[layer]).selects},
     };
-    model_norm(s, layer, HD_Q_A_NORM, t->q_low, t->q_low, s->b->n_rows, c->q_rank);
+    model_norm(s, layer, HD_Q_A_NORM, t->q_low, t->q_low_raw, s->b->n_rows, c->q_rank);
     model_linear_set(s, layer, t->q_low, of_q_low, HD_LEN(of_q_low));
     rotate_query(s, layer);
 }

@@ -169,9 +169,10 @@ void model_place_activations(model_activations *t, hd_arena *a, const hd_model *
 void model_place_micro(model_activations *t, hd_arena *a, const hd_model *m, int64_t rows);
 void model_move_activations(model_activations *t, const model_activations *whole,
                             const hd_model *m, int32_t row);
-/* What one block (0 attention, 1 feed-forward) leaves for its gradients, apart from all others, of
- * the only rank: also gate and up, which elsewhere are overwritten. The rest of *t stays. */
-void model_place_block(model_activations *t, hd_arena *a, const hd_model *m, int32_t block);
+/* What one block (0 attention, 1 feed-forward) of a layer leaves for its gradients, apart from all others,
+ * of the only rank: also gate and up, which elsewhere are overwritten. The rest of *t stays. */
+void model_place_block(model_activations *t, hd_arena *a, const hd_model *m,
+                       const hd_layer_spec *layer, int32_t block);
 /* rope.c: models.md 2.1.5, into freq[pairs] */
 void model_rope_freqs(const hd_rope_spec *rope, int32_t pairs, float *freq);
 float model_index_scale(const hd_model_spec *spec); /* on indexer scores */

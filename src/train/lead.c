@@ -193,16 +193,25 @@ static hd_status step(hd_trainer *t, hd_optimizer_report *report, hd_err *err) {
     return hd_stream_sync(t->stream, err);
 }
 
-/* An update by the masters of all ranks. */
-static hd_status gather_update(hd_trainer *t, hd_weights_update **u, hd_err *err) {
-    hd_map masters;
+/* Whether the arrays of this rank are those of all, in host memory. */
+static bool has_all(const hd_trainer *t) {
+    return is_alone(t) && hd_device_is_host(t->device);
+}
+
+static hd_status gather_masters(hd_trainer *t, hd_map *out, hd_err *err) {
     const size_t bytes = (size_t)hd_parameters_count(t->parameters) * sizeof(float);
-    HD_TRY(hd_map_take(&masters, bytes, "trained weights", err));
-    float *to = (float *)(void *)hd_map_writable(&masters);
-    const hd_status st = gather(t, HD_PARAMETER_MASTER, to, err);
-    if (st == HD_OK) return hd_parameters_update(t->parameters, &masters, u, err);
-    hd_map_close(&masters);
+    HD_TRY(hd_map_take(out, bytes, "trained weights", err));
+    const hd_status st =
+        gather(t, HD_PARAMETER_MASTER, (float *)(void *)hd_map_writable(out), err);
+    if (st != HD_OK) hd_map_close(out);
     return st;
+}
+
+/* An update by the masters of all ranks; those of one rank stay where they are. */
+static hd_status gather_update(hd_trainer *t, hd_weights_update **u, hd_err *err) {
+    hd_map masters = {0};
+    if (!has_all(t)) HD_TRY(gather_masters(t, &masters, err));
+    return hd_parameters_update(t->parameters, &masters, u, err);
 }
 
 /* A step with an update by the masters; NULL if it is skipped. */
@@ -238,11 +247,6 @@ static hd_status follow_step(hd_trainer *t, hd_weights *own, hd_err *err) {
 }
 
 /* ---- checkpoints ---- */
-
-/* Whether the arrays of this rank are those of all, in host memory. */
-static bool has_all(const hd_trainer *t) {
-    return is_alone(t) && hd_device_is_host(t->device);
-}
 
 static hd_status gather_arrays(hd_trainer *t, float *const *arrays, hd_err *err) {
     HD_TRY(tell(t, ORDER_GATHER, 0, NULL, 0, err));

@@ -9,10 +9,9 @@ static int64_t scratch_of(const hd_stream *s) {
 }
 
 static int64_t pages_of(const hd_trainer *t) {
-    const int32_t n_layers = t->o.spec->n_layers + hd_weights_n_mtp(t->o.weights);
     size_t bytes = 0;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-        bytes += hd_kv_page_bytes(t->o.spec, n_layers, (hd_kv_group)g, HD_F32, 0);
+        bytes += hd_kv_page_bytes(t->o.spec, trainer_layers(t), (hd_kv_group)g, HD_F32, 0);
     }
     return (int64_t)bytes * trainer_pages(t);
 }
@@ -23,20 +22,24 @@ static int64_t stored_bytes(const hd_trainer *t) {
     return hd_summary_main(&all).bytes + hd_summary_mtp(&all).bytes;
 }
 
+/* Of rank 0: the new weights, and the masters of several ranks. */
+static int64_t update_bytes(const hd_trainer *t, const hd_trainer_memory *m) {
+    return m->weights + (t->o.n_ranks > 1 ? m->trained * (int64_t)sizeof(float) : 0);
+}
+
 void hd_trainer_memory_now(hd_trainer_memory *out, const hd_trainer *t) {
     int64_t first, own, summed;
     hd_gradients_all(hd_parameters_gradients(t->parameters), &summed);
     hd_parameters_slice(t->parameters, HD_PARAMETER_MASTER, &first, &own);
-    *out = (hd_trainer_memory){
-        .trained = hd_parameters_count(t->parameters),
-        .weights = stored_bytes(t),
-        .gradients = summed * (int64_t)sizeof(float),
-        .masters = own * HD_N_PARAMETER_ARRAYS * (int64_t)sizeof(float),
-        .activations = (int64_t)(hd_model_bytes(t->model) + hd_backward_bytes(t->backward) +
-                                 2 * t->batch.bytes) +
-                       pages_of(t) + scratch_of(t->stream) + scratch_of(t->optimizer.stream)};
-    if (hd_device_is_host(t->device))
-        out->update = out->trained * (int64_t)sizeof(float) + out->weights;
+    *out = (hd_trainer_memory){.trained = hd_parameters_count(t->parameters),
+                               .weights = stored_bytes(t),
+                               .gradients = summed * (int64_t)sizeof(float),
+                               .masters = own * HD_N_PARAMETER_ARRAYS * (int64_t)sizeof(float),
+                               .activations = (int64_t)(hd_model_bytes(t->model) +
+                                                        hd_backward_bytes(t->backward) +
+                                                        2 * t->batch.bytes) +
+                                              pages_of(t) + scratch_of(t->optimizer.stream)};
+    if (hd_device_is_host(t->device)) out->update = update_bytes(t, out);
 }
 
 hd_status hd_trainer_memory_of(hd_trainer_memory *out, const hd_trainer_options *o,

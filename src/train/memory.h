@@ -12,8 +12,8 @@ typedef struct hd_trainer_memory {
     int64_t masters;   /* masters and moments, of rank 0's slice */
     int64_t
         activations; /* of a micro-batch, forward and back, with its pages, and scratch of threads */
-    /* of rank 0, while weights are rounded: all masters, and the new weights; on a GPU they change in
-     * place */
+    /* of rank 0, while weights are rounded: the new weights, and all masters of several ranks; on a GPU they
+     * change in place */
     int64_t update;
 } hd_trainer_memory;
 

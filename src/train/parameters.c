@@ -417,7 +417,7 @@ static hd_tensor tensor_of(const hd_tensor_decl *d, const void *data) {
 
 /* The masters as tensors; copies point to those of their parameters. */
 static void fill(const hd_parameters *p, hd_tensor *tensors, const hd_map *masters) {
-    const float *all = (const float *)(const void *)masters->data;
+    const float *all = masters->data ? (const float *)(const void *)masters->data : p->block;
     for (int32_t i = 0; i < p->n; i++) {
         tensors[i] = tensor_of(decl_of(p, i), all + p->at[i]);
     }

@@ -81,7 +81,8 @@ void hd_parameters_set(const hd_parameters *p, int32_t i, hd_parameter_array whi
  * [HD_N_PARAMETER_ARRAYS]: the arrays of all ranks. */
 void hd_parameters_list(const hd_parameters *p, float *const *whole, hd_parameter *out);
 
-/* Opens an update of w by the masters of all ranks, memory of hd_map_take(), which it takes. */
+/* Opens an update of w by the masters of all ranks, memory of hd_map_take(), which it takes; without any
+ * by those of this rank, in host memory, which must have all and may not change before it is closed. */
 hd_status hd_parameters_update(const hd_parameters *p, hd_map *masters, hd_weights_update **out,
                                hd_err *err);
 

@@ -8,7 +8,7 @@
 #include "model/backward.h"
 #include "train/trainer_internal.h"
 
-enum { MAX_SEQS = 64, LOGIT_ROWS = 64, GPU_LOGITS = 64 << 20 };
+enum { MIN_SEQS = 4, MAX_SEQS = 64, LOGIT_ROWS = 64, GPU_LOGITS = 64 << 20 };
 
 enum { INPUTS = 7, RESULTS = 3 }; /* of loss_rows */
 
@@ -68,16 +68,25 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
     };
     HD_TRY(hd_model_open(&t->model, &env, &limits, err));
     init_backward_ops(t);
-    return hd_backward_open(&t->backward, t->model, &t->back_ops, keep_bytes(t), err);
+    return hd_backward_open(&t->backward, t->model, &t->back_ops, keep_bytes(t), o->drafts,
+                            err);
+}
+
+/* Sequences of a micro-batch: each may leave a page nearly empty, so there are no more than full pages. */
+static int32_t most_seqs(const hd_trainer *t) {
+    return hd_min_i32(hd_max_i32(t->o.rows / t->page_tokens, MIN_SEQS), MAX_SEQS);
 }
 
 int32_t trainer_pages(const hd_trainer *t) {
-    return t->o.rows / t->page_tokens + MAX_SEQS;
+    return t->o.rows / t->page_tokens + most_seqs(t);
+}
+
+int32_t trainer_layers(const hd_trainer *t) {
+    return t->o.spec->n_layers + (t->o.drafts ? hd_weights_n_mtp(t->o.weights) : 0);
 }
 
 static hd_status open_pages(hd_trainer *t, hd_err *err) {
     const hd_trainer_options *o = &t->o;
-    const int32_t n_layers = o->spec->n_layers + hd_weights_n_mtp(o->weights);
     t->page_tokens = hd_kv_shape_of(o->spec).page_tokens;
     t->seq_pages = (int32_t)hd_ceil_div(o->context, t->page_tokens);
     const int32_t n_pages = trainer_pages(t);
@@ -85,8 +94,8 @@ static hd_status open_pages(hd_trainer *t, hd_err *err) {
         .n_pages = {n_pages, n_pages},
           .entry_type = t->ops.kv_type
     };
-    const hd_batch_limits limits = {o->rows, MAX_SEQS, t->seq_pages};
-    HD_TRY(hd_kv_open(&t->kv, o->spec, n_layers, t->device, &kv, err));
+    const hd_batch_limits limits = {o->rows, most_seqs(t), t->seq_pages};
+    HD_TRY(hd_kv_open(&t->kv, o->spec, trainer_layers(t), t->device, &kv, err));
     return hd_batch_open(&t->batch, &limits, t->device, err);
 }
 
@@ -290,10 +299,11 @@ static void add_sequence(hd_trainer *t, const hd_train_sequence *s, int32_t *pag
 
 /* Fills the batch with sequences from the front of s[n]; returns how many. */
 static int32_t fill(hd_trainer *t, const hd_train_sequence *s, int32_t n) {
+    const int32_t most = most_seqs(t);
     int32_t page = 0, rows = 0, i = 0;
     t->n_drafts = 0;
     hd_batch_reset(&t->batch);
-    for (; i < n && i < MAX_SEQS && rows + s[i].n - 1 <= t->o.rows; i++) {
+    for (; i < n && i < most && rows + s[i].n - 1 <= t->o.rows; i++) {
         rows += s[i].n - 1;
         add_sequence(t, &s[i], &page);
     }

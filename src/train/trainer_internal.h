@@ -57,7 +57,8 @@ hd_status trainer_check(const hd_trainer *t, const hd_train_sequence *s, int32_t
 hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool accumulates,
                       hd_err *err);
 
-int32_t trainer_pages(const hd_trainer *t); /* of the pool of each KV group */
+int32_t trainer_pages(const hd_trainer *t);  /* of the pool of each KV group */
+int32_t trainer_layers(const hd_trainer *t); /* that have pages */
 
 /* ---- crew.c: the other ranks as threads ---- */
 

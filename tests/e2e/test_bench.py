@@ -106,6 +106,16 @@ def test_training_adds_up(hadal, tmp_path, flags):
     assert 0 < report["forward"]["of_limit"] < 2 and report["optimizer"]["of_limit"] == 0
 
 
+@pytest.mark.slow  # sanitizers have memory of their own
+@pytest.mark.parametrize("keep", [0, 2])
+def test_training_takes_the_planned_memory(hadal, keep):
+    words = ["--sequences", 4, "--length", 256, "--times", 1, "--backend", "cpu", "--keep-activations", keep, "--json"]
+    said = hadal("bench", "train", MODEL.parent / "tiny-v3", *words)
+    assert said.returncode == 0, said.stderr
+    report = json.loads(said.stdout)
+    assert report["memory"] == pytest.approx(report["planned_memory"], rel=0.03)
+
+
 def test_training_refuses_what_is_no_sequence(refused, tmp_path):
     (tmp_path / "tokens.json").write_text("[[5]]")
     refused(["bench", "train", MODEL, "--tokens", tmp_path / "tokens.json"], "training needs two")

@@ -269,7 +269,7 @@ def test_training(tmp_path):
     data.write_text("".join(json.dumps({"tokens": [3 + (i * j) % 300 for j in range(1, 257)]}) + "\n" for i in range(1, 9)))
     command = [HADAL, "train", model, "--data", data, "--out", tmp_path / "out", "--steps", "1", "--batch", "8", "--threads", "2", "-q"]
     used = peak_bytes(command)
-    assert 0.7 * alone["peak"] < used < alone["peak"] + 20e6
+    assert 0.9 * alone["peak"] < used < alone["peak"] + 20e6
 
 
 def test_context_parallelism():

@@ -1,9 +1,13 @@
 """hadal train and hadal rl: losses fall, runs go on where they stopped to the same bits, sampler and
 trainer agree, and bad input is refused by name."""
 
+import concurrent.futures
+import contextlib
+import fcntl
 import hashlib
 import json
 import math
+import os
 import signal
 import struct
 import subprocess
@@ -11,6 +15,8 @@ import time
 
 import pytest
 from conftest import HADAL, ROOT
+from serving import Server
+from test_weight_ways import Starting
 
 MODEL = ROOT / "models" / "tiny-v3"
 WORDS = ["zebra", "yak", "heron", "otter", "lynx", "viper"]
@@ -95,6 +101,15 @@ def test_what_is_frozen_stays(hadal, data, tmp_path):
     assert changed and not any(".experts." in name or "norm" in name for name in changed)
 
 
+@contextlib.contextmanager
+def open_locked(folder):
+    """As a run has its folder."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    yield
+    os.close(fd)
+
+
 def test_old_checkpoints_are_removed(hadal, data, tmp_path):
     train(hadal, data, tmp_path / "out", "--steps", "3", "--save-every", "1", "--keep", "2", "-q")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["step-00000002", "step-00000003"]
@@ -125,6 +140,10 @@ def test_bad_runs_are_refused(refused, hadal, data, tmp_path):
     assert "has checkpoints; --resume" in why(*args)
     assert "another --lr" in why(*args, "--resume", "--lr", "1e-3")
     assert "another --freeze" in why(*args, "--resume", "--freeze", "norms")
+    why_not = refused("train", ROOT / "models" / "tiny-v4", *args, "--resume")
+    assert "a run of another model than" in why_not and "differs" in why_not
+    with open_locked(out):
+        assert "another run writes to this folder" in why(*args, "--resume")
     other = tmp_path / "other.jsonl"
     other.write_text('{"tokens": [1, 2]}\n')
     assert "other data" in why("--data", other, *args[2:], "--resume")
@@ -150,6 +169,30 @@ def learn(hadal, out, *args):
     done = hadal("rl", MODEL, "--task", "sort", "--out", out, "--log", out.with_suffix(".log"), *args)
     assert done.returncode == 0, done.stderr
     return steps(out.with_suffix(".log"))
+
+
+def answers_from_the_start(model, *flags):
+    """A client that does not wait for /health: 503 says that the model is loaded, and nothing else is said until it answers."""
+    body = {"messages": [{"role": "user", "content": "Sort: 5 3 9 1"}], "temperature": 0, "max_tokens": 40}
+    early = Starting()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        started = pool.submit(Server, *flags, model=model, port=early.port)
+        while (reply := early.first_reply("/v1/chat/completions", body)).status != 200:
+            assert (reply.status, reply.code) == (503, "starting") and "Retry-After" in reply.headers, reply.text
+        server = started.result()
+    choices = [reply.json["choices"][0], server.post("/v1/chat/completions", body).json["choices"][0]]
+    health = server.get("/health").text
+    server.close()
+    assert health == "ok" and choices[0] == choices[1] and choices[0]["message"]["content"]
+
+
+def test_the_result_of_rl_is_served(hadal, tmp_path):
+    learn(hadal, tmp_path / "out", "--steps", "2")
+    model = tmp_path / "out" / "step-00000002" / "model"
+    assert changed(model)
+    answers_from_the_start(model)
+    done = hadal("eval", model, "--tasks", MODEL / "eval" / "tiny.jsonl", "--limit", "2", "-q")
+    assert done.returncode == 0, done.stderr
 
 
 def test_sampler_and_trainer_agree_to_the_bit(hadal, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from conftest import ROOT
 from test_cuda import has_gpu, on_gpu
-from test_train import data, digests, steps  # noqa: F401
+from test_train import answers_from_the_start, data, digests, steps  # noqa: F401
 
 MODELS = [ROOT / "models" / "tiny-v3", ROOT / "models" / "tiny-v4"]
 
@@ -51,6 +51,7 @@ def test_sampler_and_trainer_agree(hadal, tmp_path, model):
         done = hadal(*command, "--backend", "cuda", "--log", log, "-q", *args)
         assert done.returncode == 0, done.stderr
         assert [line["dlogp_max"] for line in steps(log)] == [0, 0, 0]
+    answers_from_the_start(tmp_path / "plain" / "step-00000003" / "model", "--backend", "cuda")
 
 
 @pytest.mark.skipif(has_gpu, reason="for machines without a GPU")

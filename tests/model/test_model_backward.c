@@ -179,7 +179,8 @@ static void open_trained(trained *t, const char *name, const char *changes, int3
     open_model(t, &t->model, MOST_LOGITS);
     open_model(t, &t->whole, ROWS);
     fill_batch(t);
-    assert_int_equal(hd_backward_open(&t->backward, t->model, &t->back_ops, 0, NULL), HD_OK);
+    assert_int_equal(hd_backward_open(&t->backward, t->model, &t->back_ops, 0, false, NULL),
+                     HD_OK);
     assert_int_equal(hd_gradients_open(&t->gradients, t->weights, t->device, NULL, NULL, NULL),
                      HD_OK);
 }
@@ -351,7 +352,7 @@ static void check_kept(const char *name) {
     for (int all_blocks = 1; all_blocks >= 0; all_blocks--) {
         const int64_t keep = all_blocks ? (int64_t)1 << 32 : (int64_t)(all - none) / 2;
         hd_backward_close(t.backward);
-        assert_int_equal(hd_backward_open(&t.backward, t.model, &t.back_ops, keep, NULL),
+        assert_int_equal(hd_backward_open(&t.backward, t.model, &t.back_ops, keep, false, NULL),
                          HD_OK);
         assert_int_equal(hd_gradients_open(&t.gradients, t.weights, t.device, NULL, NULL, NULL),
                          HD_OK);

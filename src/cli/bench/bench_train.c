@@ -58,9 +58,26 @@ typedef struct run {
     double flops_per_token; /* of a forward pass: products with matrices, attention left out */
     double limit;           /* float32 operations per second; 0: unknown */
     hd_device *gpu;         /* NULL: a CPU */
-    size_t gpu_free;        /* before the trainer was opened */
+    int64_t unused;         /* memory_used() before weights and trainer were opened */
     double seconds[N_PARTS][MAX_TIMES];
 } run;
+
+/* The most memory that the process has had, in bytes. What getrusage() says begins with the parent's. */
+static int64_t peak_memory(void) {
+    char line[256];
+    long long kib = 0;
+    FILE *f = fopen("/proc/self/status", "re");
+    while (f && kib == 0 && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "VmHWM:", 6) == 0) kib = strtoll(line + 6, NULL, 10);
+    }
+    if (f) fclose(f);
+    return kib * 1024;
+}
+
+/* Bytes: of a GPU those that are taken, with what the driver takes for the program. */
+static int64_t memory_used(const run *r) {
+    return r->gpu ? -(int64_t)hd_device_free_bytes(r->gpu) : peak_memory();
+}
 
 /* ---- opening ---- */
 
@@ -162,6 +179,8 @@ static hd_status open_all(run *r, hd_err *err) {
     }
     HD_TRY(place_sequences(r, err));
     HD_TRY(count_products(r, err));
+    if (r->set.backend) HD_TRY(hd_device_open_cuda(&r->gpu, 0, HD_CUDA_AUTO, err));
+    r->unused = memory_used(r);
     HD_TRY(open_weights(r, err));
     const int32_t least = r->lists.longest - 1;
     const hd_trainer_options o = {
@@ -177,10 +196,6 @@ static hd_status open_all(run *r, hd_err *err) {
         .matrices = r->set.muon ? HD_UPDATE_MUON : HD_UPDATE_ADAMW,
         .optimizer = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .momentum = 0.95, .clip = 1.0}
     };
-    if (r->set.backend) {
-        HD_TRY(hd_device_open_cuda(&r->gpu, 0, HD_CUDA_AUTO, err));
-        r->gpu_free = hd_device_free_bytes(r->gpu);
-    }
     HD_TRY(hd_trainer_open(&r->trainer, &o, err));
     if (r->set.backend == 0)
         r->limit = hd_measure_flops(hd_trainer_stream(r->trainer), hd_cpu_features(), r->now);
@@ -240,16 +255,10 @@ static hd_status run_once(run *r, int64_t time, hd_err *err) {
 
 /* ---- the report ---- */
 
-/* Bytes of a GPU: as planned, and as taken, with what the driver takes for the program. */
-typedef struct gpu_memory {
-    int64_t planned, taken;
-} gpu_memory;
-
-static gpu_memory measure_memory(const run *r) {
+static int64_t planned_memory(const run *r) {
     hd_trainer_memory m;
     hd_trainer_memory_now(&m, r->trainer);
-    return (gpu_memory){hd_trainer_memory_peak(&m),
-                        (int64_t)(r->gpu_free - hd_device_free_bytes(r->gpu))};
+    return hd_trainer_memory_peak(&m);
 }
 
 static double share_of_limit(const run *r, int i, double seconds) {
@@ -270,26 +279,21 @@ static void print_lines(const run *r, const hd_quantiles *q) {
                q[i].p90 * 1e3, (double)r->lists.total / q[i].median,
                share_of_limit(r, i, q[i].median), parts[i].about);
     }
-    if (!r->gpu) return;
-    const gpu_memory m = measure_memory(r);
-    printf("memory %.1f MB, planned %.1f MB\n", (double)m.taken * 1e-6,
-           (double)m.planned * 1e-6);
+    printf("memory %.1f MB, planned %.1f MB\n", (double)(memory_used(r) - r->unused) * 1e-6,
+           (double)planned_memory(r) * 1e-6);
 }
 
 static hd_status print_json(const run *r, const hd_quantiles *q, hd_err *err) {
-    json_t *o = json_pack("{s:I, s:I, s:f, s:f, s:f}", "tokens", (json_int_t)r->lists.total,
-                          "times", (json_int_t)r->set.times, "loss", r->loss, "limit_flops",
-                          r->limit, "flops_per_token", r->flops_per_token);
+    json_t *o = json_pack(
+        "{s:I, s:I, s:f, s:f, s:f, s:I, s:I}", "tokens", (json_int_t)r->lists.total, "times",
+        (json_int_t)r->set.times, "loss", r->loss, "limit_flops", r->limit, "flops_per_token",
+        r->flops_per_token, "memory", (json_int_t)(memory_used(r) - r->unused),
+        "planned_memory", (json_int_t)planned_memory(r));
     for (int i = 0; i < N_PARTS; i++) {
         if (i == OPTIMIZER && r->set.config) continue;
         json_object_set_new(o, parts[i].name,
                             json_pack("{s:f, s:f, s:f}", "seconds", q[i].median, "p90",
                                       q[i].p90, "of_limit", share_of_limit(r, i, q[i].median)));
-    }
-    if (r->gpu) {
-        const gpu_memory m = measure_memory(r);
-        json_object_set_new(o, "memory", json_integer((json_int_t)m.taken));
-        json_object_set_new(o, "planned_memory", json_integer((json_int_t)m.planned));
     }
     char *text = hd_json_write(o, JSON_COMPACT);
     json_decref(o);

@@ -299,7 +299,7 @@ static hd_status report(const training *t, const step_result *r, hd_err *err) {
     return train_run_log(&t->run, line, err);
 }
 
-static hd_status save(const training *t, hd_err *err) {
+static hd_status save(training *t, hd_err *err) {
     json_t *state = json_pack("{s:I}", "cursor", (json_int_t)t->cursor);
     return train_run_save(&t->run, t->trainer, t->weights, hd_trainer_steps(t->trainer), state,
                           err);

@@ -1,10 +1,12 @@
 /* train_run.c - options, checkpoints and log of a training run. */
 #include "cli/training/train_run.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 
 #include "base/file.h"
@@ -163,20 +165,53 @@ static hd_status compare(const json_t *before, json_t *now, const char *dir, hd_
     return HD_OK;
 }
 
+/* Keeps other runs out of the folder from now on, if it is there. */
+static hd_status hold_folder(train_run *r, hd_err *err) {
+    const char *out = r->set->out;
+    if (r->folder) return HD_OK;
+    r->folder = opendir(out);
+    if (!r->folder && errno == ENOENT) return HD_OK;
+    if (!r->folder) return HD_FAIL(err, HD_EIO, "%s: %s", out, strerror(errno));
+    if (flock(dirfd(r->folder), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "%s: another run writes to this folder", out);
+}
+
+static hd_status make_folder(train_run *r, hd_err *err) {
+    const char *out = r->set->out;
+    if (mkdir(out, 0777) != 0 && errno != EEXIST) {
+        return HD_FAIL(err, HD_EIO, "%s: %s", out, strerror(errno));
+    }
+    return hold_folder(r, err);
+}
+
+/* The folder's model is that of the command line. */
+static hd_status compare_models(const train_run *r, hd_err *err) {
+    hd_model_spec *given = NULL, *own = NULL;
+    hd_status st = hd_model_spec_open(&given, r->set->model_dir, err);
+    if (st == HD_OK) st = hd_model_spec_open(&own, r->model, err);
+    const char *key = st == HD_OK ? hd_model_spec_difference(given, own) : NULL;
+    if (key) {
+        st = HD_FAIL(err, HD_EINVAL, "%s: a run of another model than %s (%s differs)",
+                     r->resumed, r->set->model_dir, key);
+    }
+    hd_model_spec_close(given);
+    hd_model_spec_close(own);
+    return st;
+}
+
 /* Makes the model in OUT/start. */
-static hd_status begin_randomly(const train_run *r, hd_err *err) {
+static hd_status begin_randomly(train_run *r, hd_err *err) {
     const train_settings *s = r->set;
     hd_model_spec *spec; /* refused before the folder is made */
     HD_TRY(hd_model_spec_open(&spec, s->init, err));
     hd_model_spec_close(spec);
-    if (mkdir(s->out, 0777) != 0 && errno != EEXIST) {
-        return HD_FAIL(err, HD_EIO, "%s: %s", s->out, strerror(errno));
-    }
+    HD_TRY(make_folder(r, err));
     return hd_init_folder(r->model, s->init, s->model_dir, (uint64_t)s->seed, err);
 }
 
 static hd_status find_checkpoint(train_run *r, hd_err *err) {
     const train_settings *s = r->set;
+    HD_TRY(hold_folder(r, err));
     HD_TRY(hd_state_find(&r->resumed, s->out, err));
     if (r->resumed && !s->resume) {
         return HD_FAIL(err, HD_EINVAL,
@@ -190,6 +225,7 @@ static hd_status find_checkpoint(train_run *r, hd_err *err) {
                           : strdup(s->model_dir);
     if (!r->model) return HD_FAIL(err, HD_ENOMEM, "no memory for a path");
     if (!r->resumed) return s->init ? begin_randomly(r, err) : HD_OK;
+    if (!s->init) HD_TRY(compare_models(r, err));
     HD_TRY(hd_state_read(r->resumed, &r->steps, &r->state, err));
     return compare(json_object_get(r->state, "options"), r->options, r->resumed, err);
 }
@@ -206,6 +242,7 @@ hd_status train_run_open(train_run *r, const train_settings *s, json_t *options,
 
 void train_run_close(train_run *r) {
     if (r->log) fclose(r->log);
+    if (r->folder) closedir(r->folder);
     free(r->resumed);
     free(r->model);
     json_decref(r->state);
@@ -221,7 +258,7 @@ hd_status train_run_load(const train_run *r, hd_trainer *t, hd_err *err) {
     return hd_trainer_load(t, r->resumed, json_integer_value(steps), err);
 }
 
-hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w, int64_t steps,
+hd_status train_run_save(train_run *r, hd_trainer *t, const hd_weights *w, int64_t steps,
                          json_t *state, hd_err *err) {
     json_t *own = json_integer((json_int_t)hd_trainer_steps(t));
     if (!state || json_object_set_new(state, "optimizer_steps", own) != 0 ||
@@ -230,7 +267,8 @@ hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w,
         return HD_FAIL(err, HD_ENOMEM, "no memory for the state of a run");
     }
     hd_whole_parameters whole = {.n = 0};
-    hd_status st = hd_weights_fetch(w, hd_trainer_stream(t), err);
+    hd_status st = make_folder(r, err);
+    if (st == HD_OK) st = hd_weights_fetch(w, hd_trainer_stream(t), err);
     if (st == HD_OK) st = hd_trainer_gather(t, &whole, err);
     if (st == HD_OK) {
         st = hd_state_save(r->set->out, steps, whole.all, whole.n, w, r->model, state,

@@ -3,6 +3,7 @@
 #ifndef HD_CLI_TRAINING_TRAIN_RUN_H
 #define HD_CLI_TRAINING_TRAIN_RUN_H
 
+#include <dirent.h>
 #include <jansson.h>
 #include <stdio.h>
 
@@ -29,6 +30,7 @@ typedef struct train_run {
     char *model;     /* the folder to open the model from */
     json_t *options; /* what decides the run's bits */
     int64_t steps;   /* done before */
+    DIR *folder;     /* set->out, locked; NULL: it is not there yet */
     FILE *log;
 } train_run;
 
@@ -42,8 +44,8 @@ const char *train_settings_kv_type(const train_settings *s); /* --kv-cache-dtype
 hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *out, hd_err *err);
 
 /* Finds the checkpoint to go on from. options: the command's own options that decide the bits,
- * which it takes; others of the run are added. Refuses to resume a run of other options, and
- * to write into the folder of a run that is not resumed. */
+ * which it takes; others of the run are added. Refuses to resume a run of other options or of another
+ * model, and to write into the folder of a run that is not resumed, or of one that still runs. */
 hd_status train_run_open(train_run *r, const train_settings *s, json_t *options, hd_err *err);
 void train_run_close(train_run *r); /* an all-zero one is fine */
 
@@ -52,7 +54,7 @@ hd_status train_run_load(const train_run *r, hd_trainer *t, hd_err *err);
 
 /* Writes a checkpoint after `steps` of the command; state, which it takes, is what the command needs
  * to go on. */
-hd_status train_run_save(const train_run *r, hd_trainer *t, const hd_weights *w, int64_t steps,
+hd_status train_run_save(train_run *r, hd_trainer *t, const hd_weights *w, int64_t steps,
                          json_t *state, hd_err *err);
 bool train_run_saves_at(const train_run *r, int64_t steps); /* after so many steps */
 

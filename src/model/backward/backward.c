@@ -93,12 +93,8 @@ static void place_head(hd_backward *b, hd_arena *a) {
 
 static void place_mtp(hd_backward *b, hd_arena *a) {
     const hd_model *m = b->m;
-    b->d.paired =
-        take(a, m->env.spec->hc_mult ? 0 : 2 * (int64_t)m->limits.rows * m->env.spec->hidden);
-}
-
-static bool has_mtp(const hd_model *m) {
-    return m->env.spec->drafter == HD_DRAFTER_MTP && hd_weights_n_mtp(m->env.weights) > 0;
+    const bool pairs = b->drafts && !m->env.spec->hc_mult;
+    b->d.paired = take(a, pairs ? 2 * (int64_t)m->limits.rows * m->env.spec->hidden : 0);
 }
 
 static int64_t residual_size(const hd_model *m) {
@@ -106,22 +102,23 @@ static int64_t residual_size(const hd_model *m) {
     return (int64_t)m->limits.rows * model_streams(c) * c->hidden;
 }
 
-static int32_t n_blocks(const hd_model *m) {
-    return 2 * (m->env.spec->n_layers + has_mtp(m));
+static int32_t n_blocks(const hd_backward *b) {
+    return 2 * (b->m->env.spec->n_layers + b->drafts);
 }
 
 /* The last blocks are kept, as many as fit. */
 static void place_kept(hd_backward *b, hd_arena *a) {
     int64_t left = b->keep_bytes;
-    for (int32_t i = n_blocks(b->m) - 1; i >= 0; i--) {
+    for (int32_t i = n_blocks(b) - 1; i >= 0; i--) {
         kept_block *k = &b->blocks[i];
+        const hd_layer_spec *layer = &b->m->env.spec->layers[i / 2];
         hd_arena alone = hd_arena_measure();
         k->t = b->m->acts;
-        model_place_block(&k->t, &alone, b->m, i % 2);
+        model_place_block(&k->t, &alone, b->m, layer, i % 2);
         left -= (int64_t)alone.peak;
         k->kept = left >= 0;
         if (!k->kept) return;
-        model_place_block(&k->t, a, b->m, i % 2);
+        model_place_block(&k->t, a, b->m, layer, i % 2);
     }
 }
 
@@ -130,10 +127,10 @@ static void place_all(hd_backward *b, hd_arena *a) {
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, hc = c->hc_mult;
     backward_activations *d = &b->d;
-    b->kept = take(a, n_blocks(m) * residual_size(m));
+    b->kept = take(a, n_blocks(b) * residual_size(m));
     place_kept(b, a);
     b->row = hd_arena_take(a, (size_t)n * sizeof *b->row, 64);
-    b->last = take(a, has_mtp(m) ? residual_size(m) : 0);
+    b->last = take(a, b->drafts ? residual_size(m) : 0);
     d->x = take(a, residual_size(m));
     d->term = take(a, residual_size(m));
     d->y = take(a, n * c->hidden);
@@ -199,7 +196,7 @@ static hd_status open_rows(hd_backward *b, hd_err *err) {
 }
 
 hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
-                           int64_t keep_bytes, hd_err *err) {
+                           int64_t keep_bytes, bool drafts, hd_err *err) {
     *out = NULL;
     HD_TRY(check(m, err));
     hd_backward *b = calloc(1, sizeof *b);
@@ -207,7 +204,8 @@ hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops
     b->m = m;
     b->ops = ops;
     b->keep_bytes = keep_bytes;
-    b->blocks = calloc((size_t)n_blocks(m), sizeof *b->blocks);
+    b->drafts = drafts;
+    b->blocks = calloc((size_t)n_blocks(b), sizeof *b->blocks);
     hd_status st = b->blocks ? open_block(b, err)
                              : HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
     if (st == HD_OK) st = open_rows(b, err);
@@ -333,6 +331,7 @@ static void back_drafts(const back_step *k, model_step *s, const hd_batch *batch
                         const hd_loss *loss) {
     const hd_draft_loss *drafts = &loss->drafts;
     const int32_t layer = s->m->env.spec->n_layers;
+    assert(k->b->drafts);
     const hd_loss own = {.target = drafts->target,
                          .factor = drafts->factor,
                          .logprob = drafts->logprob,

@@ -48,8 +48,9 @@ struct hd_backward {
     float *kept;        /* [layers, 2, rows, streams, hidden] the residual before each block */
     kept_block *blocks; /* [layers, 2] */
     int64_t keep_bytes;
-    float *
-        last; /* [rows, streams, hidden] after the main model's layers; NULL without MTP layer */
+    bool drafts; /* layers include the MTP layer */
+    /* [rows, streams, hidden] after the main model's layers; NULL without drafts */
+    float *last;
     backward_activations d;
     int32_t *row;         /* [rows] 0, 1, ... */
     int32_t *first_entry; /* [seqs] d.first_entry on the host */
@@ -108,6 +109,9 @@ void back_norm(const back_step *k, int32_t layer, hd_role role, hd_rows dx, hd_r
 /* Rotates gradients back: the inverse of model_rope(). */
 void back_rope(const back_step *k, const float *cos_sin, float *x, int32_t at, int32_t heads,
                int32_t head_width);
+
+/* From d.q to d.h, of a query with a low rank; eps: of the norm between both projections. */
+void back_low_query(const back_step *k, int32_t layer, float eps);
 
 /* The blocks: from d.y to d.h, after the forward stages of the block have run. */
 typedef void back_block_fn(const back_step *k, int32_t layer);

@@ -212,3 +212,15 @@ void back_through(const back_step *k, int32_t layer, int32_t block, back_block_f
         back_plain(k, layer, block, fn);
     }
 }
+
+void back_low_query(const back_step *k, int32_t layer, float eps) {
+    const model_step *s = k->s;
+    const backward_activations *d = &k->b->d;
+    const int32_t n = s->b->n_rows, rank = s->m->env.spec->q_rank;
+    back_linear(k, layer, HD_Q_B, d->q_low, false, hd_f32(d->q), s->t->q_low, n);
+    const bool kept = s->t->q_low_raw.data != s->t->q_low.data;
+    const hd_rows raw = kept ? s->t->q_low_raw : hd_f32(d->q_low_raw);
+    if (!kept) model_linear(s, layer, HD_Q_A, raw, s->t->h, n);
+    back_norm(k, layer, HD_Q_A_NORM, hd_f32(d->q_low), hd_f32(d->q_low), raw, n, rank, eps);
+    back_linear(k, layer, HD_Q_A, d->h, false, hd_f32(d->q_low), s->t->h, n);
+}

@@ -77,11 +77,7 @@ static void back_query(const back_step *k, int32_t layer) {
                                                                  .rows = n * heads,
                                                                  .cols = c->head_dim,
                                                                  .eps = c->norm_eps});
-    back_linear(k, layer, HD_Q_B, d->q_low, false, hd_f32(d->q), s->t->q_low, n);
-    model_linear(s, layer, HD_Q_A, hd_f32(d->q_low_raw), s->t->h, n);
-    back_norm(k, layer, HD_Q_A_NORM, hd_f32(d->q_low), hd_f32(d->q_low), hd_f32(d->q_low_raw),
-              n, c->q_rank, c->norm_eps);
-    back_linear(k, layer, HD_Q_A, d->h, false, hd_f32(d->q_low), s->t->h, n);
+    back_low_query(k, layer, c->norm_eps);
 }
 
 /* From d.kv, the gradient of the window's entries, to d.h. */
@@ -106,7 +102,6 @@ static void back_compress(const back_step *k, int32_t layer) {
     const backward_activations *d = &k->b->d;
     const int32_t n = s->b->n_rows;
     /* the compressor has added its position bias since */
-    model_linear(s, layer, HD_COMP_KV, hd_f32(s->t->compress_kv), s->t->h, n);
     model_linear(s, layer, HD_COMP_GATE, hd_f32(s->t->compress_gate), s->t->h, n);
     k->b->ops->compress_back(
         s->stream, &(hd_compress_back_args){

@@ -13,13 +13,7 @@ static void back_query(const back_step *k, int32_t layer) {
         back_linear(k, layer, HD_Q, d->h, false, hd_f32(d->q), s->t->h, n);
         return;
     }
-    back_linear(k, layer, HD_Q_B, d->q_low, false, hd_f32(d->q), s->t->q_low, n);
-    const bool kept = s->t->q_low_raw.data != s->t->q_low.data;
-    const hd_rows raw = kept ? s->t->q_low_raw : hd_f32(d->q_low_raw);
-    if (!kept) model_linear(s, layer, HD_Q_A, raw, s->t->h, n);
-    back_norm(k, layer, HD_Q_A_NORM, hd_f32(d->q_low), hd_f32(d->q_low), raw, n, c->q_rank,
-              inner_eps);
-    back_linear(k, layer, HD_Q_A, d->h, false, hd_f32(d->q_low), s->t->h, n);
+    back_low_query(k, layer, inner_eps);
 }
 
 /* From d.entries, the gradient of the stored latents, to d.h. */

@@ -33,11 +33,15 @@ struct row_tile {
 template <int T>
 static __device__ row_tile find_tile(const hd_seqs &s, int32_t times, int32_t divide) {
     int32_t left = (int32_t)blockIdx.x;
-    for (int32_t q = 0; q < s.n; q++) {
+    for (int32_t base = 0; base < s.n; base += WARP) {
+        const int32_t lane = (int32_t)threadIdx.x % WARP, q = min(base + lane, s.n - 1);
         const int32_t n = (s.first_row[q + 1] - s.first_row[q]) / divide * times;
-        const int32_t tiles = (n + T - 1) / T;
-        if (left < tiles) return {q, 0, n, left * T, min((left + 1) * T, n)};
-        left -= tiles;
+        const lane_place p = find_lane(base + lane < s.n ? (n + T - 1) / T : 0, left);
+        if (p.lane >= 0) {
+            const int32_t of_seq = __shfl_sync(ALL_LANES, n, p.lane), at = left - p.before;
+            return {base + p.lane, 0, of_seq, at * T, min((at + 1) * T, of_seq)};
+        }
+        left -= p.all;
     }
     return {0, 0, 0, 0, 0};
 }

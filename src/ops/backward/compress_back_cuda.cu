@@ -1,11 +1,15 @@
 /* compress_back_cuda.cu - gradients of V4's compressor: a block per entry, sums in float64. */
 #include "ops/backward/row_sums_internal.cuh"
 
-/* The sequence of entry number `at` of all; false: there are fewer. */
+/* The sequence of entry number `at` of all; false: there are fewer. A warp's work. */
 static __device__ bool find_entry(int32_t *seq, const hd_seqs &s, const int32_t *first_entry,
                                   int32_t at, int32_t ratio) {
-    int32_t q = s.n - 1;
-    while (q > 0 && first_entry[q] > at) q--;
+    int32_t begun = 0; /* sequences whose entries begin there or before */
+    for (int32_t base = 0; base < s.n; base += WARP) {
+        const int32_t own = base + (int32_t)threadIdx.x % WARP;
+        begun += __popc(__ballot_sync(ALL_LANES, own < s.n && first_entry[own] <= at));
+    }
+    const int32_t q = begun - 1;
     *seq = q;
     return at - first_entry[q] < (s.first_row[q + 1] - s.first_row[q]) / ratio;
 }

@@ -39,24 +39,17 @@ static __device__ row_chunk find_chunk(const hd_seqs &s, int32_t rows, int32_t a
         const int32_t q = min(base + lane, s.n - 1);
         const int32_t first = s.first_row[q], end = s.first_row[q + 1];
         const int32_t n = base + lane < s.n ? chunks_of(end - first) : 0;
-        int32_t upto = n; /* chunks of this sequence and those before */
-        for (int step = 1; step < WARP; step *= 2) {
-            const int32_t before = __shfl_up_sync(ALL_LANES, upto, step);
-            if (lane >= step) upto += before;
-        }
-        const int32_t all = __shfl_sync(ALL_LANES, upto, WARP - 1);
-        if (at < all) {
-            const int own = __ffs((int)__ballot_sync(ALL_LANES, at < upto)) - 1;
-            const int32_t before = __shfl_sync(ALL_LANES, upto - n, own);
-            row_chunk c = chunk_at(base + own, __shfl_sync(ALL_LANES, first, own),
-                                   __shfl_sync(ALL_LANES, end, own), at - before);
+        const lane_place p = find_lane(n, at);
+        if (p.lane >= 0) {
+            row_chunk c = chunk_at(base + p.lane, __shfl_sync(ALL_LANES, first, p.lane),
+                                   __shfl_sync(ALL_LANES, end, p.lane), at - p.before);
             const int32_t each = rows / s.first_row[s.n];
             c.first *= each;
             c.end *= each;
             c.begin *= each;
             return c;
         }
-        at -= all;
+        at -= p.all;
     }
     return {-1, -1, 0, 0};
 }
