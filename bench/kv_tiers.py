@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
 """Time to the first token of a prompt that is on a disk, in host memory, on the device, or to be
-computed, as a Markdown table.
+computed, as a Markdown table; or tokens per second of a load of conversations with tiers and without.
 
     bench/kv_tiers.py [MODEL_DIR] [--prompts 1024 4096 7168] [--repeat 5] [--kv-host 4] [--folder DIR]
+    bench/kv_tiers.py [MODEL_DIR] --conversations 20 [--turns 4] [--words 400] [--repeat 3]
 
 The server's KV pools hold one prompt, so that each one sends the one before it to host memory. From
 the disk it comes after a restart, one token longer, as the next turn of a conversation is; its files lie in a folder that is made in DIR, and are as a rule
 in the memory of the system's page cache. The model is models/tiny-v4 by default: its layers are
-small, so a page costs little to compute."""
+small, so a page costs little to compute.
+
+With --conversations each sends all that was said and --words more in every turn, all of them in every round, so that the KV
+pools, of --times less than what all have in the end, hold none of it when it is wanted again. The other load has prompts as long that nobody asked before."""
 
 import argparse
+import concurrent.futures
 import json
 import os
 import statistics
@@ -87,6 +92,59 @@ def measure(a, n, folder):
     return [*[statistics.median(x) for x in (computed, device, host, disk, shares)], disk_share]
 
 
+# ---- a load ----
+
+ANSWER = 16
+CLIENTS = 4
+
+
+def serve_load(server, prompts):
+    """Prompt and answer tokens per second."""
+    body = {"max_new_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
+
+    def say(ids):
+        reply = server.post("/generate", {"input_ids": ids, "sampling_params": body})
+        assert reply.status == 200, reply.text
+
+    begun = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        for together in prompts:
+            list(pool.map(say, together))
+    return sum(len(ids) + ANSWER for together in prompts for ids in together) / (time.perf_counter() - begun)
+
+
+def measure_load(a, folder):
+    n, words = a.conversations, a.words
+    context = a.turns * words + 1 + ANSWER
+    common = ["--context", context, "--max-running", CLIENTS, "--no-drafts", "--kv-tokens", max(context, n * context // a.times)]
+    grown = [[prompt(words * (t + 1) + 1, i) for i in range(n)] for t in range(a.turns)]
+    fresh = [[prompt(words * (t + 1) + 1, n * (t + 1) + i) for i in range(n)] for t in range(a.turns)]
+    tiers = ["--kv-host", a.kv_host, "--kv-disk"]
+    rates = {}
+    for turn in range(a.repeat):
+        for name, flags in (("none", []), ("tiers", [*tiers, f"{folder}/{turn}:{a.kv_disk}"])):
+            for load, prompts in (("conversations", grown), ("no reuse", fresh)):
+                (Path(folder) / str(turn)).mkdir(exist_ok=True)
+                server = Server(*common, *flags, model=a.model)
+                serve_load(server, [[prompt(words, 5 * n + 1)]])
+                rates.setdefault((load, name), []).append(serve_load(server, prompts))
+                server.close()
+                for path in (Path(folder) / str(turn)).iterdir():
+                    path.unlink()
+    return rates
+
+
+def print_load(a):
+    with tempfile.TemporaryDirectory(dir=a.folder) as folder:
+        rates = measure_load(a, folder)
+    print(f"Tokens per second, medians of {a.repeat}, load average {os.getloadavg()[0]:.1f}:\n")
+    print("| load | no tiers | tiers | ratio |")
+    print("|---|---|---|---|")
+    for load in ("conversations", "no reuse"):
+        none, tiers = (statistics.median(rates[load, name]) for name in ("none", "tiers"))
+        print(f"| {load} | {none:.0f} | {tiers:.0f} | {tiers / none:.2f} |")
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("model", nargs="?", default=str(ROOT / "models" / "tiny-v4"))
@@ -95,7 +153,14 @@ def main():
     p.add_argument("--kv-host", type=float, default=4)
     p.add_argument("--kv-disk", type=float, default=8, help="gigabytes")
     p.add_argument("--folder", help="where files are made; default: the system's folder for such")
+    p.add_argument("--conversations", type=int, default=0, help="measure a load of so many")
+    p.add_argument("--turns", type=int, default=4)
+    p.add_argument("--words", type=int, default=400)
+    p.add_argument("--times", type=int, default=10, help="what conversations have in the end, over the KV pools")
     a = p.parse_args()
+    if a.conversations:
+        print_load(a)
+        return
     longest = json.loads((Path(a.model) / "config.json").read_text())["max_position_embeddings"]
     print(f"Milliseconds to the first token, median of {a.repeat}, load average {os.getloadavg()[0]:.1f}:\n")
     print("| prompt | computed | on the device | from host memory | from the disk | share in host memory | on the disk | computed / host | computed / disk |")

@@ -137,6 +137,10 @@ typedef struct hd_engine_options {
      * host memory of kv_host_gb, which must be given, and this process; of all attention groups
      * together. NULL: none (docs/kv.md). */
     const char *kv_disk;
+    /* Pages are copied to host memory, and from there to kv_disk, when they are computed (write-through). Default:
+     * when the device needs their room, and to the disk when their request has ended and nothing is
+     * computed (write-back). */
+    bool kv_write_through;
     /* HiSparse, of models whose attention chooses entries (V3.2, V4, V4.1): "off", the default; or a
      * number of rows: the entries that it chooses among lie in host memory, and of each layer so many
      * of them, those that were chosen lately, on the device. "auto" does so on a GPU if the KV pools

@@ -61,6 +61,7 @@
     X(simulate) \
     X(kv) \
     X(cache) \
+    X(cache_order) \
     X(lease) \
     X(lease_world) \
     X(handover) \

@@ -26,6 +26,7 @@ static const char *const prompt_decoders[] = {"tail", "whole", "replay", NULL};
 static const char *const computers[] = {"device", "auto", "host", NULL};
 static const char *const layouts[] = {"auto", NULL};
 static const char *const on_off[] = {"on", "off", NULL};
+static const char *const back_through[] = {"back", "through", NULL};
 
 /* Which formats --precision means here; no GPU is looked for. */
 static void tell_formats(char *out, size_t size) {
@@ -212,6 +213,10 @@ static const engine_option rows[] = {
     {TEXT("kv-disk", options.kv_disk, "DIR:GB"),
      HELP("with --kv-host: keep KV pages in files of a folder, so many gigabytes of them, also "
           "after a restart"),
+     .offered = ENGINES, .why = "it keeps no prefix cache"},
+    {CHOICE("kv-write", options.kv_write_through, back_through),
+     HELP("when KV pages go to host memory and the disk: back: when the device needs their room or "
+          "is idle; through: when they are computed; default back"),
      .offered = ENGINES, .why = "it keeps no prefix cache"},
     {TEXT("hisparse", options.hisparse, "auto|off|ROWS"),
      HELP("entries that attention selects lie in host memory, and so many of each layer on "

@@ -237,6 +237,10 @@ static hd_status check_options(hd_engine *e, const hd_engine_options *o,
         return HD_FAIL(err, HD_EINVAL, "kv_host_gb is %g; must be 0 to %d", o->kv_host_gb,
                        MAX_HOST_GB);
     }
+    if (o->kv_write_through && o->kv_host_gb <= 0) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "kv_write_through without kv_host: pages are written to host memory");
+    }
     if (!hd_is_within(o->max_logprobs, 0, HD_MAX_ALTERNATIVES)) {
         return HD_FAIL(err, HD_EINVAL, "max_logprobs is %d; must be 0 to %d", o->max_logprobs,
                        HD_MAX_ALTERNATIVES);

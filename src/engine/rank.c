@@ -208,6 +208,7 @@ static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err 
                   .rebuild = may_rebuild(rank->engine) ? hd_kv_rebuild_length(&z->shape) : 0,
                   .n_pages = {z->n_pages[0], z->n_pages[1]},
                   .n_host = {z->n_host[0], z->n_host[1]},
+                  .write_through = z->write_through,
                   .max_seqs = z->running,
                   .seq_pages = z->seq_pages},
         .step_rows = z->step_rows,

@@ -38,6 +38,7 @@ hd_engine_sizes hd_engine_sizes_of(const hd_model_spec *spec, bool drafts,
                          .queue = or_default(o->queue_limit, DEFAULT_QUEUE),
                          .drafts = drafts ? HD_MAX_DRAFTS : 0,
                          .logprobs = or_default(o->max_logprobs, HD_DEFAULT_LOGPROBS),
+                         .write_through = o->kv_write_through,
                          .shape = hd_kv_shape_of(spec)};
     if (o->hisparse) z.resident = or_default(strtoll(o->hisparse, NULL, 10), 0);
     z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, spec->max_positions));

@@ -13,6 +13,7 @@ typedef struct hd_engine_sizes {
     hd_kv_shape shape;
     int32_t seq_pages, n_pages[HD_N_KV_GROUPS], n_host[HD_N_KV_GROUPS];
     int32_t resident; /* rows of each of HiSparse's buffers; 0: "off", or "auto" so far */
+    bool write_through;
 } hd_engine_sizes;
 
 /* drafts: whether the engine drafts. */

@@ -198,20 +198,9 @@ int32_t cache_find_child(const hd_cache *c, int32_t parent, uint64_t salt, uint3
     return NONE;
 }
 
-/* Eviction key: recency, with ends of turns and branch points above everything else, because
- * a conversation will probably return to them. */
-static int64_t window_key(const hd_cache *c, int32_t n) {
-    const cache_node *k = &c->nodes[n];
-    return k->used + (cache_is_junction(c, k) ? (int64_t)1 << 62 : 0);
-}
-
-/* Key of a page in the heap of its tier. A page of host memory that is on the device too is
- * evicted first. */
-static int64_t key_of(const hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group) {
-    const cache_node *k = &c->nodes[n];
-    const bool spare = tier == HD_TIER_HOST && k->page[HD_TIER_DEVICE][group] != NONE;
-    const int64_t key = group == HD_KV_WINDOW ? window_key(c, n) : k->used;
-    return key - (spare ? INT64_MAX : 0);
+/* A page of host memory that is on the device too. It leaves first. */
+static bool is_spare(const hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group) {
+    return tier == HD_TIER_HOST && c->nodes[n].page[HD_TIER_DEVICE][group] != NONE;
 }
 
 static void put_or_remove(hd_heap *heap, int32_t n, bool put, int64_t key) {
@@ -230,19 +219,25 @@ static void finish_unwritten(hd_cache *c, int32_t n) {
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         const bool unwritten = cache_is_unwritten(c, k, (hd_kv_group)l);
         const bool in_host = k->page[HD_TIER_HOST][l] != NONE;
-        put_or_remove(&c->writable[l], n, unwritten && in_host, key);
+        put_or_remove(&c->writable[l], n, unwritten && in_host && c->has_names, key);
         put_or_remove(&c->unsaved[l], n, unwritten && !in_host, key);
     }
 }
 
 void cache_finish(hd_cache *c, int32_t n) {
     if (n == ROOT) return;
-    if (c->has_names) finish_unwritten(c, n);
+    if (c->has_names || c->o.write_through) finish_unwritten(c, n);
     for (int t = 0; t < HD_N_TIERS; t++) {
         for (int l = 0; l < HD_N_KV_GROUPS; l++) {
-            put_or_remove(&c->evictable[t][l], n,
-                          cache_may_leave(&c->nodes[n], (hd_tier)t, (hd_kv_group)l),
-                          key_of(c, n, (hd_tier)t, (hd_kv_group)l));
+            const hd_tier tier = (hd_tier)t;
+            const hd_kv_group group = (hd_kv_group)l;
+            if (!cache_may_leave(&c->nodes[n], tier, group)) {
+                hd_heap_remove(&c->evictable[t][l], n);
+                continue;
+            }
+            hd_heap_put(&c->evictable[t][l], n,
+                        cache_key(c, n, tier, group) -
+                            (is_spare(c, n, tier, group) ? INT64_MAX : 0));
         }
     }
 }
@@ -282,9 +277,9 @@ int32_t cache_add_node(hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoc
         .page = {{NONE, NONE}, {NONE, NONE}},
         .salt = salt,
         .epoch = epoch,
-        .hash = hash_page(c, parent, salt, tokens),
-        .used = c->tick
+        .hash = hash_page(c, parent, salt, tokens)
     };
+    cache_touch(c, k);
     if (p->first_child != NONE) c->nodes[p->first_child].prev = id;
     p->first_child = id;
     memcpy(node_tokens(c, id), tokens, (size_t)c->o.page_tokens * sizeof *tokens);
@@ -349,6 +344,7 @@ static void drop_branch(hd_cache *c, int32_t n) {
 /* ---- pages ---- */
 
 void cache_evict_host(hd_cache *c, int32_t n, hd_kv_group group) {
+    if (!is_spare(c, n, HD_TIER_HOST, group)) cache_raise_floor(c, n, HD_TIER_HOST, group);
     if (group == HD_KV_FULL && c->nodes[n].page[HD_TIER_DEVICE][group] == NONE) {
         drop_leaf(c, n);
     } else {
@@ -357,12 +353,14 @@ void cache_evict_host(hd_cache *c, int32_t n, hd_kv_group group) {
 }
 
 /* Returns a page of host memory for a node that is about to lose its page on the device: a
- * free one, or that of a node with a lower key. */
+ * free one, or that of a node of less worth. */
 static int32_t take_host(hd_cache *c, int32_t for_node, hd_kv_group group) {
     if (!c->free_pages[HD_TIER_HOST][group].n) {
         const int32_t other = hd_heap_min(&c->evictable[HD_TIER_HOST][group]);
-        if (other < 0 || key_of(c, other, HD_TIER_HOST, group) >
-                             key_of(c, for_node, HD_TIER_DEVICE, group)) {
+        if (other < 0) return NONE;
+        if (!is_spare(c, other, HD_TIER_HOST, group) &&
+            cache_key(c, other, HD_TIER_HOST, group) >
+                cache_key(c, for_node, HD_TIER_HOST, group)) {
             return NONE;
         }
         cache_evict_host(c, other, group);
@@ -376,16 +374,18 @@ bool cache_save_page(hd_cache *c, int32_t n, hd_kv_group group) {
         const int32_t host = take_host(c, n, group);
         if (host == NONE) return false;
         cache_add_copy(c, group, true, c->nodes[n].page[HD_TIER_DEVICE][group], host);
+        if (!c->has_names) c->nodes[n].clean[group] = true;
         cache_set_page(c, n, HD_TIER_HOST, group, host);
     }
     return at[group] != NONE;
 }
 
-/* Evicts the page with the lowest key from the device, to host memory if possible. A FULL page
+/* Evicts the page of least worth from the device, to host memory if possible. A FULL page
  * that is then nowhere goes with its branch. */
 static bool evict(hd_cache *c, hd_kv_group group) {
     const int32_t n = hd_heap_min(&c->evictable[HD_TIER_DEVICE][group]);
     if (n < 0) return false;
+    cache_raise_floor(c, n, HD_TIER_DEVICE, group);
     if (!cache_save_page(c, n, group) && group == HD_KV_FULL) {
         drop_branch(c, n);
     } else {
@@ -407,7 +407,7 @@ static int32_t take_page(hd_cache *c, hd_kv_group group) {
 void cache_pin(hd_cache *c, int32_t n) {
     cache_node *k = &c->nodes[n];
     c->n_pinned += k->refs++ == 0;
-    k->used = c->tick;
+    cache_touch(c, k);
     cache_finish(c, n);
 }
 
@@ -549,6 +549,7 @@ hd_status hd_cache_resume(hd_cache *c, int32_t id, uint64_t salt, const int32_t 
                      .window_to = hd_max_i32(0, window),
                      .rebuilt = m.rebuilds ? d : 0,
                      .first = first,
+                     .prompt_pages = (hd_min_i32(n, prompt) - 1) / c->o.page_tokens,
                      .ends = ends_of(c, &m, n, from)};
     for (int32_t p = 0; p < d; p++) {
         cache_pin(c, c->path[p]);
@@ -638,6 +639,7 @@ static void replace_window(hd_cache *c, int32_t n, int32_t page) {
     cache_free_page(c, n, HD_TIER_HOST, HD_KV_WINDOW);
     cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_WINDOW, page);
     c->nodes[n].whole = true;
+    c->nodes[n].clean[HD_KV_WINDOW] = false;
     cache_finish(c, n);
 }
 
@@ -689,6 +691,8 @@ static void commit_page(hd_cache *c, int32_t id, const int32_t *tokens) {
                            cache_table(c, id, (hd_kv_group)group)[at]);
         }
     }
+    /* after a kill the same prompt comes again */
+    if (c->o.write_through && at + 1 == l->prompt_pages) c->nodes[n].turn_end = true;
     cache_pin(c, n);
     if (c->lookback_pages && !cache_keeps_window(c, id, at, n)) hold_window(c, n);
     l->node = n;
@@ -743,7 +747,8 @@ void hd_cache_release(hd_cache *c, int32_t id, bool end_of_turn) {
     if (end_of_turn && l->node != ROOT) c->nodes[l->node].turn_end = true;
     int32_t n = l->node;
     for (int32_t d = l->n_nodes; d > 0; d--, n = c->nodes[n].parent) {
-        c->nodes[n].used = c->tick;
+        cache_touch(c, &c->nodes[n]);
+        if (c->nodes[n].uses < UINT8_MAX) c->nodes[n].uses++;
         c->nodes[n].released = true;
     }
     let_go(c, l, id);

@@ -13,9 +13,9 @@
  *
  * A match of d pages is valid if the pages within the lookback before position d *
  * page_tokens have their WINDOW page in some tier; otherwise a shorter match is used. What the
- * device has no more room for goes to host memory while the budget of its KV group lasts, the
- * least recently used first; WINDOW pages of branch points and of finished conversation turns
- * go last. A match brings its pages back, as many as are sooner read than computed. Device pages of a prefix are always its beginning.
+ * device has no more room for goes to host memory while the budget of its KV group lasts, and leaves
+ * each tier by worth (cache_worth.c): WINDOW pages of branch points and of finished conversation
+ * turns go last. A match brings its pages back, as many as are sooner read than computed. Device pages of a prefix are always its beginning.
  *
  * If layers have tails (kv.h), a WINDOW page may lack the vectors of these layers: it is not *whole*.
  * Then a match also needs whole pages within its lookback, unless all tails of the new sequence
@@ -61,6 +61,7 @@ typedef struct hd_cache_options {
     int32_t max_seqs;               /* running sequences at a time */
     int32_t seq_pages;              /* length of the longest sequence, in pages */
     const uint64_t *name_key;       /* [2] for a disk tier (cache_disk.h), copied; NULL: none */
+    bool write_through; /* hd_cache_save_unwritten() is for pages of open sequences too */
 } hd_cache_options;
 
 /* What computing a token takes, bringing a page of host memory to the device, and one of the disk

@@ -227,7 +227,7 @@ bool hd_cache_adopt(hd_cache *c, uint64_t salt, const int32_t *tokens,
         c->nodes[n].from_disk = true;
     }
     c->reserved[group][host] = false;
-    c->nodes[n].used = c->tick;
+    cache_touch(c, &c->nodes[n]);
     c->nodes[n].clean[group] = true;
     if (group == HD_KV_WINDOW) c->nodes[n].whole = true;
     cache_set_page(c, n, HD_TIER_HOST, group, host);

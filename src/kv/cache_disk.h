@@ -14,7 +14,7 @@
  * of nothing else. At first it is {0, 0}. Call it with hd_cache_renew(). */
 void hd_cache_set_root(hd_cache *c, hd_page_name root);
 
-/* ---- writing: pages of closed sequences ---- */
+/* ---- writing: pages of closed sequences, with write_through of all ---- */
 
 typedef struct hd_cache_page {
     hd_kv_group group;
@@ -28,7 +28,8 @@ bool hd_cache_begin_write(hd_cache *c, hd_kv_group group, hd_cache_page *out);
 /* done: it needs no writing any more. */
 void hd_cache_end_write(hd_cache *c, const hd_cache_page *page, bool done);
 
-/* Copies up to n pages to host memory that lie on the device alone and should be written. */
+/* Queues copies of up to n pages to host memory that lie on the device alone and should be written; with
+ * write_through also without a disk. */
 void hd_cache_save_unwritten(hd_cache *c, hd_kv_group group, int32_t n);
 
 /* Whether there are pages to write; on the device alone: which hd_cache_save_unwritten() copies. */

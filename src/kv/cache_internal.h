@@ -18,12 +18,14 @@ typedef struct cache_node {
     uint64_t salt;
     uint32_t epoch; /* in which it was computed: only sequences of the same match it */
     int64_t used;   /* tick of the last sequence that used it */
-    bool turn_end;  /* a sequence ended here */
-    bool whole;     /* its WINDOW page has the vectors of all layers */
+    int64_t floor[HD_N_TIERS][HD_N_KV_GROUPS]; /* of each heap then: cache_worth.c */
+    uint8_t uses;                              /* closed sequences that used it */
+    bool turn_end;                             /* a sequence ended here */
+    bool whole; /* its WINDOW page has the vectors of all layers */
     hd_page_name name;
     bool released;  /* a sequence whose path contains it was closed */
     bool from_disk; /* its FULL page was read from the disk and not used since */
-    /* on the disk, or given up; being written: the page of host memory stays where it is */
+    /* written to the last tier, or given up; being written: the page of host memory stays where it is */
     bool clean[HD_N_KV_GROUPS], writing[HD_N_KV_GROUPS];
 } cache_node;
 
@@ -38,7 +40,8 @@ typedef struct cache_seq {
     /* While its window is rebuilt: WINDOW pages before `rebuilt` are its own, those before `window_to`
      * are taken. 0: none is */
     int32_t rebuilt, window_to;
-    int32_t first; /* position that it computes first */
+    int32_t first;        /* position that it computes first */
+    int32_t prompt_pages; /* behind which its prompt would continue, asked again */
     hd_kv_ends ends;
 } cache_seq;
 
@@ -62,15 +65,16 @@ struct hd_cache {
     bool has_names; /* there is a disk tier */
     uint64_t name_key[2];
     hd_page_name root;
-    /* nodes with a page to be written to the disk: that lies in host memory; that does not */
+    /* nodes with a page to be written: to the disk from host memory; to host memory */
     hd_heap writable[HD_N_KV_GROUPS], unsaved[HD_N_KV_GROUPS];
     bool *reserved[HD_N_KV_GROUPS]; /* [n_host] pages of host memory in transfer, of no node */
     hd_page_copy *copies;
     int32_t n_copies, cap_copies;
     int64_t tick;
-    uint32_t epoch;         /* counts hd_cache_renew() */
-    int32_t n_pinned;       /* nodes with refs */
-    int32_t n_resident;     /* nodes whose FULL page is on the device */
+    int64_t floor[HD_N_TIERS][HD_N_KV_GROUPS]; /* of the worth of what stays, less the tick */
+    uint32_t epoch;                            /* counts hd_cache_renew() */
+    int32_t n_pinned;                          /* nodes with refs */
+    int32_t n_resident;                        /* nodes whose FULL page is on the device */
     int32_t lookback_pages; /* WINDOW pages that a sequence needs before its next position */
     hd_kv_group lacking;    /* of which there were too few pages last */
     int64_t matched_tokens, asked_tokens, host_tokens, disk_tokens, declined, rebuilt,
@@ -132,11 +136,13 @@ static inline bool cache_is_junction(const hd_cache *c, const cache_node *k) {
     return k->turn_end || (k->first_child != NONE && c->nodes[k->first_child].next != NONE);
 }
 
-/* Whether a page should be written to the disk: of finished sequences all FULL pages, and the
+/* Whether a page should be written: of finished sequences, or at once, all FULL pages, and the
  * WINDOW pages at junctions that are whole, as others are rarely read and large. */
 static inline bool cache_is_unwritten(const hd_cache *c, const cache_node *k,
                                       hd_kv_group group) {
-    if (!c->has_names || !k->released || k->clean[group] || k->writing[group]) return false;
+    if (!c->has_names && !c->o.write_through) return false;
+    if (!k->released && !c->o.write_through) return false;
+    if (k->clean[group] || k->writing[group]) return false;
     if (k->epoch != c->epoch || !cache_is_complete(k, group)) return false;
     return group == HD_KV_FULL || cache_is_junction(c, k);
 }
@@ -177,6 +183,14 @@ cache_match cache_walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, 
 static inline int32_t cache_replay_from(const hd_cache *c, int32_t n) {
     return c->o.replayed && n > c->o.replayed ? n - c->o.replayed : 0;
 }
+
+/* cache_worth.c */
+/* Key of a page in the heap of its tier, or what it would be there. */
+int64_t cache_key(const hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group);
+/* A node is used now. */
+void cache_touch(const hd_cache *c, cache_node *k);
+/* The page of a node leaves a tier to make room. */
+void cache_raise_floor(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group);
 
 /* cache_exchange.c */
 /* Returns the node of the last of n pages, if all are cached; else NONE. */

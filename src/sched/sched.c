@@ -295,8 +295,8 @@ void hd_sched_process_aborts(hd_sched *s, int64_t now_ns) {
 }
 
 static void retract(hd_sched *s, sched_seq *q) {
-    slot_released(s, q, false);
-    q->r.queue_until_ns = 0; /* admitted: the queue timeout no longer applies */
+    slot_released(s, q, true); /* it continues where it ended */
+    q->r.queue_until_ns = 0;   /* admitted: the queue timeout no longer applies */
     q->asked = false;
     sched_queue_put(&s->waiting, q);
     s->stats.retracted++;
@@ -716,13 +716,27 @@ static void learn_times(hd_sched *s, int64_t now_ns) {
     hd_cache_set_costs(s->cache, &costs);
 }
 
+/* Copies pages that the device would otherwise keep for itself: when nothing is computed, to write them to
+ * the disk; or at once. */
+static void save_pages(hd_sched *s) {
+    enum { MOST = 256 };
+    if (s->o.cache.write_through) {
+        if (s->n_inputs == 0 && !s->o.disk) return; /* they wait for the next step */
+        for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+            hd_cache_save_unwritten(s->cache, (hd_kv_group)g, MOST);
+        }
+    } else if (s->n_inputs == 0 && s->o.disk) {
+        hd_disk_tier_save(s->o.disk);
+    }
+}
+
 hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
     learn_times(s, now_ns);
     process_aborts(s, now_ns);
     step_disk(s);
     admit(s);
     build(s);
-    if (s->n_inputs == 0 && s->o.disk) hd_disk_tier_save(s->o.disk);
+    save_pages(s);
     int32_t n_copies;
     const hd_page_copy *copies = hd_cache_copies(s->cache, &n_copies);
     if (s->n_inputs == 0 && !s->o.joins && !(s->o.disk && n_copies)) return HD_EAGAIN;

@@ -48,6 +48,8 @@ def run(tmp_path):
         (["--kv-tokens", 102400000000], 4, "102400000000 tokens; "),
         (["--snapshot-tokens", 102400000000000], 4, "no memory for"),
         (["--kv-host", 0.000001], 2, "kv_host_gb 1e-06 holds no page"),
+        (["--kv-write", "through"], 2, "kv_write_through without kv_host"),
+        (["--kv-write", "around"], 2, "--kv-write"),
         (["--hisparse", "some"], 2, "hisparse is 'some'; must be off, a number of rows up to"),
         (["--hisparse", 255], 2, "hisparse is 255; a position selects 256 entries"),
         (["--backend", "null", "--hisparse", 256], 2, "the null backend has no entries"),

@@ -1,5 +1,6 @@
 """KV pages on a disk: a killed server comes back with its prefixes, one server per folder, and hadal kv."""
 
+import json
 import os
 import shutil
 import signal
@@ -65,6 +66,29 @@ def test_a_killed_server_comes_back_with_its_prefixes(tmp_path):
     wait_until(lambda: server.post("/flush_cache").status == 200, "no request runs any more")
     assert ask(server, "a fox") == (text, 0)
     server.close()
+
+
+def test_write_through_saves_requests_that_run(tmp_path):
+    """Killed while it answers, the server finds the prompt on the disk; with write-back it does not."""
+    body = {"prompt": prompt("a crow"), "max_tokens": 600, "temperature": 0, "ignore_eos": True}
+    for policy, found in [("through", True), ("back", False)]:
+        folder = tmp_path / policy
+        folder.mkdir()
+        server = start(folder, "--kv-write", policy)
+        c = server.connection()
+        c.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+        reply = c.getresponse()
+        assert reply.read(1)
+        if found:
+            wait_until_written(server)
+        pages = tier(server, "pages")
+        assert server.stats()["hadal_num_running_reqs"] == 1 and (pages > 0) == found
+        kill(server)
+        server = start(folder, "--kv-write", policy)
+        text, cached = ask(server, "a crow")
+        assert (cached > 0) == found
+        assert ask(server, "a crow")[0] == text
+        server.close()
 
 
 def test_attention_groups_share_a_folder(tmp_path):

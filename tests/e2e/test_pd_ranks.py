@@ -2,6 +2,7 @@
 one rank on one server."""
 
 import concurrent.futures
+import os
 
 import pytest
 from serving import Server, wait_until
@@ -10,15 +11,24 @@ from test_ranks import group_metric
 from test_router import free_port, settled
 from worlds import World, needs_ucx
 
+LONG = os.environ.get("HADAL_TEST_LONG")
 # of the prefill side, and of the decode side
 LAYOUTS = {
     "tp 2, one rank": (["--tp", 2], []),
     "one rank, tp 2": ([], ["--tp", 2]),
     "dp 2 ep 2, tp 2 ep 2": (["--dp", 2, "--ep", 2], ["--tp", 2, "--ep", 2]),
     "ep 2, dp 2 tp 2": (["--ep", 2], ["--dp", 2, "--tp", 2]),
+    "cp 2 hisparse, hisparse": (["--cp", 2, "--hisparse", 300], ["--hisparse", 256, "--draft-tokens", 3]),
 }
+if LONG:
+    LAYOUTS |= {
+        "cp 3, tp 2 hisparse": (["--cp", 3], ["--tp", 2, "--hisparse", 400]),
+        "cp 4 hisparse, ep 2": (["--cp", 4, "--hisparse", 512, "--kv-write", "through"], ["--ep", 2]),
+        "hisparse, cp 2": (["--hisparse", 300, "--chunk", 100], ["--cp", 2]),
+    }
 WORLDS = {
     "tp 2, one rank": (["--tp", 2], None),
+    "cp 2 hisparse, one rank": (["--cp", 2, "--hisparse", 300], None),
     "ep 2, tp 2": (["--ep", 2], ["--tp", 2]),
     "dp 2 ep 2, dp 2 ep 2": (["--dp", 2, "--ep", 2], ["--dp", 2, "--ep", 2]),
 }

@@ -29,7 +29,7 @@ def alone():
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("degree,n", [("--ep", 2), ("--ep", 4), ("--cp", 2)])
+@pytest.mark.parametrize("degree,n", [("--ep", 2), ("--ep", 4), ("--cp", 2), *([("--cp", 3), ("--cp", 4)] if os.environ.get("HADAL_TEST_LONG") else [])])
 def test_answers_are_those_of_one_process(world, alone, degree, n, transport):
     w = world(n, degree, n, env={"UCX_TLS": TRANSPORTS[transport]})
     assert w.server.get("/server_info").json["parallel"]["ranks"] == n

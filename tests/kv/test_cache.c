@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "kv/cache_disk.h"
 #include "kv/cache_world.h"
 #include "weights/configs.h"
 
@@ -39,6 +40,11 @@ static void step_once(world *w) {
         w->open[l] = false;
     }
     if (cache_world_draw(w, 500) == 0) hd_cache_flush(w->cache);
+    if (w->o.write_through) {
+        for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+            hd_cache_save_unwritten(w->cache, (hd_kv_group)g, 3);
+        }
+    }
     if (cache_world_draw(w, 50) == 0) {
         hd_cache_set_costs(
             w->cache,
@@ -114,7 +120,8 @@ static void every_page_holds_its_own_prefix(void **state) {
                         seed % 6 ? 20 + (int32_t)(seed % 60) * 2 : 0           },
             .n_host = {tiers[seed % 7],               (int32_t)(seed % 5) * 10},
             .max_seqs = N_SEQS,
-            .seq_pages = LONG / PAGE
+            .seq_pages = LONG / PAGE,
+            .write_through = seed / 2 % 3 == 0
         };
         cache_world_open(w, &o, seed);
         w->shape = shape;

@@ -167,6 +167,11 @@ static void step_tier(disk_world *d) {
         d->waits[id - 1] = false;
         admit(d, (int32_t)id - 1);
     }
+    if (d->w.o.write_through) {
+        for (int g = 0; g < HD_N_KV_GROUPS; g++) {
+            hd_cache_save_unwritten(d->w.cache, (hd_kv_group)g, 2);
+        }
+    }
     if (cache_world_draw(&d->w, 3) == 0) hd_disk_tier_save(d->tier);
     run_copies(d);
 }
@@ -297,7 +302,8 @@ static void every_page_is_of_its_own_prefix(void **state) {
             .n_pages = {40 + (int32_t)(seed % 60) * 4, seed % 6 ? 20 + (int32_t)seed * 2 : 0},
             .n_host = {host[seed % 5],                seed % 6 ? host[seed / 5 % 5] : 0    },
             .max_seqs = N_SEQS,
-            .seq_pages = LONG / PAGE
+            .seq_pages = LONG / PAGE,
+            .write_through = seed / 3 % 3 == 0
         };
         const uint64_t each = hd_disk_stride(CONTENT) + sizeof(hd_disk_head);
         open_disk_world(d, &o, &shape,
@@ -467,6 +473,61 @@ static void entries_are_read_for_a_rebuild(void **state) {
     }
 }
 
+/* What the disk has, and reads sooner than it is computed, leaves host memory before what it lacks. */
+static void host_memory_keeps_what_the_disk_lacks(void **state) {
+    (void)state;
+    static const double reads[] = {0.1 * PAGE, 3 * PAGE};
+    for (size_t i = 0; i < HD_LEN(reads); i++) {
+        int32_t tokens[N], other[N];
+        disk_world *d = open_with_prompt(tokens, 1 << 20);
+        world *w = &d->w;
+        bool left[2] = {false, false};
+        hd_cache_set_costs(w->cache, &(hd_cache_costs){
+                                         .token = 1, .disk = {reads[i], reads[i]}
+        });
+        for (int32_t k = 0; k < N; k++) other[k] = 5000 + k;
+        run_prompt(d, other); /* no step of the tier, so that it is not written */
+        run_prompt(d, tokens);
+        for (int32_t text = 2; !left[0] && !left[1]; text++) {
+            int32_t more[N];
+            assert_true(text < 20);
+            for (int32_t k = 0; k < N; k++) more[k] = 9000 * text + k;
+            run_prompt(d, more);
+            left[0] = hd_cache_match(w->cache, 7, tokens, N) < PAGES * PAGE;
+            left[1] = hd_cache_match(w->cache, 7, other, N) < PAGES * PAGE;
+        }
+        assert_true(left[i] && !left[1 - i]);
+        close_disk_world(d);
+        free(d);
+    }
+}
+
+/* A process that is killed while a request runs: what it computed is on the disk, if that is written through. */
+static void a_running_request_survives_a_kill(void **state) {
+    (void)state;
+    for (int through = 0; through < 2; through++) {
+        disk_world *d = malloc(sizeof *d);
+        hd_cache_options o = roomy;
+        int32_t tokens[N], hit;
+        o.write_through = through;
+        for (int32_t i = 0; i < N; i++) tokens[i] = 100 + i;
+        open_disk_world(d, &o, NULL, 1 << 20, 1);
+        world *w = &d->w;
+        memcpy(w->tokens[0], tokens, sizeof tokens);
+        w->n_tokens[0] = N;
+        w->salt[0] = 7;
+        assert_int_equal(hd_cache_acquire(w->cache, 0, 7, tokens, N, &hit), HD_OK);
+        cache_world_begin(w, 0, hit);
+        assert_int_equal(hd_cache_extend(w->cache, 0, N), HD_OK);
+        cache_world_compute(w, 0, N);
+        for (int i = 0; i < 10; i++) step_tier(d);
+        restart(d);
+        assert_int_equal(read_back(d, tokens, 0), through ? PAGES * PAGE : 0);
+        close_disk_world(d);
+        free(d);
+    }
+}
+
 static void reading_is_predicted_and_given_up(void **state) {
     (void)state;
     int32_t tokens[N];
@@ -528,6 +589,8 @@ int test_disk_tier(void) {
         cmocka_unit_test(a_prompt_comes_back_after_a_power_cut),
         cmocka_unit_test(a_part_of_a_prefix_is_used),
         cmocka_unit_test(entries_are_read_for_a_rebuild),
+        cmocka_unit_test(host_memory_keeps_what_the_disk_lacks),
+        cmocka_unit_test(a_running_request_survives_a_kill),
         cmocka_unit_test(reading_is_predicted_and_given_up),
         cmocka_unit_test(a_disk_that_fails_costs_nothing_else),
         cmocka_unit_test(every_page_is_of_its_own_prefix),

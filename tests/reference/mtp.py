@@ -112,6 +112,10 @@ def rotate(x, position, f, pairs="interleaved", inverse=False):
     return out
 
 
+def product(subscripts, a, b):
+    return np.einsum(subscripts, a, b, optimize=True)
+
+
 def best(scores, k):
     """Indices of the k largest of the last axis, the lowest index first among equals."""
     return np.argsort(-scores, axis=-1, kind="stable")[..., :k]
@@ -245,6 +249,8 @@ class Mla:
 
 
 class V4:
+    piece = 1 << 30  # queries whose attention is computed at a time; fewer need less memory
+
     def __init__(self, config, tensors):
         self.c, self.w = config, tensors
         self.eps = config["rms_norm_eps"]
@@ -309,41 +315,48 @@ class V4:
         entry = self.norm(p + "norm", (share * value).sum(1))
         return self.rotate_tail(entry, np.arange(len(entry)) * ratio, "compress")
 
-    def entry_mask(self, p, h, latent, ratio, n_entries):
-        """[n, n_entries]: the compressed entries that each query attends to."""
-        n, c = len(h), self.c
-        visible = np.arange(n_entries) < (np.arange(n)[:, None] + 1) // ratio
+    def entry_mask(self, p, h, latent, ratio, n_entries, t):
+        """[len(t), n_entries]: the compressed entries that each of the queries t attends to."""
+        c = self.c
+        visible = np.arange(n_entries) < (t[:, None] + 1) // ratio
         if p + "indexer.wq_b.weight" not in self.w:
             return visible
         p += "indexer."
         key = self.compress(p + "compressor.", h, ratio)
-        q = self.linear(p + "wq_b", latent).reshape(n, c["index_n_heads"], -1)
-        q = self.rotate_tail(q, np.arange(n), "compress")
-        weight = self.linear(p + "weights_proj", h) * (q.shape[1] * q.shape[2]) ** -0.5
-        score = np.einsum("ta,taw->tw", weight, np.maximum(np.einsum("tad,wd->taw", q, key), 0))
+        q = self.linear(p + "wq_b", latent[t]).reshape(len(t), c["index_n_heads"], -1)
+        q = self.rotate_tail(q, t, "compress")
+        weight = self.linear(p + "weights_proj", h[t]) * (q.shape[1] * q.shape[2]) ** -0.5
+        score = np.einsum("ta,taw->tw", weight, np.maximum(product("tad,wd->taw", q, key), 0))
         score[~visible] = -np.inf
         return chosen_mask(score, min(c["index_topk"], n_entries)) & visible
 
     def attention(self, p, h):
         c, n = self.c, len(h)
         heads, d, t = c["num_attention_heads"], c["head_dim"], np.arange(len(h))
-        compressed = p + "compressor.ape" in self.w
+        compressed, ratio, entries = p + "compressor.ape" in self.w, 0, None
         kind = "compress" if compressed else "main"
         latent = self.norm(p + "q_norm", self.linear(p + "wq_a", h))
         q = rms(self.linear(p + "wq_b", latent).reshape(n, heads, d), 1.0, self.eps)
         q = self.rotate_tail(q, t, kind)
         kv = self.rotate_tail(self.norm(p + "kv_norm", self.linear(p + "wkv", h)), t, kind)
-        mask = np.tri(n, dtype=bool) & ~np.tri(n, k=-c["sliding_window"], dtype=bool)
         if compressed:
             ratio = len(self.w[p + "compressor.ape"])
             entries = self.compress(p + "compressor.", h, ratio)
-            kv = np.concatenate([kv, entries])
-            seen = self.entry_mask(p, h, latent, ratio, len(entries))
-            mask = np.concatenate([mask, seen], -1)
-        score = np.where(mask, np.einsum("tad,ud->atu", q, kv) * d**-0.5, -np.inf)
-        sink = np.broadcast_to(self.w[p + "attn_sink"][:, None, None], (heads, n, 1))
-        share = softmax(np.concatenate([score, sink], -1))[..., :-1]
-        out = self.rotate_tail(np.einsum("atu,ud->tad", share, kv), t, kind, inverse=True)
+        parts = []
+        for begin in range(0, n, self.piece):
+            own = t[begin : begin + self.piece]
+            near = t[max(0, begin - c["sliding_window"]) : own[-1] + 1]
+            behind = own[:, None] - near
+            mask, keys = (behind >= 0) & (behind < c["sliding_window"]), kv[near]
+            if compressed:
+                keys = np.concatenate([keys, entries])
+                seen = self.entry_mask(p, h, latent, ratio, len(entries), own)
+                mask = np.concatenate([mask, seen], -1)
+            score = np.where(mask, product("tad,ud->atu", q[own], keys) * d**-0.5, -np.inf)
+            sink = np.broadcast_to(self.w[p + "attn_sink"][:, None, None], (heads, len(own), 1))
+            share = softmax(np.concatenate([score, sink], -1))[..., :-1]
+            parts.append(product("atu,ud->tad", share, keys))
+        out = self.rotate_tail(np.concatenate(parts), t, kind, inverse=True)
         groups = c["o_groups"]
         wo_a = self.w[p + "wo_a.weight"].reshape(groups, c["o_lora_rank"], -1)
         z = np.einsum("tgi,goi->tgo", out.reshape(n, groups, -1), wo_a)
@@ -382,13 +395,13 @@ class V4:
         y = self.moe(p + "ffn.", self.norm(p + "ffn_norm", h), tokens)
         return self.expand(y, streams, post, mix)
 
-    def main(self, tokens):
-        """Logits, and the streams that the MTP layer takes: after the last layer."""
+    def main(self, tokens, rows=slice(None)):
+        """Logits of the rows, and the streams that the MTP layer takes: after the last layer."""
         x = self.w["embed.weight"][tokens]
         streams = np.repeat(x[:, None, :], self.c["hc_mult"], 1)
         for number in range(self.c["num_hidden_layers"]):
             streams = self.layer(f"layers.{number}.", streams, tokens)
-        return self.linear("head", self.norm("norm", self.head("", streams))), streams
+        return self.linear("head", self.norm("norm", self.head("", streams[rows]))), streams
 
     def draft(self, streams, following):
         p = "mtp.0."

@@ -54,6 +54,9 @@ def read_tensors(path):
         if dtype in ("F8_E8M0", "U8") or name.endswith(".scale"):
             continue
         bits = np.frombuffer(data, np.uint8)
+        if dtype == "I64":
+            found[name] = bits.view("<i8").reshape(shape)
+            continue
         if dtype == "BF16":
             array = (bits.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
         elif dtype == "F32":
