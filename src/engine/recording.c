@@ -105,7 +105,7 @@ hd_status engine_recording_open(engine_rank *rank, hd_err *err) {
     engine_recording *r = rank->recording;
     if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for records of experts");
     r->has_rows =
-        hd_model_runner_routes_all(rank->model_runner) && !engine_fetches(rank->engine);
+        hd_model_runner_records_rows(rank->model_runner) && !engine_fetches(rank->engine);
     if (r->has_rows && joins(rank) && !r->part)
         HD_TRY(open_recorder(rank, &r->part, true, err));
     if (r->first_loads) {
@@ -386,7 +386,7 @@ hd_status hd_engine_record_start(hd_engine *e, hd_record_mode mode, hd_err *err)
     }
     if (mode != HD_RECORD_STAT && !e->ranks[0].recording->has_rows) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "ranks divide the rows of a step: only counts can be recorded");
+                       "GPUs divide the rows of a step: only counts can be recorded");
     }
     order(e, true, mode);
     return HD_OK;

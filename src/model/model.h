@@ -142,5 +142,9 @@ int64_t hd_model_n_choices(const hd_model *m, int32_t rows);
 int32_t hd_model_n_draft_layers(const hd_model_spec *spec, const hd_weights *w);
 /* Returns whether this rank chooses the experts of all rows of its batch and of no others. */
 bool hd_model_routes_all(const hd_model *m);
+/* Else, on a host: writes the choices of the rows that this rank owns, of a pass of the batch and so many
+ * layers, into out [layers, rows, top_k], as numbers that a sum over ranks keeps; the others' stay as they
+ * are. at: where the pass's begin in hd_model_choices(). Returns where the next draft's do. */
+int64_t hd_model_own_choices(hd_model *m, const hd_batch *b, int64_t at, int32_t layers, float *out);
 
 #endif

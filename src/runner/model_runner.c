@@ -145,6 +145,7 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));
     HD_TRY(runner_commands_open(x, err));
     if (o->role == HD_RUNNER_FOLLOWS) {
+        if (hd_device_is_host(x->env.device)) HD_TRY(open_choices(x, err)); /* are summed */
         if (!o->fixed_steps) return HD_OK;
         HD_TRY(open_sampling(x, err)); /* parameters, for the operators of a graph */
         return runner_decode_graph_open(x, err);

@@ -191,10 +191,37 @@ def test_records_of_groups_in_other_processes(world, tmp_path, counts_of_one, mo
     assert sums(rows, "decode")[0] >= 23
 
 
-def test_ranks_that_divide_rows_record_counts_only(serve, tmp_path):
-    s = serve("--expert-record-dir", tmp_path, "--expert-record", "per-pass", "--ep", 2)
-    reply = s.post("/start_expert_distribution_record")
-    assert reply.status == 501 and "only counts" in reply.text
+# and ranks of an expert record
+DIVIDED = [(2, "--ep", 2), (4, "--tp", 2, "--ep", 4), (4, "--tp", 2, "--dp", 2, "--ep", 4), (2, "--tp", 4, "--ep", 2),
+           (1, "--dp", 2), (2, "--ep", 2, "--overlap", 2)]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["per-pass", "per-token"])
+@pytest.mark.parametrize("layout", DIVIDED, ids=lambda v: " ".join(map(str, v[1:])))
+def test_ranks_that_divide_rows_record_all_of_them(serve, tmp_path, counts_of_one, mode, layout):
+    """Each routes a part of the rows of a step; the record is that of one rank."""
+    ranks, *flags = layout
+    s = serve("--expert-record-dir", tmp_path, "--expert-record", mode, "--no-drafts", *flags)
+    check_groups(record_prompts(s, tmp_path, ranks), mode, counts_of_one)
+
+
+@needs_ucx
+def test_processes_that_divide_rows_record_all_of_them(world, tmp_path, counts_of_one):
+    w = world(2, "--expert-record-dir", tmp_path, "--expert-record", "per-token", "--no-drafts", "--ep", 2)
+    check_groups(record_prompts(w.server, tmp_path, 2), "per-token", counts_of_one)
+
+
+def test_drafts_of_ranks_that_divide_rows(serve, tmp_path):
+    """The same choices of every token and draft as of one rank."""
+    seen = []
+    for flags in [], ["--ep", 2]:
+        folder = tmp_path / str(len(seen))
+        folder.mkdir()
+        s = serve("--expert-record-dir", folder, "--expert-record", "per-token", "--draft-tokens", 2, *flags)
+        s.record_dir = folder
+        rows = read(record(s)[1].read_bytes(), 2 if flags else 1)[1]
+        seen.append(sorted((phase, token, counts) for _, _, phase, counts, token in rows))
+    assert seen[0] == seen[1] and {row[0] for row in seen[0]} >= {"prefill", "verify", "draft"}
 
 
 def test_a_record_is_planned_from(serve, tmp_path):
