@@ -126,7 +126,8 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
                                     .positions = o->positions + scratch * RUNNER_LOOKAHEAD,
                                     .expert_rows = o->expert_rows,
                                     .n_micro = o->n_micro,
-                                    .micro_from = o->micro_from};
+                                    .micro_from = o->micro_from,
+                                    .keeps_slots = runner_keeps_slots(x)};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
         .n_host = {o->n_host[0],            o->n_host[1]           },

@@ -71,14 +71,19 @@ void runner_sum_choices(hd_model_runner *x, runner_pass pass) {
     memset(sums, 0, (size_t)n * sizeof *sums);
     if (pass == RUNNER_STEP) x->choices_at = 0;
     x->choices_at = hd_model_own_choices(x->model, b, x->choices_at, layers, sums);
+    if (hd_model_routes_all(x->model)) return;
     hd_comm_all_reduce(x->env.comm, x->env.stream,
                        &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(sums), (int32_t)n});
 }
 
 static hd_status download(hd_model_runner *x, runner_pass pass, hd_err *err) {
     const int64_t n = n_choices_of(x, pass);
-    if (!hd_model_routes_all(x->model)) {
-        runner_command_choices(x, pass);
+    if (hd_device_is_host(x->env.device)) {
+        if (hd_model_routes_all(x->model)) {
+            runner_sum_choices(x, pass);
+        } else {
+            runner_command_choices(x, pass);
+        }
         HD_TRY(hd_stream_sync(x->env.stream, err));
         const float *sums = (const float *)(const void *)x->choices;
         for (int64_t i = 0; i < n; i++) x->choices[i] = (int32_t)sums[i];
@@ -175,6 +180,12 @@ void runner_record_graph_rows(hd_model_runner *x, const runner_inflight_step *f,
     }
     if (chains) record_chain(x, f, w, c, drafts + stride);
     if (blocks) record_block(x, f, w, c, drafts);
+}
+
+bool runner_keeps_slots(const hd_model_runner *x) {
+    const hd_shard *s = hd_weights_shard(x->env.weights);
+    const int64_t n = x->env.spec->route.n_experts, slots = n ? hd_shard_slots(s) : 0;
+    return hd_device_is_host(x->env.device) && slots > n && (slots + 1) * n < HD_MOST_CHOICE;
 }
 
 bool hd_model_runner_records_rows(const hd_model_runner *x) {

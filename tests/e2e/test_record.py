@@ -211,6 +211,47 @@ def test_processes_that_divide_rows_record_all_of_them(world, tmp_path, counts_o
     check_groups(record_prompts(w.server, tmp_path, 2), "per-token", counts_of_one)
 
 
+def slot_counts(data):
+    """Experts of the slots [layers][slots], and rows of each slot of a prefill pass, PER_PASS."""
+    *_, layers, experts, top_k, slots, ranks, nodes, n_mtp, _, n = HEAD.unpack_from(data)
+    maps = numpy.frombuffer(data, "<u2", layers * slots, HEAD.size).reshape(layers, slots)
+    at = HEAD.size + 2 * slots * layers
+    assert struct.unpack_from("<QII", data, at)[2] == PHASES.index("prefill")
+    return maps, numpy.frombuffer(data, "<u4", layers * slots, at + 16).reshape(layers, slots)
+
+
+@pytest.mark.parametrize("split", ["turns", "flow"])
+def test_rows_count_at_the_copy_they_went_to(serve, tmp_path, split):
+    """Of two ranks, each has half of the rows of a prompt; its row r goes to copy (rank + r) % 2, in turns."""
+    files = []
+    for mode in "per-token", "per-pass":
+        folder = tmp_path / mode
+        folder.mkdir()
+        s = serve("--expert-record-dir", folder, "--expert-record", mode, "--no-drafts", "--ep", 2, "--redundant", 4, "--expert-split", split)
+        s.record_dir = folder
+        files.append(record(s)[1].read_bytes())
+    tokens = [counts for number, _, phase, counts, _ in read(files[0], 2)[1] if phase == "prefill" and number == 0]
+    maps, got = slot_counts(files[1])
+    assert maps.shape[1] == EXPERTS + 4
+    n, slots, both = len(tokens), numpy.zeros(got.shape, int), 0
+    for i, counts in enumerate(tokens):
+        turn = i if i < n // 2 else 1 + i - n // 2
+        for layer in range(CONFIG["num_hidden_layers"]):
+            for e in numpy.flatnonzero(counts[layer]):
+                copies = numpy.flatnonzero(maps[layer] == e)
+                slots[layer, copies[turn % len(copies)]] += counts[layer][e]
+    for layer in range(CONFIG["num_hidden_layers"]):
+        of_expert = [got[layer][maps[layer] == e].sum() for e in range(EXPERTS)]
+        assert of_expert == numpy.sum([c[layer] for c in tokens], axis=0).tolist()
+        of_ranks = got[layer].reshape(2, -1).sum(1)
+        both += sum(min(got[layer][maps[layer] == e]) > 0 for e in range(4))
+        if split == "flow":  # as even as any split could make them
+            assert abs(int(of_ranks[0]) - int(of_ranks[1])) <= 1 or max(of_ranks) <= max(slots[layer].reshape(2, -1).sum(1))
+    assert both > 0
+    if split == "turns":
+        assert (got == slots).all()
+
+
 def test_drafts_of_ranks_that_divide_rows(serve, tmp_path):
     """The same choices of every token and draft as of one rank."""
     seen = []
