@@ -14,10 +14,12 @@ Predicted from times that are measured here, and from nothing else:
   compute as long as a rank of this step does between two exchanges.
 
 Measured is `hadal bench throughput` of the model with ranks as threads, or, with --processes, a server of processes
-under `hadal bench serve`. Prediction and measurement alternate, round by round; the table has medians. --save appends
-to a file, and prints the table of all that is in it. HADAL names the program (default build/hadal)."""
+under `hadal bench serve`. Prediction and measurement alternate, round by round; each is the least of its rounds, because other
+programs only add to it. --save appends
+to a file, leaves out what is in it, and prints the table of all. HADAL names the program (default build/hadal)."""
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -39,7 +41,7 @@ def layouts(ranks):
     for tp in (1, 2, 4, 8):
         for dp in (1, 2, 4, 8):
             for ep in (1, ranks):
-                if max(tp * dp, ep) == ranks and tp * dp <= ranks and (dp == 1 or ep == ranks):
+                if (tp * dp == ranks and (dp == 1 or ep == ranks)) or (dp == 1 and tp < ranks == ep):
                     yield tp, dp, ep
 
 
@@ -64,6 +66,7 @@ class Step:
     def __init__(self, model, layout, prefill, batch):
         self.model, self.layout, self.prefill = model, layout, prefill
         self.tp, self.dp, self.ep = layout
+        self.name, self.phase = pathlib.Path(model).name, "prefill" if prefill else "decode"
         self.ranks = max(self.tp * self.dp, self.ep)
         self.seqs = 1 if prefill else max(1, batch // self.dp)
         self.tokens = self.seqs * self.dp * (PROMPT if prefill else 1)
@@ -90,19 +93,22 @@ class Step:
     def exchange_seconds(self, own, transport):
         exchanges = self.exchanges()
         between = own / max(1, sum(n for _, n, _ in exchanges))
-        comm = hadal("bench", "comm", "--ranks", self.ranks, "--rounds", 20, "--work-us", min(MOST_WORK, max(1, round(between * 1e6))))
+        comm = hadal("bench", "comm", "--transport", transport.replace(" ", "-"), "--ranks", self.ranks, "--rounds", 30, "--work-us", min(MOST_WORK, max(1, round(between * 1e6))))
         return sum(n * time_of(comm, transport, operation, size) for operation, n, size in exchanges)
 
     def load(self, server):
         if self.prefill:
             n = PROMPTS * self.dp
-            return (["--concurrency", self.dp] if server else ["--max-running", 1]) + ["--num-prompts", n, "--input-len", PROMPT, "--output-len", 1]
+            return ["--concurrency" if server else "--max-concurrency", self.dp, "--num-prompts", n, "--input-len", PROMPT, "--output-len", 1]
         n = self.seqs * self.dp
         return ["--concurrency" if server else "--max-running", n if server else self.seqs, "--num-prompts", n, "--input-len", CONTEXT,
                 "--output-len", OUTPUT]  # fmt: skip
 
     def seconds_of(self, m):
-        return m["duration"] / PROMPTS if self.prefill else m["median_itl_ms"] / 1e3
+        """Prompts come one at a time; those of several groups at once, which need not begin together."""
+        if not self.prefill:
+            return m["median_itl_ms"] / 1e3
+        return m["median_ttft_ms"] / 1e3 if self.dp == 1 else m["duration"] / PROMPTS
 
     def measured_threads(self):
         m = hadal("bench", "throughput", self.model, *self.options, "--threads", CORES, "--no-drafts", "-q", "--chunk", PROMPT, *self.load(False))
@@ -141,16 +147,15 @@ def time_of(comm, transport, operation, size):
 
 
 def validate(step, rounds, processes):
-    """Medians of rounds: own and exchange seconds, predicted; measured."""
+    """The least of rounds: own and exchange seconds, predicted; measured."""
     found = []
     for _ in range(rounds):
         own = step.own_seconds()
         between = step.exchange_seconds(own, "shared memory" if processes else "threads")
         measured = step.measured_processes() if processes else step.measured_threads()
         found.append((own * max(1, step.ranks / CORES), between, measured))
-    own, between, measured = (statistics.median(x) for x in zip(*found))
-    return {"model": pathlib.Path(step.model).name, "layout": step.text, "ranks": step.ranks, "phase": "prefill" if step.prefill else "decode",
-            "as": "processes" if processes else "threads", "own": own, "exchanges": between, "measured": measured, "tokens": step.tokens}  # fmt: skip
+    own, between, measured = (min(x) for x in zip(*found))
+    return {"model": step.name, "layout": step.text, "ranks": step.ranks, "phase": step.phase, "as": "processes" if processes else "threads", "own": own, "exchanges": between, "measured": measured, "tokens": step.tokens}  # fmt: skip
 
 
 def table(rows):
@@ -178,14 +183,17 @@ def main():
     p.add_argument("--save", type=pathlib.Path)
     a = p.parse_args()
     rows = [json.loads(line) for line in a.save.open()] if a.save and a.save.exists() else []
-    for model in filter(None, a.models.split(",")):
-        for ranks in map(int, a.ranks.split(",")):
-            for layout in layouts(ranks):
-                for prefill in False, True:
-                    rows.append(validate(Step(model, layout, prefill, a.batch), a.rounds, a.processes))
-                    if a.save:
-                        with a.save.open("a") as to:
-                            print(json.dumps(rows[-1]), file=to)
+    of = "processes" if a.processes else "threads"
+    done = {(r["model"], r["layout"], r["phase"], r["as"]) for r in rows}
+    for ranks in map(int, filter(None, a.ranks.split(","))):
+        for layout, model, prefill in itertools.product(layouts(ranks), a.models.split(","), (False, True)):
+            step = Step(model, layout, prefill, a.batch)
+            if (step.name, step.text, step.phase, of) in done:
+                continue
+            rows.append(validate(step, a.rounds, a.processes))
+            if a.save:
+                with a.save.open("a") as to:
+                    print(json.dumps(rows[-1]), file=to)
     table(rows)
 
 

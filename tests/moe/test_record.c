@@ -293,8 +293,43 @@ static void rows_count_at_the_slot_they_went_to(void **state) {
     }
 }
 
+/* A head without its end is refused; of rows, those that are whole are read. */
+static void files_are_cut_at_every_byte(void **state) {
+    (void)state;
+    static uint8_t bytes[MOST];
+    for (int mode = HD_RECORD_PER_PASS; mode <= HD_RECORD_PER_TOKEN; mode++) {
+        hd_recorder *r = open_recorder(MOST);
+        hd_recorder_begin(r, (hd_record_mode)mode);
+        add_rows(r);
+        const uint64_t rows = hd_recorder_read_state(r).rows;
+        const size_t n = take_part(r, bytes);
+        size_t head = 0, row = 0;
+        for (size_t at = 1; at <= n; at++) {
+            hd_record_reader in;
+            FILE *f = fmemopen(bytes, at, "rb");
+            if (hd_record_open(&in, f, "it", NULL) == HD_OK) {
+                if (!head) {
+                    head = at;
+                    row = hd_record_row_bytes(&in.head);
+                    assert_int_equal((n - head) / row, rows);
+                }
+                while (!in.ended) assert_int_equal(hd_record_next(&in, NULL), HD_OK);
+                assert_int_equal(in.n_read, (at - head) / row);
+                assert_int_equal(in.cut, (at - head) % row != 0);
+            } else {
+                assert_int_equal(head, 0);
+            }
+            hd_record_close(&in);
+            fclose(f);
+        }
+        assert_true(head > 0);
+        hd_recorder_close(r);
+    }
+}
+
 int test_record(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files_are_cut_at_every_byte),
         cmocka_unit_test(rows_count_at_the_slot_they_went_to),
         cmocka_unit_test(parts_are_joined),
         cmocka_unit_test(rows_are_counted_by_slot),

@@ -41,6 +41,7 @@ typedef enum transport {
 static const char *const operations[] = {"all_reduce", "all_gather", "broadcast"};
 static const char *const transports[] = {"threads", "shared memory", "tcp", "gpu processes",
                                          "gpus"};
+static const char *const choices[] = {"all", "threads", "shared-memory", "tcp", NULL};
 static const char *const ucx_transports[N_TRANSPORTS] = {
     [SHARED_MEMORY] = "sysv,self", [TCP] = "tcp,self"};
 
@@ -51,6 +52,7 @@ static bool is_on_gpus(transport t) {
 typedef struct comm_settings {
     int64_t ranks, rounds, work_us;
     int64_t turns; /* of work() that take so long */
+    int only;      /* a transport + 1; 0: all */
     bool json;
 } comm_settings;
 
@@ -319,6 +321,7 @@ static hd_status bench(const comm_settings *set, const report *to, rank *ranks, 
     HD_TRY(put_peers(to, (int)set->rounds, err));
     for (transport t = LOCAL; t < N_TRANSPORTS; t++) {
         if (!can_run(t, (int32_t)set->ranks, gpus)) continue;
+        if (set->only && (int)t != set->only - 1) continue;
         const char *over = t == GPUS && gpus < set->ranks ? "gpus, shared" : transports[t];
         fflush(stdout); /* before processes copy it */
         HD_TRY(run_world(ranks, set, t, err));
@@ -335,6 +338,7 @@ int bench_comm(int argc, char **argv) {
         option_int("ranks", &set.ranks, 2, MAX_RANKS, "threads or processes; default 2"),
         option_int("rounds", &set.rounds, 1, COMM_MAX_ROUNDS,
                    "calls up to 16 KiB, fewer above; default 2000"),
+        option_choice("transport", &set.only, choices, "of hosts; all: and between GPUs"),
         option_int("work-us", &set.work_us, 0, 1000000,
                    "between calls each rank computes so long; times are without it"),
         option_flag("json", &set.json, "print one JSON array"),
