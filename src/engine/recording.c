@@ -105,8 +105,7 @@ hd_status engine_recording_open(engine_rank *rank, hd_err *err) {
     if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for records of experts");
     r->has_rows =
         hd_model_runner_records_rows(rank->model_runner) && !engine_fetches(rank->engine);
-    if (r->has_rows && joins(rank) && !r->part)
-        HD_TRY(open_recorder(rank, &r->part, err));
+    if (r->has_rows && joins(rank) && !r->part) HD_TRY(open_recorder(rank, &r->part, err));
     if (r->first_loads) {
         reopen(rank);
         return HD_OK;

@@ -309,23 +309,24 @@ static void permute(const model_step *s, int32_t layer) {
     const int32_t *phase = s->b->device.phase;
     if (splits) model_split_rows(s, layer);
     const hd_moe_permute_args args = {.offset = t->offset,
-                               .assignment = t->assignment,
-                               .place = t->place,
-                               .expert = t->expert,
-                               .slot = map->slot,
-                               .n_choices = map->n_choices,
-                               .first = splits ? t->first : NULL,
-                               .graph = map->graph,
-                               .n_ranks = map->n_ranks,
-                               .load = s->m->expert_rows + at,
-                               .phase = of.foreign ? t->moe_phases
-                                        : phase    ? phase + of.first
-                                                   : NULL,
-                               .load_stride = drafts ? 0 : (int64_t)c->n_layers * counters,
-                               .rows = of.n,
-                               .top_k = rule.top_k,
-                               .n_experts = splits ? counters : rule.n_experts,
-                               .n_slots = map->n_slots};
+                                      .assignment = t->assignment,
+                                      .place = t->place,
+                                      .expert = t->expert,
+                                      .slot = map->slot,
+                                      .n_choices = map->n_choices,
+                                      .first = splits ? t->first : NULL,
+                                      .graph = map->graph,
+                                      .n_ranks = map->n_ranks,
+                                      .load = s->m->expert_rows + at,
+                                      .phase = of.foreign ? t->moe_phases
+                                               : phase    ? phase + of.first
+                                                          : NULL,
+                                      .load_stride =
+                                          drafts ? 0 : (int64_t)c->n_layers * counters,
+                                      .rows = of.n,
+                                      .top_k = rule.top_k,
+                                      .n_experts = splits ? counters : rule.n_experts,
+                                      .n_slots = map->n_slots};
     s->m->env.ops->moe_permute(s->stream, &args);
     if (s->m->limits.keeps_slots) keep_slots(s, &args);
 }

@@ -38,7 +38,7 @@ typedef struct hd_model_limits {
 /* A choice with the slot that its row went to; HD_SLOT_OF: -1 if it is not known. Sums of floats keep it
  * up to HD_MOST_CHOICE. */
 #define HD_CHOICE(expert, slot, n_experts) (((slot) + 1) * (n_experts) + (expert))
-#define HD_SLOT_OF(choice, n_experts) ((choice) / (n_experts) - 1)
+#define HD_SLOT_OF(choice, n_experts)      ((choice) / (n_experts)-1)
 enum { HD_MOST_CHOICE = 1 << 24 };
 
 /* Rows that may arrive at a rank's experts: if every row of all ranks chose these only; and what
@@ -153,6 +153,7 @@ bool hd_model_routes_all(const hd_model *m);
  * pass of the batch and so many layers, into out [layers, rows, top_k]; the others' stay as they are. They are
  * HD_CHOICE(), of which a sum over ranks keeps the bits. at: where the pass's begin in hd_model_choices(). Returns
  * where the next draft's do. */
-int64_t hd_model_own_choices(hd_model *m, const hd_batch *b, int64_t at, int32_t layers, float *out);
+int64_t hd_model_own_choices(hd_model *m, const hd_batch *b, int64_t at, int32_t layers,
+                             float *out);
 
 #endif

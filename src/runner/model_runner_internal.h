@@ -205,11 +205,6 @@ typedef enum runner_pass {
 
 hd_status runner_commands_open(hd_model_runner *x, hd_err *err);
 
-/* Sums the choices of a pass that just ran over the ranks of the group: x->choices are floats then. The
- * command lets the followers do it too. */
-void runner_sum_choices(hd_model_runner *x, runner_pass pass);
-void runner_command_choices(hd_model_runner *x, runner_pass pass);
-
 /* Uploads the batch and runs the forward pass, here and on the followers; nothing runs if no
  * attention group has rows. */
 hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err);

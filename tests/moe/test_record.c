@@ -117,7 +117,8 @@ static void counters_become_rows(void **state) {
     hd_record_reader reader;
     assert_int_equal(hd_record_open(&reader, in, "it", NULL), HD_OK);
     assert_int_equal(hd_record_next(&reader, NULL), HD_OK);
-    assert_int_equal(reader.row.physical[2 * SLOTS + 0], INT64_C(2500000000)); /* both slots of expert 5 */
+    assert_int_equal(reader.row.physical[2 * SLOTS + 0],
+                     INT64_C(2500000000)); /* both slots of expert 5 */
     assert_int_equal(reader.row.physical[2 * SLOTS + 6], INT64_C(2500000000));
     hd_record_close(&reader);
     rewind(in);
@@ -262,7 +263,11 @@ static void parts_are_joined(void **state) {
 /* Layer 2 has expert 5 in slots 0 and 6. */
 static void rows_count_at_the_slot_they_went_to(void **state) {
     (void)state;
-    enum { TO_6 = 5 + EXPERTS * (6 + 1), TO_0 = 5 + EXPERTS, TO_ANOTHERS = 5 + EXPERTS * (4 + 1) };
+    enum {
+        TO_6 = 5 + EXPERTS * (6 + 1),
+        TO_0 = 5 + EXPERTS,
+        TO_ANOTHERS = 5 + EXPERTS * (4 + 1)
+    };
     static const int32_t rows[][4] = {
         {1, 2, TO_6,        0},
         {1, 2, TO_6,        3},

@@ -135,7 +135,9 @@ static hd_status measure(rank *r, const hd_comm *comm, hd_device *device, hd_str
     const int rounds = (int)r->set->rounds / (on_gpus || turns ? 10 : 1) + 1;
     caller c = {.comm = comm,
                 .stream = stream,
-                .repeat = on_gpus ? GPU_CALLS : turns ? WORK_CALLS : 1,
+                .repeat = on_gpus ? GPU_CALLS
+                          : turns ? WORK_CALLS
+                                  : 1,
                 .turns = turns};
     /* ranks that share cores work by turns */
     const double share = (double)r->set->ranks / hd_cores_count();
@@ -144,7 +146,8 @@ static hd_status measure(rank *r, const hd_comm *comm, hd_device *device, hd_str
     HD_TRY(hd_device_alloc(device, &x, comm_sizes[COMM_SIZES - 1], "rows", err));
     for (c.x = x; c.op < (on_gpus ? BROADCAST : N_OPERATIONS); c.op++) {
         for (int i = 0; i < COMM_SIZES; i++) {
-            r->us[c.op][i] = comm_median_us(call, &c, comm_sizes[i], rounds) / c.repeat - working;
+            r->us[c.op][i] =
+                comm_median_us(call, &c, comm_sizes[i], rounds) / c.repeat - working;
         }
     }
     return hd_stream_sync(stream, err);

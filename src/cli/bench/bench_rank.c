@@ -102,8 +102,10 @@ static hd_status parse_parallel(rig *r, hd_err *err) {
     if (dp || (tp && ep)) {
         const int32_t most = hd_max_i32(tp, 1) * hd_max_i32(dp, 1);
         if (most % hd_max_i32(ep, 1) && ep % most) {
-            return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': neither of tp times dp and ep is a multiple of the other",
-                           r->set.parallel);
+            return HD_FAIL(
+                err, HD_EINVAL,
+                "--emulate-rank '%s': neither of tp times dp and ep is a multiple of the other",
+                r->set.parallel);
         }
         r->parallel = hd_parallel_common(hd_max_i32(tp, 1), hd_max_i32(dp, 1),
                                          hd_max_i32(ep, 1), r->spec);

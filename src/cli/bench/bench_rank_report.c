@@ -263,12 +263,11 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
     json_t *j = json_pack(
         "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:s, "
         "s:s}",
-        "family", r->family, "backend", r->table, "device", r->device, "tp", l->tp, "dp",
-        l->dp, "ep", l->ep,
-        "redundant", l->redundant, "rank", r->rank, "layers", r->layers, "of_layers",
-        r->of_layers, "batch", r->batch, "context", r->context, "prompt", r->prompt, "drafts",
-        r->drafts, "expert_rows", r->expert_rows, "tokens_per_step", r->accepted, "router",
-        r->routing, "communication", r->exchange);
+        "family", r->family, "backend", r->table, "device", r->device, "tp", l->tp, "dp", l->dp,
+        "ep", l->ep, "redundant", l->redundant, "rank", r->rank, "layers", r->layers,
+        "of_layers", r->of_layers, "batch", r->batch, "context", r->context, "prompt",
+        r->prompt, "drafts", r->drafts, "expert_rows", r->expert_rows, "tokens_per_step",
+        r->accepted, "router", r->routing, "communication", r->exchange);
     json_t *more = json_pack(
         "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
         "s:f, s:i, s:o}",

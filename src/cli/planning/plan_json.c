@@ -30,9 +30,10 @@ static json_t *exchanges_json(const hd_step_cost *c) {
     for (int32_t i = 0; i < c->n; i++) {
         const hd_step_line *l = &c->lines[i];
         if (!l->exchange) continue;
-        json_array_append_new(to, json_pack("{s:s, s:s, s:I, s:f, s:f}", "part", l->part, "operation",
-                                            l->op, "calls", (json_int_t)l->calls, "bytes_inside",
-                                            l->bytes, "bytes_outside", l->outside));
+        json_array_append_new(to,
+                              json_pack("{s:s, s:s, s:I, s:f, s:f}", "part", l->part,
+                                        "operation", l->op, "calls", (json_int_t)l->calls,
+                                        "bytes_inside", l->bytes, "bytes_outside", l->outside));
     }
     return to;
 }
