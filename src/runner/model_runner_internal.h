@@ -242,7 +242,6 @@ void runner_record_graph_rows(hd_model_runner *x, const runner_inflight_step *f,
                               const hd_seq_input *w, const hd_seq_output *c);
 int64_t runner_n_choices(const hd_model_runner *x, const runner_graph_shape *z);
 int64_t runner_most_choices(const hd_model_runner *x); /* of an eager step, or of drafts */
-bool runner_keeps_slots(const hd_model_runner *x);     /* for records: experts have copies */
 
 /* draft.c: computes the next drafts of sequences that want some. */
 hd_status runner_draft(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
