@@ -35,10 +35,9 @@ typedef struct hd_model_limits {
     bool keeps_slots; /* of the choices of a step, on a host: hd_model_own_choices() has them */
 } hd_model_limits;
 
-/* A choice with the slot that its row went to; HD_SLOT_OF: -1 if it is not known. Sums of floats keep it
- * up to HD_MOST_CHOICE. */
+/* A choice with the slot that its row went to; -1 if it is not known. Sums of floats keep it up to
+ * HD_MOST_CHOICE. */
 #define HD_CHOICE(expert, slot, n_experts) (((slot) + 1) * (n_experts) + (expert))
-#define HD_SLOT_OF(choice, n_experts)      ((choice) / (n_experts)-1)
 enum { HD_MOST_CHOICE = 1 << 24 };
 
 /* Rows that may arrive at a rank's experts: if every row of all ranks chose these only; and what
