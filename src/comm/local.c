@@ -25,8 +25,9 @@
 #include "comm/rounds_internal.h"
 #include "comm/tree_sum.h"
 
-/* SPINS: some microseconds. Floats of a cache line. */
-enum { SPINS = 500, LINE = HD_CACHE_LINE / (int)sizeof(float) };
+/* SPIN_NS: longer than a sleeper takes to wake up, 50 us on a virtual machine. Else whoever waited is late at
+ * the next exchange, where the other goes to sleep, and so on. LINE: floats of a cache line. */
+enum { SPIN_NS = 100000, LOOKS = 100, LINE = HD_CACHE_LINE / (int)sizeof(float) };
 
 typedef enum lane { COLLECTIVE, DISPATCH, COMBINE, N_LANES } lane;
 
@@ -52,7 +53,8 @@ typedef struct member {
 } member;
 
 struct hd_comm_local {
-    int32_t n, spins;
+    int32_t n;
+    int64_t spin_ns;
     member *ranks; /* [n] */
     group *groups; /* [HD_N_GROUPS, n] of the group's first rank */
     pthread_mutex_t mutex;
@@ -88,11 +90,14 @@ static void count_in(const member *r, hd_group g, _Atomic uint64_t *count) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-static bool spin(const hd_comm_local *w, const _Atomic uint64_t *count, uint64_t all) {
-    for (int32_t i = 0; i <= w->spins; i++) {
-        if (atomic_load(count) >= all || atomic_load(&w->aborted)) return true;
-        hd_cpu_relax();
-    }
+static bool spin(const hd_comm_local *w, const _Atomic uint64_t *count, uint64_t all,
+                 int64_t since_ns) {
+    do {
+        for (int i = 0; i < LOOKS; i++) {
+            if (atomic_load(count) >= all || atomic_load(&w->aborted)) return true;
+            hd_cpu_relax();
+        }
+    } while (hd_now_ns() - since_ns < w->spin_ns);
     return false;
 }
 
@@ -103,7 +108,7 @@ static void wait_for(const member *r, hd_group g, _Atomic uint64_t *count, uint6
     const uint64_t all = (ticket / HD_COMM_MAX_INFLIGHT + 1) * (uint64_t)group_of(r, g)->n;
     if (atomic_load(count) >= all) return;
     const int64_t since_ns = hd_now_ns();
-    if (spin(w, count, all)) {
+    if (spin(w, count, all, since_ns)) {
         comm_count_wait(r->comm.figures, hd_now_ns() - since_ns);
         return;
     }
@@ -434,7 +439,7 @@ hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *para
         return HD_FAIL(err, HD_ENOMEM, "no memory for %d ranks", n);
     }
     /* with fewer cores, a rank that spins would keep another from working */
-    w->spins = n <= hd_cores_count() ? SPINS : 0;
+    w->spin_ns = n <= hd_cores_count() ? SPIN_NS : 0;
     for (int32_t i = 0; i < n; i++) {
         w->ranks[i].world = w;
         w->ranks[i].comm = hd_comm_of(&table, &w->ranks[i], parallel, i);

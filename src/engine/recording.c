@@ -41,16 +41,15 @@ static bool joins(const engine_rank *rank) {
 
 /* ---- opening ---- */
 
-/* part: a slot for each expert. */
-static void fill_map(const engine_rank *rank, const hd_record_head *h, bool part) {
+static void fill_map(const engine_rank *rank, const hd_record_head *h) {
     for (int32_t l = 0; l < h->layers; l++) {
         int32_t *to = h->slot_expert + (int64_t)l * h->slots;
         const hd_expert_map *map = hd_weights_expert_map(rank->weights, l);
-        for (int32_t s = 0; s < h->slots; s++) to[s] = !map ? -1 : part ? s : map->expert[s];
+        for (int32_t s = 0; s < h->slots; s++) to[s] = map ? map->expert[s] : -1;
     }
 }
 
-static hd_status open_recorder(engine_rank *rank, hd_recorder **out, bool part, hd_err *err) {
+static hd_status open_recorder(engine_rank *rank, hd_recorder **out, hd_err *err) {
     engine_recording *r = rank->recording;
     const hd_model_spec *c = rank->engine->spec;
     const int32_t drafts = hd_model_n_draft_layers(c, rank->weights);
@@ -59,17 +58,17 @@ static hd_status open_recorder(engine_rank *rank, hd_recorder **out, bool part, 
                            .n_mtp = drafts,
                            .experts = c->route.n_experts,
                            .top_k = c->route.top_k,
-                           .slots = part ? c->route.n_experts : slots,
+                           .slots = slots,
                            .ranks = hd_weights_shard(rank->weights)->parallel.ep,
                            .nodes = 1};
     const size_t n_slots = (size_t)head.layers * (size_t)head.slots;
     r->layers = head.layers;
-    if (!part) r->slots = head.slots;
+    r->slots = head.slots;
     head.slot_expert = calloc(n_slots, sizeof *head.slot_expert);
     if (!head.slot_expert) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for records of %zu slots", n_slots);
     }
-    fill_map(rank, &head, part);
+    fill_map(rank, &head);
     const hd_status st = hd_recorder_open(out, &head, MOST_RECORD_BYTES, err);
     free(head.slot_expert);
     return st;
@@ -105,15 +104,14 @@ hd_status engine_recording_open(engine_rank *rank, hd_err *err) {
     engine_recording *r = rank->recording;
     if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for records of experts");
     r->has_rows =
-        hd_model_runner_routes_all(rank->model_runner) && !engine_fetches(rank->engine);
-    if (r->has_rows && joins(rank) && !r->part)
-        HD_TRY(open_recorder(rank, &r->part, true, err));
+        hd_model_runner_records_rows(rank->model_runner) && !engine_fetches(rank->engine);
+    if (r->has_rows && joins(rank) && !r->part) HD_TRY(open_recorder(rank, &r->part, err));
     if (r->first_loads) {
         reopen(rank);
         return HD_OK;
     }
     HD_TRY(open_counts(rank, err));
-    return rank->index == 0 ? open_recorder(rank, &r->recorder, false, err) : HD_OK;
+    return rank->index == 0 ? open_recorder(rank, &r->recorder, err) : HD_OK;
 }
 
 void engine_recording_close(engine_rank *rank) {
@@ -185,20 +183,20 @@ static bool map_fits(const engine_rank *rank) {
     return hd_shard_slots(hd_weights_shard(rank->weights)) == rank->recording->slots;
 }
 
-static void begin_recorder(engine_rank *rank, hd_record_mode mode) {
-    engine_recording *r = rank->recording;
-    for (int32_t l = 0; l < r->layers; l++) {
+static void set_map(const engine_rank *rank, hd_recorder *r) {
+    for (int32_t l = 0; l < rank->recording->layers; l++) {
         const hd_expert_map *map = hd_weights_expert_map(rank->weights, l);
-        if (map && map_fits(rank)) hd_recorder_set_map(r->recorder, l, map->expert);
+        if (map && map_fits(rank)) hd_recorder_set_map(r, l, map->expert);
     }
-    hd_recorder_begin(r->recorder, mode);
 }
 
 static void begin(engine_rank *rank) {
     engine_recording *r = rank->recording;
     const hd_record_mode mode = r->mode;
     const bool stat = mode == HD_RECORD_STAT;
-    if (r->recorder) begin_recorder(rank, mode);
+    if (r->recorder) set_map(rank, r->recorder);
+    if (r->recorder) hd_recorder_begin(r->recorder, mode);
+    if (r->part) set_map(rank, r->part);
     r->first_step = rank->totals.steps;
     if (!stat) {
         record_rows(rank);
@@ -386,7 +384,7 @@ hd_status hd_engine_record_start(hd_engine *e, hd_record_mode mode, hd_err *err)
     }
     if (mode != HD_RECORD_STAT && !e->ranks[0].recording->has_rows) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "ranks divide the rows of a step: only counts can be recorded");
+                       "GPUs divide the rows of a step: only counts can be recorded");
     }
     order(e, true, mode);
     return HD_OK;

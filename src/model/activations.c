@@ -264,6 +264,7 @@ void model_place_activations(model_activations *t, hd_arena *a, const hd_model *
     t->logits = take_f32(a, (int64_t)m->limits.logits * c->vocab);
     t->taps = take(a, m, m->dspark ? n * c->dspark.n_taps * c->hidden : 0);
     t->choices = take_i32(a, m->n_choices);
+    t->slots = take_i32(a, m->limits.keeps_slots ? m->n_choices : 0);
     place_shared(t, a, m);
     model_place_micro(t, a, m, m->whole_rows);
     static void (*const places[])(model_activations *, hd_arena *, const hd_model *,

@@ -9,6 +9,7 @@
 typedef struct model_activations {
     int32_t micro;    /* number of the micro-batch */
     int32_t *choices; /* [n_choices] experts of a step's rows, a layer after the other */
+    int32_t *slots;   /* of each choice, if limits.keeps_slots */
     int32_t *drafted; /* where those of its drafts begin */
     hd_rows x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
     hd_rows h; /* [n, hidden] a block's normed input; after the last layer, the final state */

@@ -286,6 +286,14 @@ static void route(const model_step *s, int32_t layer) {
     predict_next(s, layer, args, rows.x);
 }
 
+static void keep_slots(const model_step *s, const hd_moe_permute_args *a) {
+    int32_t *to = s->m->acts.slots + (s->t->expert - s->m->acts.choices);
+    for (int32_t slot = 0; slot < a->n_slots; slot++) {
+        for (int32_t i = a->offset[slot]; i < a->offset[slot + 1]; i++)
+            to[a->assignment[i]] = slot;
+    }
+}
+
 /* Permutes the rows by the slots of their experts. */
 static void permute(const model_step *s, int32_t layer) {
     const bool splits = model_splits(s->m);
@@ -300,26 +308,27 @@ static void permute(const model_step *s, int32_t layer) {
     const int64_t at = (phases * c->n_layers + layer) * counters;
     const int32_t *phase = s->b->device.phase;
     if (splits) model_split_rows(s, layer);
-    s->m->env.ops->moe_permute(
-        s->stream,
-        &(hd_moe_permute_args){.offset = t->offset,
-                               .assignment = t->assignment,
-                               .place = t->place,
-                               .expert = t->expert,
-                               .slot = map->slot,
-                               .n_choices = map->n_choices,
-                               .first = splits ? t->first : NULL,
-                               .graph = map->graph,
-                               .n_ranks = map->n_ranks,
-                               .load = s->m->expert_rows + at,
-                               .phase = of.foreign ? t->moe_phases
-                                        : phase    ? phase + of.first
-                                                   : NULL,
-                               .load_stride = drafts ? 0 : (int64_t)c->n_layers * counters,
-                               .rows = of.n,
-                               .top_k = rule.top_k,
-                               .n_experts = splits ? counters : rule.n_experts,
-                               .n_slots = map->n_slots});
+    const hd_moe_permute_args args = {.offset = t->offset,
+                                      .assignment = t->assignment,
+                                      .place = t->place,
+                                      .expert = t->expert,
+                                      .slot = map->slot,
+                                      .n_choices = map->n_choices,
+                                      .first = splits ? t->first : NULL,
+                                      .graph = map->graph,
+                                      .n_ranks = map->n_ranks,
+                                      .load = s->m->expert_rows + at,
+                                      .phase = of.foreign ? t->moe_phases
+                                               : phase    ? phase + of.first
+                                                          : NULL,
+                                      .load_stride =
+                                          drafts ? 0 : (int64_t)c->n_layers * counters,
+                                      .rows = of.n,
+                                      .top_k = rule.top_k,
+                                      .n_experts = splits ? counters : rule.n_experts,
+                                      .n_slots = map->n_slots};
+    s->m->env.ops->moe_permute(s->stream, &args);
+    if (s->m->limits.keeps_slots) keep_slots(s, &args);
 }
 
 static bool dispatches(const hd_model *m) {

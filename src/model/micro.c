@@ -105,3 +105,25 @@ int32_t model_cut(hd_model *m, const model_step *whole, model_step steps[HD_MAX_
     }
     return n;
 }
+
+int64_t hd_model_own_choices(hd_model *m, const hd_batch *b, int64_t at, int32_t layers,
+                             float *out) {
+    const int32_t top_k = m->env.spec->route.top_k, n_experts = m->env.spec->route.n_experts;
+    const bool all = hd_model_routes_all(m);
+    model_step whole = model_step_of(m, NULL, b), steps[HD_MAX_MICRO];
+    const int32_t n = model_cut(m, &whole, steps);
+    for (int32_t k = 0; k < layers * n; k++) {
+        const int32_t i = k % n;
+        const model_rows r = model_step_rows(n > 1 ? &steps[i] : &whole, HD_GROUP_ETP);
+        const int32_t first = n > 1 ? hd_batch_micro_row(b, b->n_rows, i) : 0;
+        const int32_t row = first + (all ? r.first : r.own_row), rows = all ? r.n : r.own;
+        float *to = out + ((int64_t)(k / n) * b->n_rows + row) * top_k;
+        const int64_t from = at + (int64_t)(all ? 0 : r.own_first) * top_k;
+        for (int32_t c = 0; c < rows * top_k; c++) {
+            const int32_t slot = m->limits.keeps_slots ? m->acts.slots[from + c] : -1;
+            to[c] = (float)HD_CHOICE(m->acts.choices[from + c], slot, n_experts);
+        }
+        at += (int64_t)r.n * top_k;
+    }
+    return at;
+}

@@ -32,7 +32,13 @@ typedef struct hd_model_limits {
     /* rows of an attention group from which a step is cut; 0: from n_micro on, and then no micro-batch has
      * more than its part of `rows` */
     int32_t micro_from;
+    bool keeps_slots; /* of the choices of a step, on a host: hd_model_own_choices() has them */
 } hd_model_limits;
+
+/* A choice with the slot that its row went to; -1 if it is not known. Sums of floats keep it up to
+ * HD_MOST_CHOICE. */
+#define HD_CHOICE(expert, slot, n_experts) (((slot) + 1) * (n_experts) + (expert))
+enum { HD_MOST_CHOICE = 1 << 24 };
 
 /* Rows that may arrive at a rank's experts: if every row of all ranks chose these only; and what
  * memory is reserved for: twice the mean of the ranks, and HD_LEAST_EXPERT_ROWS if so many may. */
@@ -142,5 +148,11 @@ int64_t hd_model_n_choices(const hd_model *m, int32_t rows);
 int32_t hd_model_n_draft_layers(const hd_model_spec *spec, const hd_weights *w);
 /* Returns whether this rank chooses the experts of all rows of its batch and of no others. */
 bool hd_model_routes_all(const hd_model *m);
+/* On a host: writes the choices of all rows, or of those that this rank owns if it does not choose for all, of a
+ * pass of the batch and so many layers, into out [layers, rows, top_k]; the others' stay as they are. They are
+ * HD_CHOICE(), of which a sum over ranks keeps the bits. at: where the pass's begin in hd_model_choices(). Returns
+ * where the next draft's do. */
+int64_t hd_model_own_choices(hd_model *m, const hd_batch *b, int64_t at, int32_t layers,
+                             float *out);
 
 #endif

@@ -11,13 +11,15 @@ struct hd_recorder {
     hd_record_head head;
     /* [layers] with experts: first those of steps, then of drafts */
     int32_t *with_experts, n_step, n_draft;
-    int32_t *first_slot; /* [layers][experts] */
+    int32_t *first_slot, *copies; /* [layers][experts] */
+    int32_t *seen;                /* [experts] */
 
     /* owned by the thread that adds rows */
     bool on;
     uint64_t pass;
     int64_t *logical;                   /* [layers][experts] of a row of STAT */
     int64_t *physical;                  /* [HD_N_RECORD_PHASES][layers][slots] of this pass */
+    int64_t *joined;                    /* [layers][slots] of a part */
     int32_t tokens[HD_N_RECORD_PHASES]; /* of this pass */
     int32_t *choices;                   /* [layers][top_k] of a row */
     uint8_t *row;                       /* a row's bytes */
@@ -31,9 +33,13 @@ struct hd_recorder {
 static void index_slots(hd_recorder *r, int32_t layer) {
     const hd_record_head *h = &r->head;
     int32_t *first = r->first_slot + (int64_t)layer * h->experts;
+    int32_t *copies = r->copies + (int64_t)layer * h->experts;
+    memset(copies, 0, (size_t)h->experts * sizeof *copies);
     for (int32_t s = h->slots - 1; s >= 0; s--) {
         const int32_t e = h->slot_expert[(int64_t)layer * h->slots + s];
-        if (e >= 0) first[e] = s;
+        if (e < 0) continue;
+        first[e] = s;
+        copies[e]++;
     }
 }
 
@@ -42,7 +48,9 @@ static hd_status find_layers(hd_recorder *r, hd_err *err) {
     const size_t n = (size_t)h->layers;
     r->with_experts = calloc(n, sizeof *r->with_experts);
     r->first_slot = calloc(n * (size_t)h->experts, sizeof *r->first_slot);
-    if (!r->with_experts || !r->first_slot) {
+    r->copies = calloc(n * (size_t)h->experts, sizeof *r->copies);
+    r->seen = calloc((size_t)h->experts, sizeof *r->seen);
+    if (!r->with_experts || !r->first_slot || !r->copies || !r->seen) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for a recorder of %d layers", h->layers);
     }
     for (int32_t l = 0; l < h->layers; l++) {
@@ -75,7 +83,8 @@ static hd_status open_all(hd_recorder *r, const hd_record_head *head, hd_err *er
     r->logical = calloc((size_t)head->layers * (size_t)head->experts, sizeof *r->logical);
     r->choices = calloc((size_t)head->layers * (size_t)head->top_k, sizeof *r->choices);
     r->row = calloc(longest + 1, 1);
-    if (!r->logical || !r->physical || !r->choices || !r->row) {
+    r->joined = calloc(slots, sizeof *r->joined);
+    if (!r->logical || !r->physical || !r->choices || !r->row || !r->joined) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for a recorder of %zu slots", slots);
     }
     return find_layers(r, err);
@@ -107,6 +116,9 @@ void hd_recorder_close(hd_recorder *r) {
     free(r->head.slot_expert);
     free(r->with_experts);
     free(r->first_slot);
+    free(r->copies);
+    free(r->seen);
+    free(r->joined);
     free(r->logical);
     free(r->physical);
     free(r->choices);
@@ -227,6 +239,14 @@ static void add(hd_recorder *r, const hd_record_row *row) {
     pthread_mutex_unlock(&r->lock);
 }
 
+static int32_t slot_of(const hd_recorder *r, int32_t layer, int32_t choice) {
+    const hd_record_head *h = &r->head;
+    const int32_t expert = choice % h->experts, slot = choice / h->experts - 1;
+    const int32_t *map = h->slot_expert + (int64_t)layer * h->slots;
+    if (slot >= 0 && slot < h->slots && map[slot] == expert) return slot;
+    return r->first_slot[(int64_t)layer * h->experts + expert];
+}
+
 void hd_recorder_row(hd_recorder *r, hd_record_phase phase, int32_t token, int32_t position,
                      const int32_t *choices, int64_t stride) {
     const hd_record_head *h = &r->head;
@@ -237,8 +257,8 @@ void hd_recorder_row(hd_recorder *r, hd_record_phase phase, int32_t token, int32
     if (h->mode == HD_RECORD_PER_TOKEN) {
         memset(r->choices, 0, (size_t)h->layers * (size_t)h->top_k * sizeof *r->choices);
         for (int32_t i = 0; i < n; i++) {
-            memcpy(r->choices + (int64_t)layers[i] * h->top_k, choices + i * stride,
-                   (size_t)h->top_k * sizeof *choices);
+            int32_t *to = r->choices + (int64_t)layers[i] * h->top_k;
+            for (int32_t k = 0; k < h->top_k; k++) to[k] = choices[i * stride + k] % h->experts;
         }
         add(r, &(hd_record_row){.pass = r->pass,
                                 .tokens = 1,
@@ -251,9 +271,10 @@ void hd_recorder_row(hd_recorder *r, hd_record_phase phase, int32_t token, int32
     int64_t *physical = r->physical + (int64_t)phase * h->layers * h->slots;
     r->tokens[phase]++;
     for (int32_t i = 0; i < n; i++) {
-        const int32_t *first = r->first_slot + (int64_t)layers[i] * h->experts;
         int64_t *of_layer = physical + (int64_t)layers[i] * h->slots;
-        for (int32_t k = 0; k < h->top_k; k++) of_layer[first[choices[i * stride + k]]]++;
+        for (int32_t k = 0; k < h->top_k; k++) {
+            of_layer[slot_of(r, layers[i], choices[i * stride + k])]++;
+        }
     }
 }
 
@@ -271,6 +292,19 @@ void hd_recorder_end_pass(hd_recorder *r) {
     r->pass++;
 }
 
+/* The rows of each expert of a layer, in equal parts on its slots. */
+static void spread(hd_recorder *r, int32_t layer) {
+    const hd_record_head *h = &r->head;
+    const int64_t at = (int64_t)layer * h->experts, first = (int64_t)layer * h->slots;
+    memset(r->seen, 0, (size_t)h->experts * sizeof *r->seen);
+    for (int32_t s = 0; s < h->slots; s++) {
+        const int32_t e = h->slot_expert[first + s];
+        if (e < 0) continue;
+        const int64_t n = r->logical[at + e], copies = r->copies[at + e];
+        r->physical[first + s] = n / copies + (r->seen[e]++ < n % copies);
+    }
+}
+
 /* Adds the counts [layers][experts] of a phase, whose layers begin at `first`. */
 static void add_stat(hd_recorder *r, hd_record_phase phase, const int64_t *counts,
                      int32_t first, int32_t layers, uint64_t passes) {
@@ -284,11 +318,10 @@ static void add_stat(hd_recorder *r, hd_record_phase phase, const int64_t *count
         const int64_t at = (int64_t)(first + l) * h->experts;
         int64_t sum = 0;
         for (int32_t e = 0; e < h->experts; e++) {
-            const int64_t n = counts[(int64_t)l * h->experts + e];
-            r->logical[at + e] = n;
-            r->physical[(int64_t)(first + l) * h->slots + r->first_slot[at + e]] += n;
-            sum += n;
+            r->logical[at + e] = counts[(int64_t)l * h->experts + e];
+            sum += r->logical[at + e];
         }
+        spread(r, first + l);
         most = sum > most ? sum : most; /* a layer without experts has none */
     }
     const int64_t tokens = most / h->top_k;
@@ -321,31 +354,25 @@ void hd_recorder_end(hd_recorder *r) {
 
 /* ---- parts ---- */
 
-/* Adds counts of a part, [layers][experts]. */
+/* Adds counts of a part, [layers][slots]. */
 static void add_counts(hd_recorder *r, const hd_record_row *row) {
     const hd_record_head *h = &r->head;
     int64_t *physical = r->physical + (int64_t)row->phase * h->layers * h->slots;
     r->tokens[row->phase] += row->tokens;
-    for (int32_t l = 0; l < h->layers; l++) {
-        const int64_t at = (int64_t)l * h->experts;
-        for (int32_t e = 0; e < h->experts; e++) {
-            physical[(int64_t)l * h->slots + r->first_slot[at + e]] += row->physical[at + e];
-        }
-    }
+    for (int64_t i = 0; i < (int64_t)h->layers * h->slots; i++) physical[i] += row->physical[i];
 }
 
 hd_status hd_recorder_join(hd_recorder *r, const uint8_t *rows, size_t n, hd_err *err) {
-    hd_record_head part = r->head;
-    hd_record_row row = {.physical = r->logical, .choices = r->choices};
-    part.slots = part.experts;
-    const size_t each = hd_record_row_bytes(&part);
-    if (part.mode == HD_RECORD_STAT || n % each) {
+    const hd_record_head *h = &r->head;
+    hd_record_row row = {.physical = r->joined, .choices = r->choices};
+    const size_t each = hd_record_row_bytes(h);
+    if (h->mode == HD_RECORD_STAT || n % each) {
         return HD_FAIL(err, HD_EPEER, "%zu bytes of an expert record of %zu a row", n, each);
     }
     for (size_t at = 0; at < n && r->on; at += each) {
-        const char *fault = hd_record_row_read(&part, rows + at, &row);
+        const char *fault = hd_record_row_read(h, rows + at, &row);
         if (fault) return HD_FAIL(err, HD_EPEER, "a row of an expert record %s", fault);
-        if (part.mode == HD_RECORD_PER_PASS) {
+        if (h->mode == HD_RECORD_PER_PASS) {
             add_counts(r, &row);
             continue;
         }

@@ -23,14 +23,16 @@ void hd_recorder_set_map(hd_recorder *r, int32_t layer, const int32_t *slot_expe
 /* Begins a record; what was not taken of the one before is gone. */
 void hd_recorder_begin(hd_recorder *r, hd_record_mode mode);
 
-/* Adds a row of the pass, PER_PASS or PER_TOKEN: the experts that it chose, [top_k] in each layer
- * with experts, `stride` apart: of MTP layers for DRAFT, else of the others. */
+/* Adds a row of the pass, PER_PASS or PER_TOKEN: the experts that it chose, [top_k] in each layer with
+ * experts, `stride` apart: of MTP layers for DRAFT, else of the others. A choice is the expert plus experts * (slot
+ * + 1), where the slot that the row went to is known, else the expert alone. It counts at this slot if the map of
+ * the record has the expert there, else at the expert's first one. */
 void hd_recorder_row(hd_recorder *r, hd_record_phase phase, int32_t token, int32_t position,
                      const int32_t *choices, int64_t stride);
 void hd_recorder_end_pass(hd_recorder *r);
 
 /* Adds the rows of STAT, of so many passes: counts [3][layers - n_mtp][experts] of PREFILL,
- * DECODE and VERIFY, then [n_mtp][experts] of DRAFT. */
+ * DECODE and VERIFY, then [n_mtp][experts] of DRAFT. Slots get equal parts of their experts' rows. */
 void hd_recorder_stat(hd_recorder *r, const int64_t *counts, uint64_t passes);
 
 /* Ends the record; nothing is added until the next begins. */
@@ -38,8 +40,7 @@ void hd_recorder_end(hd_recorder *r);
 
 /* ---- rows of several attention groups ----
  *
- * Each has a recorder of its part, whose head has a slot for each expert and whose bytes are rows
- * without a head. What the parts recorded of a pass is joined to the pass of a recorder of all. */
+ * Each has a recorder of its part, with the same head, whose bytes are rows without a head. What the parts recorded of a pass is joined to the pass of a recorder of all. */
 
 void hd_recorder_begin_part(hd_recorder *r, hd_record_mode mode);
 

@@ -24,12 +24,14 @@ enum {
     COMMAND_LAUNCH,
     COMMAND_SEED,
     COMMAND_PAGE,
+    COMMAND_CHOICES,
     COMMAND_END
 };
 
 typedef struct command_header {
     int32_t kind; /* a runner_pass or one of the above */
     int32_t n_copies;
+    int32_t pass; /* whose choices are summed */
     /* of the batch; n_seqs also of a graph step, with `block` drafts of each */
     int32_t n_rows, n_seqs, n_logits, most_rows, block;
 } command_header;
@@ -213,6 +215,13 @@ void runner_gather_loads(hd_model_runner *x) {
     gather_loads(x);
 }
 
+void runner_command_choices(hd_model_runner *x, runner_pass pass) {
+    if (has_followers(x)) {
+        command(x, &(command_header){.kind = COMMAND_CHOICES, .pass = (int32_t)pass});
+    }
+    runner_sum_choices(x, pass);
+}
+
 hd_status runner_order_move(hd_model_runner *x, const runner_move_order *o, const int32_t *map,
                             hd_err *err) {
     const size_t n = runner_order_bytes(x) - sizeof *o;
@@ -299,6 +308,11 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
     }
     if (h->kind == COMMAND_LOADS && x->loads.bytes) {
         gather_loads(x);
+        return HD_OK;
+    }
+    if (h->kind == COMMAND_CHOICES && x->choices &&
+        hd_is_within(h->pass, RUNNER_STEP, RUNNER_DRAFT_AGAIN)) {
+        runner_sum_choices(x, (runner_pass)h->pass);
         return HD_OK;
     }
     if (h->kind == COMMAND_LAUNCH && x->fixed.on) return follow_launch(x, h, err);

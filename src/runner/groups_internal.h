@@ -33,4 +33,12 @@ typedef struct runner_step_word {
 hd_status runner_agree_step(hd_model_runner *x, const runner_step_word *own,
                             runner_step_word *all, hd_err *err);
 
+/* Sums the choices of a pass that just ran over the ranks of the group: x->choices are floats then. The
+ * command lets the followers do it too. */
+void runner_sum_choices(hd_model_runner *x, runner_pass pass);
+void runner_command_choices(hd_model_runner *x, runner_pass pass);
+
+bool runner_keeps_slots(
+    const hd_model_runner *x); /* of choices, for records: experts have copies */
+
 #endif

@@ -126,7 +126,8 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
                                     .positions = o->positions + scratch * RUNNER_LOOKAHEAD,
                                     .expert_rows = o->expert_rows,
                                     .n_micro = o->n_micro,
-                                    .micro_from = o->micro_from};
+                                    .micro_from = o->micro_from,
+                                    .keeps_slots = runner_keeps_slots(x)};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
         .n_host = {o->n_host[0],            o->n_host[1]           },
@@ -145,6 +146,7 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));
     HD_TRY(runner_commands_open(x, err));
     if (o->role == HD_RUNNER_FOLLOWS) {
+        if (hd_device_is_host(x->env.device)) HD_TRY(open_choices(x, err)); /* are summed */
         if (!o->fixed_steps) return HD_OK;
         HD_TRY(open_sampling(x, err)); /* parameters, for the operators of a graph */
         return runner_decode_graph_open(x, err);

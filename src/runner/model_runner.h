@@ -215,8 +215,8 @@ hd_status hd_model_runner_drop_staged(hd_model_runner *x, int32_t layer, hd_err 
 void hd_model_runner_await_moves(hd_model_runner *x);
 void hd_model_runner_forget_moves(hd_model_runner *x);
 
-/* Whether this rank chooses the experts of all rows: false if ranks divide the rows. */
-bool hd_model_runner_routes_all(const hd_model_runner *x);
+/* Whether rows can be recorded: not if GPUs divide them. */
+bool hd_model_runner_records_rows(const hd_model_runner *x);
 
 /* Adds the rows of all later steps to a recorder, PER_PASS or PER_TOKEN, which must outlive them;
  * NULL: no more. On the step thread. Steps that rebuild windows (hd_kv_ends) are not recorded. */

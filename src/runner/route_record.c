@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "moe/recorder.h"
+#include "runner/groups_internal.h"
 #include "runner/model_runner_internal.h"
 
 _Static_assert((int)HD_RECORD_PREFILL == HD_ROW_PREFILL &&
@@ -50,15 +51,57 @@ int64_t runner_most_choices(const hd_model_runner *x) {
 
 /* ---- eager passes ---- */
 
-/* Downloads n choices, and adds every row that is not padding. */
-static hd_status record_rows(hd_model_runner *x, const hd_batch *b, int64_t n, bool draft,
-                             hd_err *err) {
-    const int32_t top_k = x->env.spec->route.top_k;
-    const int64_t stride = (int64_t)b->n_rows * top_k;
+/* Layers with experts of a pass. */
+static int32_t layers_of(const hd_model_runner *x, runner_pass pass) {
+    const int64_t of_row = hd_model_n_choices(x->model, 1);
+    return pass == RUNNER_STEP ? (int32_t)(of_row / x->env.spec->route.top_k) : draft_layers(x);
+}
+
+static int64_t n_choices_of(hd_model_runner *x, runner_pass pass) {
+    const int64_t rows = runner_batch_of(x, (int32_t)pass)->n_rows;
+    return rows * layers_of(x, pass) * x->env.spec->route.top_k;
+}
+
+/* Where ranks divide the rows, each has the choices of some: they are summed over the ranks of the group. */
+void runner_sum_choices(hd_model_runner *x, runner_pass pass) {
+    const hd_batch *b = runner_batch_of(x, (int32_t)pass);
+    const int64_t n = n_choices_of(x, pass);
+    const int32_t layers = layers_of(x, pass);
+    float *sums = (float *)(void *)x->choices;
+    memset(sums, 0, (size_t)n * sizeof *sums);
+    if (pass == RUNNER_STEP) x->choices_at = 0;
+    x->choices_at = hd_model_own_choices(x->model, b, x->choices_at, layers, sums);
+    if (hd_model_routes_all(x->model)) return;
+    hd_comm_all_reduce(x->env.comm, x->env.stream,
+                       &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(sums), (int32_t)n});
+}
+
+static hd_status download(hd_model_runner *x, runner_pass pass, hd_err *err) {
+    const int64_t n = n_choices_of(x, pass);
+    if (hd_device_is_host(x->env.device)) {
+        if (hd_model_routes_all(x->model)) {
+            runner_sum_choices(x, pass);
+        } else {
+            runner_command_choices(x, pass);
+        }
+        HD_TRY(hd_stream_sync(x->env.stream, err));
+        const float *sums = (const float *)(const void *)x->choices;
+        for (int64_t i = 0; i < n; i++) x->choices[i] = (int32_t)sums[i];
+        return HD_OK;
+    }
     hd_stream_download(x->env.stream, x->choices, hd_model_choices(x->model) + x->choices_at,
                        (size_t)n * sizeof *x->choices);
-    HD_TRY(hd_stream_sync(x->env.stream, err));
     x->choices_at += n;
+    return hd_stream_sync(x->env.stream, err);
+}
+
+/* Gets the choices of a pass, and adds every row that is not padding. */
+static hd_status record_rows(hd_model_runner *x, runner_pass pass, hd_err *err) {
+    const hd_batch *b = runner_batch_of(x, (int32_t)pass);
+    const int32_t top_k = x->env.spec->route.top_k;
+    const int64_t stride = (int64_t)b->n_rows * top_k;
+    const bool draft = pass != RUNNER_STEP;
+    HD_TRY(download(x, pass, err));
     for (int32_t r = 0; r < b->n_rows; r++) {
         if (b->host.phase[r] == HD_ROW_PADDING) continue;
         hd_recorder_row(
@@ -78,17 +121,15 @@ static bool is_recorded(const hd_model_runner *x) {
 hd_status runner_record_step(hd_model_runner *x, hd_err *err) {
     if (!is_recorded(x)) return HD_OK;
     x->choices_at = 0;
-    return record_rows(x, &x->batch, hd_model_n_choices(x->model, x->batch.n_rows), false, err);
+    return record_rows(x, RUNNER_STEP, err);
 }
 
 /* Blocks hold all drafts; they are computed with the first one. */
 hd_status runner_record_drafts(hd_model_runner *x, int32_t place, int32_t n, hd_err *err) {
     const bool blocks = records_blocks(x), further = blocks || place > 0;
-    const int32_t layers = draft_layers(x);
-    const hd_batch *b = further ? &x->chain : &x->batch;
-    if (!is_recorded(x) || !layers) return HD_OK;
+    if (!is_recorded(x) || !draft_layers(x)) return HD_OK;
     if (blocks ? place > 0 || n == 0 : further && n == 0) return HD_OK;
-    return record_rows(x, b, (int64_t)layers * b->n_rows * x->env.spec->route.top_k, true, err);
+    return record_rows(x, further ? RUNNER_DRAFT_AGAIN : RUNNER_DRAFT, err);
 }
 
 /* ---- graph steps ---- */
@@ -141,8 +182,14 @@ void runner_record_graph_rows(hd_model_runner *x, const runner_inflight_step *f,
     if (blocks) record_block(x, f, w, c, drafts);
 }
 
-bool hd_model_runner_routes_all(const hd_model_runner *x) {
-    return hd_model_routes_all(x->model);
+bool runner_keeps_slots(const hd_model_runner *x) {
+    const hd_shard *s = hd_weights_shard(x->env.weights);
+    const int64_t n = x->env.spec->route.n_experts, slots = n ? hd_shard_slots(s) : 0;
+    return hd_device_is_host(x->env.device) && slots > n && (slots + 1) * n < HD_MOST_CHOICE;
+}
+
+bool hd_model_runner_records_rows(const hd_model_runner *x) {
+    return hd_model_routes_all(x->model) || hd_device_is_host(x->env.device);
 }
 
 void hd_model_runner_record(hd_model_runner *x, hd_recorder *r) {

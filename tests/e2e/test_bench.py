@@ -212,6 +212,19 @@ def test_a_rank_of_a_layout(hadal, config, layout, drafts):
     assert {op["rows"] for op in attention if op["part"] != "draft"} >= {3 * (1 + drafts)}
 
 
+@pytest.mark.parametrize("layout, sizes, part", [
+    ("tp=2,dp=1", (2, 1, 1), 1), ("tp=1,ep=2", (2, 1, 2), 2), ("tp=2,dp=2,ep=4", (2, 2, 4), 2), ("tp=2,ep=4", (4, 1, 4), 4),
+    ("tp=4,dp=1,ep=2", (4, 1, 2), 2),
+])  # fmt: skip
+def test_a_rank_of_a_layout_of_serve(hadal, layout, sizes, part):
+    """Ranks of an attention group divide its 8 rows at the experts; etp ranks share what they own."""
+    r = emulate(hadal, "tiny_v3", "--emulate-rank", layout, "--batch", 8, "--context", 16)
+    assert (r["tp"], r["dp"], r["ep"]) == sizes and r["exchanges"] > r["layers"]
+    assert of_op(r, "moe_topk")[0]["rows"] == 8 // part
+    one = emulate(hadal, "tiny_v3", "--emulate-rank", "tp=1", "--batch", 8, "--context", 16)
+    assert r["weight_bytes"] < one["weight_bytes"]
+
+
 def test_a_share_is_smaller_than_the_whole(hadal):
     args = ["--batch", 1, "--context", 64]
     whole, half = (emulate(hadal, "tiny_v3", "--emulate-rank", layout, *args) for layout in ("tp=1", "tp=2"))
@@ -263,12 +276,12 @@ def test_a_rank_reads_prompts(hadal):
 
 @pytest.mark.parametrize("args, words", [
     (["--emulate-rank", "tp=2"], "--dummy-weights CONFIG"),
-    (["--emulate-rank", "pp=2"], "not tp=N or ep=N"),
+    (["--emulate-rank", "pp=2"], "not tp=N, ep=N[,redundant=N] or tp=N,dp=N,ep=N"),
+    (["--emulate-rank", "tp=2,ep=3"], "neither of tp times dp and ep is a multiple"),
     (["--emulate-rank", "ep=2", "--batch", 3, "--overlap", 2], "does not divide the 3 sequences"),
     (["--emulate-rank", "ep=2", "--prompt", 5, "--overlap", 2], "does not divide the 5 tokens"),
     (["--emulate-rank", "ep=2", "--row-ns", "5"], "not two numbers"),
     (["--emulate-rank", "ep=2", "--overlap", 5], "--overlap"),
-    (["--emulate-rank", "tp=2,ep=2"], "either tp=N or ep=N"),
     (["--emulate-rank", "tp=2,rank=2"], "no rank 2"),
     (["--emulate-rank", "tp=5"], "cannot be shared by tp 5"),
     (["--emulate-rank", "ep=17,redundant=2"], "cannot be shared by ep 17"),
@@ -296,3 +309,10 @@ def test_comm_times_every_transport_beside_memcpy_and_a_socket(hadal):
     if any(t == "shared memory" for t, _ in made):
         assert {(t, c) for t in ("shared memory", "tcp") for c in calls} <= made
     assert len(rows) == 4 * len(made) and all(r["us"] > 0 and r["mb_s"] > 0 for r in rows)
+
+
+def test_comm_between_ranks_that_compute(hadal, refused):
+    rows = json.loads(hadal("bench", "comm", "--transport", "threads", "--rounds", 10, "--work-us", 50, "--json").stdout)
+    assert {r["transport"] for r in rows} == {"one thread", "tcp", "threads"}  # tcp: the plain socket
+    assert {r["operation"] for r in rows if r["transport"] == "threads"} == {"all_reduce", "all_gather", "broadcast"}
+    assert "--work-us" in refused("bench", "comm", "--work-us", -1) and "--transport" in refused("bench", "comm", "--transport", "ib")

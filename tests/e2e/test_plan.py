@@ -36,6 +36,7 @@ def test_does_flash_fit_four_h200():
         assert x["fits"] == (b["free"] >= 0)
         for step in (x["prefill"], x["decode"]):
             assert step["seconds"] == pytest.approx(step["kernel_seconds"] + step["exchange_seconds"])
+            assert sum(e["bytes_inside"] + e["bytes_outside"] for e in step["exchanges"]) == pytest.approx(step["bytes_sent"])
     assert any(x["best"] for x in all["layouts"])
     lines = plan("v4_flash", *args).splitlines()
     assert lines[0].startswith("PREDICTED, not measured") and "64 requests" in lines[2]

@@ -37,6 +37,18 @@ def test_answers_stay_while_experts_move(serve, layout):
     assert 0 < figure(server, "rank_balancedness") <= figure(server, "rank_balancedness_bound") + 0.05 <= 1.05
 
 
+@pytest.mark.parametrize("layout", [("--ep", 2), ("--dp", 3, "--ep", 3), ("--tp", 3, "--ep", 6)], ids=lambda v: " ".join(map(str, v)))
+@pytest.mark.parametrize("model, spare", [("tiny-v3", 4), ("tiny-v4", 8)])
+def test_answers_stay_while_experts_move_in_every_step(serve, model, spare, layout):
+    if BACKEND == "cuda" and layout[:2] == ("--dp", 3):
+        pytest.skip("three ranks with requests of their own")
+    flags, of = ("--threads", 2, "--max-running", 16, "--backend", BACKEND), {"model": ROOT / "models" / model}
+    want = answers(serve(*flags, **of))
+    server = serve(*flags, *layout, "--redundant", spare, "--rebalance", 1, **of)
+    assert answers(server) == want
+    assert figure(server, "expert_moves_total") > 0 and figure(server, "rebalance_interrupted_total") == 0
+
+
 @pytest.mark.long
 def test_ranks_are_in_balance_again_when_the_topic_switches(serve, monkeypatch):
     """The short form of bench/rebalance.py, as often as it takes: a window of few rows is uneven by

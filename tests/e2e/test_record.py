@@ -191,10 +191,78 @@ def test_records_of_groups_in_other_processes(world, tmp_path, counts_of_one, mo
     assert sums(rows, "decode")[0] >= 23
 
 
-def test_ranks_that_divide_rows_record_counts_only(serve, tmp_path):
-    s = serve("--expert-record-dir", tmp_path, "--expert-record", "per-pass", "--ep", 2)
-    reply = s.post("/start_expert_distribution_record")
-    assert reply.status == 501 and "only counts" in reply.text
+# and ranks of an expert record
+DIVIDED = [(2, "--ep", 2), (4, "--tp", 2, "--ep", 4), (4, "--tp", 2, "--dp", 2, "--ep", 4), (2, "--tp", 4, "--ep", 2),
+           (1, "--dp", 2), (2, "--ep", 2, "--overlap", 2)]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["per-pass", "per-token"])
+@pytest.mark.parametrize("layout", DIVIDED, ids=lambda v: " ".join(map(str, v[1:])))
+def test_ranks_that_divide_rows_record_all_of_them(serve, tmp_path, counts_of_one, mode, layout):
+    """Each routes a part of the rows of a step; the record is that of one rank."""
+    ranks, *flags = layout
+    s = serve("--expert-record-dir", tmp_path, "--expert-record", mode, "--no-drafts", *flags)
+    check_groups(record_prompts(s, tmp_path, ranks), mode, counts_of_one)
+
+
+@needs_ucx
+def test_processes_that_divide_rows_record_all_of_them(world, tmp_path, counts_of_one):
+    w = world(2, "--expert-record-dir", tmp_path, "--expert-record", "per-token", "--no-drafts", "--ep", 2)
+    check_groups(record_prompts(w.server, tmp_path, 2), "per-token", counts_of_one)
+
+
+def slot_counts(data):
+    """Experts of the slots [layers][slots], and rows of each slot of a prefill pass, PER_PASS."""
+    *_, layers, experts, top_k, slots, ranks, nodes, n_mtp, _, n = HEAD.unpack_from(data)
+    maps = numpy.frombuffer(data, "<u2", layers * slots, HEAD.size).reshape(layers, slots)
+    at = HEAD.size + 2 * slots * layers
+    assert struct.unpack_from("<QII", data, at)[2] == PHASES.index("prefill")
+    return maps, numpy.frombuffer(data, "<u4", layers * slots, at + 16).reshape(layers, slots)
+
+
+@pytest.mark.parametrize("split", ["turns", "flow"])
+def test_rows_count_at_the_copy_they_went_to(serve, tmp_path, split):
+    """Of two ranks, each has half of the rows of a prompt; its row r goes to copy (rank + r) % 2, in turns."""
+    files = []
+    for mode in "per-token", "per-pass":
+        folder = tmp_path / mode
+        folder.mkdir()
+        s = serve("--expert-record-dir", folder, "--expert-record", mode, "--no-drafts", "--ep", 2, "--redundant", 4, "--expert-split", split)
+        s.record_dir = folder
+        files.append(record(s)[1].read_bytes())
+    tokens = [counts for number, _, phase, counts, _ in read(files[0], 2)[1] if phase == "prefill" and number == 0]
+    maps, got = slot_counts(files[1])
+    assert maps.shape[1] == EXPERTS + 4
+    n, slots, both = len(tokens), numpy.zeros(got.shape, int), 0
+    for i, counts in enumerate(tokens):
+        turn = i if i < n // 2 else 1 + i - n // 2
+        for layer in range(CONFIG["num_hidden_layers"]):
+            for e in numpy.flatnonzero(counts[layer]):
+                copies = numpy.flatnonzero(maps[layer] == e)
+                slots[layer, copies[turn % len(copies)]] += counts[layer][e]
+    for layer in range(CONFIG["num_hidden_layers"]):
+        of_expert = [got[layer][maps[layer] == e].sum() for e in range(EXPERTS)]
+        assert of_expert == numpy.sum([c[layer] for c in tokens], axis=0).tolist()
+        of_ranks = got[layer].reshape(2, -1).sum(1)
+        both += sum(min(got[layer][maps[layer] == e]) > 0 for e in range(4))
+        if split == "flow":  # as even as any split could make them
+            assert abs(int(of_ranks[0]) - int(of_ranks[1])) <= 1 or max(of_ranks) <= max(slots[layer].reshape(2, -1).sum(1))
+    assert both > 0
+    if split == "turns":
+        assert (got == slots).all()
+
+
+def test_drafts_of_ranks_that_divide_rows(serve, tmp_path):
+    """The same choices of every token and draft as of one rank."""
+    seen = []
+    for flags in [], ["--ep", 2]:
+        folder = tmp_path / str(len(seen))
+        folder.mkdir()
+        s = serve("--expert-record-dir", folder, "--expert-record", "per-token", "--draft-tokens", 2, *flags)
+        s.record_dir = folder
+        rows = read(record(s)[1].read_bytes(), 2 if flags else 1)[1]
+        seen.append(sorted((phase, token, counts) for _, _, phase, counts, token in rows))
+    assert seen[0] == seen[1] and {row[0] for row in seen[0]} >= {"prefill", "verify", "draft"}
 
 
 def test_a_record_is_planned_from(serve, tmp_path):

@@ -114,6 +114,14 @@ static void counters_become_rows(void **state) {
     hd_traffic_close(&t);
     free(head.slot_expert);
     rewind(in);
+    hd_record_reader reader;
+    assert_int_equal(hd_record_open(&reader, in, "it", NULL), HD_OK);
+    assert_int_equal(hd_record_next(&reader, NULL), HD_OK);
+    assert_int_equal(reader.row.physical[2 * SLOTS + 0],
+                     INT64_C(2500000000)); /* both slots of expert 5 */
+    assert_int_equal(reader.row.physical[2 * SLOTS + 6], INT64_C(2500000000));
+    hd_record_close(&reader);
+    rewind(in);
     assert_int_equal(hd_traffic_read(&t, &head, &cut, in, "it", HD_TRAFFIC_DRAFT, &err), HD_OK);
     assert_int_equal(t.layers, 1);
     assert_int_equal(t.tokens[0], 4);
@@ -210,25 +218,6 @@ static void a_record_begins_with_the_map_in_force(void **state) {
     hd_recorder_close(r);
 }
 
-/* A recorder of a part of the rows: a slot for each expert. */
-static hd_recorder *open_part(void) {
-    int32_t map[LAYERS][EXPERTS];
-    for (int32_t l = 0; l < LAYERS; l++) {
-        for (int32_t e = 0; e < EXPERTS; e++) map[l][e] = l ? e : -1;
-    }
-    const hd_record_head head = {.layers = LAYERS,
-                                 .n_mtp = 1,
-                                 .experts = EXPERTS,
-                                 .top_k = TOP_K,
-                                 .slots = EXPERTS,
-                                 .ranks = 4,
-                                 .nodes = 2,
-                                 .slot_expert = &map[0][0]};
-    hd_recorder *r;
-    assert_int_equal(hd_recorder_open(&r, &head, MOST, NULL), HD_OK);
-    return r;
-}
-
 static size_t take_part(hd_recorder *part, uint8_t *out) {
     const hd_recorder_state s = hd_recorder_read_state(part);
     assert_int_equal(hd_recorder_take(part, s.begun, out, MOST), s.waiting);
@@ -242,7 +231,7 @@ static void parts_are_joined(void **state) {
     static uint8_t bytes[MOST], whole_bytes[MOST];
     for (int mode = HD_RECORD_PER_PASS; mode <= HD_RECORD_PER_TOKEN; mode++) {
         hd_recorder *all = open_recorder(MOST), *joined = open_recorder(MOST);
-        hd_recorder *parts[] = {open_part(), open_part()};
+        hd_recorder *parts[] = {open_recorder(MOST), open_recorder(MOST)};
         hd_recorder_begin(all, (hd_record_mode)mode);
         hd_recorder_begin(joined, (hd_record_mode)mode);
         for (int k = 0; k < 2; k++) hd_recorder_begin_part(parts[k], (hd_record_mode)mode);
@@ -271,8 +260,82 @@ static void parts_are_joined(void **state) {
     }
 }
 
+/* Layer 2 has expert 5 in slots 0 and 6. */
+static void rows_count_at_the_slot_they_went_to(void **state) {
+    (void)state;
+    enum {
+        TO_6 = 5 + EXPERTS * (6 + 1),
+        TO_0 = 5 + EXPERTS,
+        TO_ANOTHERS = 5 + EXPERTS * (4 + 1)
+    };
+    static const int32_t rows[][4] = {
+        {1, 2, TO_6,        0},
+        {1, 2, TO_6,        3},
+        {1, 2, TO_0,        0},
+        {1, 2, 5,           0},
+        {1, 2, TO_ANOTHERS, 0}
+    };
+    for (int mode = HD_RECORD_PER_PASS; mode <= HD_RECORD_PER_TOKEN; mode++) {
+        hd_record_reader in;
+        hd_recorder *r = open_recorder(MOST);
+        hd_recorder_begin(r, (hd_record_mode)mode);
+        for (size_t i = 0; i < HD_LEN(rows); i++) {
+            hd_recorder_row(r, HD_RECORD_DECODE, 1, (int32_t)i, rows[i], TOP_K);
+        }
+        hd_recorder_end_pass(r);
+        FILE *f = file_of(r);
+        assert_int_equal(hd_record_open(&in, f, "a record", NULL), HD_OK);
+        assert_int_equal(hd_record_next(&in, NULL), HD_OK);
+        if (mode == HD_RECORD_PER_PASS) {
+            assert_int_equal(in.row.physical[2 * SLOTS + 6], 2);
+            assert_int_equal(in.row.physical[2 * SLOTS + 0], 3);
+        } else {
+            assert_int_equal(in.row.choices[2 * TOP_K], 5);
+        }
+        hd_record_close(&in);
+        fclose(f);
+        hd_recorder_close(r);
+    }
+}
+
+/* A head without its end is refused; of rows, those that are whole are read. */
+static void files_are_cut_at_every_byte(void **state) {
+    (void)state;
+    static uint8_t bytes[MOST];
+    for (int mode = HD_RECORD_PER_PASS; mode <= HD_RECORD_PER_TOKEN; mode++) {
+        hd_recorder *r = open_recorder(MOST);
+        hd_recorder_begin(r, (hd_record_mode)mode);
+        add_rows(r);
+        const uint64_t rows = hd_recorder_read_state(r).rows;
+        const size_t n = take_part(r, bytes);
+        size_t head = 0, row = 0;
+        for (size_t at = 1; at <= n; at++) {
+            hd_record_reader in;
+            FILE *f = fmemopen(bytes, at, "rb");
+            if (hd_record_open(&in, f, "it", NULL) == HD_OK) {
+                if (!head) {
+                    head = at;
+                    row = hd_record_row_bytes(&in.head);
+                    assert_int_equal((n - head) / row, rows);
+                }
+                while (!in.ended) assert_int_equal(hd_record_next(&in, NULL), HD_OK);
+                assert_int_equal(in.n_read, (at - head) / row);
+                assert_int_equal(in.cut, (at - head) % row != 0);
+            } else {
+                assert_int_equal(head, 0);
+            }
+            hd_record_close(&in);
+            fclose(f);
+        }
+        assert_true(head > 0);
+        hd_recorder_close(r);
+    }
+}
+
 int test_record(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files_are_cut_at_every_byte),
+        cmocka_unit_test(rows_count_at_the_slot_they_went_to),
         cmocka_unit_test(parts_are_joined),
         cmocka_unit_test(rows_are_counted_by_slot),
         cmocka_unit_test(counters_become_rows),

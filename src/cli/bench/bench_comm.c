@@ -15,14 +15,17 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/cores.h"
 #include "base/json.h"
+#include "base/progress.h"
 #include "cli/bench/bench_comm_internal.h"
 #include "cli/options.h"
 #include "comm/local.h"
 #include "comm/ucx.h"
 
-/* GPU_CALLS: calls in the queue of a GPU, of which one is timed: as kernels lie in a step. */
-enum { MAX_RANKS = 16, GPU_CALLS = 100 };
+/* Calls that are timed together: GPU_CALLS in the queue of a GPU, as kernels lie in a step; WORK_CALLS
+ * with work between them. */
+enum { MAX_RANKS = 16, GPU_CALLS = 100, WORK_CALLS = 20 };
 
 typedef enum operation { ALL_REDUCE, ALL_GATHER, BROADCAST, N_OPERATIONS } operation;
 /* GPUs of processes first: a process that has used CUDA cannot fork. */
@@ -38,6 +41,7 @@ typedef enum transport {
 static const char *const operations[] = {"all_reduce", "all_gather", "broadcast"};
 static const char *const transports[] = {"threads", "shared memory", "tcp", "gpu processes",
                                          "gpus"};
+static const char *const choices[] = {"all", "threads", "shared-memory", "tcp", NULL};
 static const char *const ucx_transports[N_TRANSPORTS] = {
     [SHARED_MEMORY] = "sysv,self", [TCP] = "tcp,self"};
 
@@ -46,7 +50,9 @@ static bool is_on_gpus(transport t) {
 }
 
 typedef struct comm_settings {
-    int64_t ranks, rounds;
+    int64_t ranks, rounds, work_us;
+    int64_t turns; /* of work() that take so long */
+    int only;      /* a transport + 1; 0: all */
     bool json;
 } comm_settings;
 
@@ -62,12 +68,32 @@ typedef struct rank {
 
 /* ---- one rank ---- */
 
+/* Arithmetic that a processor does one after the other. */
+static void work(int64_t turns) {
+    volatile uint32_t x = 1; /* else a compiler leaves it out */
+    for (int64_t i = 0; i < turns; i++) x = x * 1664525U + 1013904223U;
+}
+
+/* The quickest of some tries, on a machine with other load. */
+static int64_t turns_of(int64_t us) {
+    enum { TRIES = 20, TURNS = 100000 };
+    int64_t best = INT64_MAX;
+    for (int i = 0; i < TRIES; i++) {
+        const int64_t start = hd_now_ns();
+        work(TURNS);
+        const int64_t ns = hd_now_ns() - start;
+        if (ns < best) best = ns;
+    }
+    return us * 1000 * TURNS / (best + 1);
+}
+
 typedef struct caller {
     const hd_comm *comm;
     hd_stream *stream;
     float *x;
     operation op;
     int repeat;
+    int64_t turns;
 } caller;
 
 /* The bytes of a gather are those of all ranks together. */
@@ -94,7 +120,10 @@ static void call_once(const caller *c, size_t bytes) {
 
 static void call(void *ctx, size_t bytes) {
     const caller *c = ctx;
-    for (int i = 0; i < c->repeat; i++) call_once(c, bytes);
+    for (int i = 0; i < c->repeat; i++) {
+        if (c->turns) work(c->turns);
+        call_once(c, bytes);
+    }
     if (c->repeat > 1) hd_stream_wait(c->stream);
 }
 
@@ -102,13 +131,23 @@ static void call(void *ctx, size_t bytes) {
 static hd_status measure(rank *r, const hd_comm *comm, hd_device *device, hd_stream *stream,
                          hd_err *err) {
     const bool on_gpus = is_on_gpus(r->transport);
-    const int rounds = (int)r->set->rounds / (on_gpus ? 10 : 1) + 1;
-    caller c = {.comm = comm, .stream = stream, .repeat = on_gpus ? GPU_CALLS : 1};
+    const int64_t turns = on_gpus ? 0 : r->set->turns;
+    const int rounds = (int)r->set->rounds / (on_gpus || turns ? 10 : 1) + 1;
+    caller c = {.comm = comm,
+                .stream = stream,
+                .repeat = on_gpus ? GPU_CALLS
+                          : turns ? WORK_CALLS
+                                  : 1,
+                .turns = turns};
+    /* ranks that share cores work by turns */
+    const double share = (double)r->set->ranks / hd_cores_count();
+    const double working = turns ? (double)r->set->work_us * (share > 1 ? share : 1) : 0;
     void *x;
     HD_TRY(hd_device_alloc(device, &x, comm_sizes[COMM_SIZES - 1], "rows", err));
     for (c.x = x; c.op < (on_gpus ? BROADCAST : N_OPERATIONS); c.op++) {
         for (int i = 0; i < COMM_SIZES; i++) {
-            r->us[c.op][i] = comm_median_us(call, &c, comm_sizes[i], rounds) / c.repeat;
+            r->us[c.op][i] =
+                comm_median_us(call, &c, comm_sizes[i], rounds) / c.repeat - working;
         }
     }
     return hd_stream_sync(stream, err);
@@ -285,6 +324,7 @@ static hd_status bench(const comm_settings *set, const report *to, rank *ranks, 
     HD_TRY(put_peers(to, (int)set->rounds, err));
     for (transport t = LOCAL; t < N_TRANSPORTS; t++) {
         if (!can_run(t, (int32_t)set->ranks, gpus)) continue;
+        if (set->only && (int)t != set->only - 1) continue;
         const char *over = t == GPUS && gpus < set->ranks ? "gpus, shared" : transports[t];
         fflush(stdout); /* before processes copy it */
         HD_TRY(run_world(ranks, set, t, err));
@@ -301,6 +341,9 @@ int bench_comm(int argc, char **argv) {
         option_int("ranks", &set.ranks, 2, MAX_RANKS, "threads or processes; default 2"),
         option_int("rounds", &set.rounds, 1, COMM_MAX_ROUNDS,
                    "calls up to 16 KiB, fewer above; default 2000"),
+        option_choice("transport", &set.only, choices, "of hosts; all: and between GPUs"),
+        option_int("work-us", &set.work_us, 0, 1000000,
+                   "between calls each rank computes so long; times are without it"),
         option_flag("json", &set.json, "print one JSON array"),
     };
     const command_line line = {.command = "bench comm",
@@ -317,6 +360,7 @@ int bench_comm(int argc, char **argv) {
         return report_error(&err);
     }
     const report to = {set.json ? json_array() : NULL};
+    set.turns = set.work_us ? turns_of(set.work_us) : 0;
     const hd_status st = bench(&set, &to, ranks, &err);
     char *text = st == HD_OK && to.rows ? hd_json_write(to.rows, JSON_COMPACT) : NULL;
     if (text) puts(text);

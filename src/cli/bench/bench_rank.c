@@ -70,15 +70,17 @@ typedef struct rig {
 
 /* ---- options ---- */
 
-/* "tp=4", "ep=72,redundant=32", "ep=32,rank=5" */
+/* "tp=4", "ep=72,redundant=32", "ep=32,rank=5"; with dp, or with both tp and ep, a layout of serve:
+ * "tp=2,dp=2,ep=4" */
 static hd_status parse_parallel(rig *r, hd_err *err) {
     const char *at = r->set.parallel;
-    int32_t tp = 0, ep = 0, redundant = 0;
+    int32_t tp = 0, dp = 0, ep = 0, redundant = 0;
     const struct {
         const char *name;
         int32_t *value;
     } words[] = {
         {"tp=",        &tp       },
+        {"dp=",        &dp       },
         {"ep=",        &ep       },
         {"redundant=", &redundant},
         {"rank=",      &r->rank  }
@@ -89,23 +91,34 @@ static hd_status parse_parallel(rig *r, hd_err *err) {
         char *end = NULL;
         const long n = w < HD_LEN(words) ? strtol(at + strlen(words[w].name), &end, 10) : -1;
         if (n < 0 || n > 1 << 16 || (*end && *end != ',')) {
-            return HD_FAIL(
-                err, HD_EINVAL,
-                "--emulate-rank '%s': not tp=N or ep=N[,redundant=N], with [,rank=N]",
-                r->set.parallel);
+            return HD_FAIL(err, HD_EINVAL,
+                           "--emulate-rank '%s': not tp=N, ep=N[,redundant=N] or "
+                           "tp=N,dp=N,ep=N, with [,rank=N]",
+                           r->set.parallel);
         }
         *words[w].value = (int32_t)n;
         at = *end ? end + 1 : end;
     }
-    if (!tp == !ep) {
-        return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': either tp=N or ep=N",
-                       r->set.parallel);
+    if (dp || (tp && ep)) {
+        const int32_t most = hd_max_i32(tp, 1) * hd_max_i32(dp, 1);
+        if (most % hd_max_i32(ep, 1) && ep % most) {
+            return HD_FAIL(
+                err, HD_EINVAL,
+                "--emulate-rank '%s': neither of tp times dp and ep is a multiple of the other",
+                r->set.parallel);
+        }
+        r->parallel = hd_parallel_common(hd_max_i32(tp, 1), hd_max_i32(dp, 1),
+                                         hd_max_i32(ep, 1), r->spec);
+        if (redundant) r->parallel.redundant = redundant;
+    } else if (ep) {
+        const int32_t rest = r->spec->route.n_experts % ep;
+        if (rest && !redundant)
+            redundant = ep - rest; /* the smallest number that makes slots equal */
+        r->parallel = hd_parallel_expert(ep, redundant);
+    } else {
+        r->parallel = hd_parallel_tensor(tp);
+        r->parallel.sum_in_ranks = true; /* as the published figures */
     }
-    const int32_t rest = ep ? r->spec->route.n_experts % ep : 0;
-    if (rest && !redundant)
-        redundant = ep - rest; /* the smallest number that makes slots equal */
-    r->parallel = tp ? hd_parallel_tensor(tp) : hd_parallel_expert(ep, redundant);
-    r->parallel.sum_in_ranks = tp > 0; /* as the published figures */
     HD_TRY(hd_parallel_check(&r->parallel, err));
     if (r->rank < hd_parallel_world(&r->parallel)) return HD_OK;
     return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': there is no rank %d", r->set.parallel,
@@ -263,6 +276,12 @@ static hd_status open_device(rig *r, hd_err *err) {
                                r->stream, err);
 }
 
+/* Of `rows` of an attention group, those that a rank sends to experts in a micro-batch. */
+static int32_t sent_rows(const rig *r, int32_t rows) {
+    const hd_parallel_config *l = &r->parallel;
+    return (int32_t)(hd_ceil_div((int64_t)rows * l->etp, l->tp) / r->set.overlap);
+}
+
 /* Rows with which the drafter makes further drafts, of all sequences. */
 static int32_t draft_rows(const rig *r) {
     const int32_t block = r->drafts ? r->spec->dspark.block : 0;
@@ -276,13 +295,12 @@ static hd_status open_shard(rig *r, hd_err *err) {
                                     .device = r->device,
                                     .stream = r->stream};
     HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, &dummy, err));
-    const int32_t micro = (int32_t)r->set.overlap;
     const hd_comm_emulated_options o = {
         .spec = r->spec,
         .shard = hd_weights_shard(r->weights),
         .routing = (hd_routing)r->set.routing,
-        .rows = {r->report.rows / micro,
-                 (r->set.prompt ? r->report.rows : draft_rows(r)) / micro},
+        .rows = {sent_rows(r, r->report.rows),
+                 sent_rows(r, r->set.prompt ? r->report.rows : draft_rows(r))},
         .copies = r->set.exchange == 1,
         .exchange_us = (int32_t)r->set.exchange_us,
         .dispatch_ns = r->dispatch_ns,
@@ -711,7 +729,7 @@ int bench_rank(int argc, char **argv) {
     const option options[] = {
         option_text("dummy-weights", &set.config, "CONFIG", "a config.json or its folder"),
         option_text("emulate-rank", &set.parallel, "LAYOUT",
-                    "tp=N, or ep=N[,redundant=N]; [,rank=N]"),
+                    "tp=N, ep=N[,redundant=N], or tp=N,dp=N,ep=N as serve has it; [,rank=N]"),
         option_int("layers", &set.layers, 0, 1 << 16, "only the first N; 0: all"),
         option_int("batch", &set.batch, 1, 4096, "sequences of a step"),
         option_int("context", &set.context, 0, 1 << 24, "tokens before the step, random"),

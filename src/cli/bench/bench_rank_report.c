@@ -50,7 +50,10 @@ static void print_head(const rank_report *r, screen *to) {
     if (gmtime_r(&now, &day)) strftime(date, sizeof date, "%Y-%m-%d", &day);
     screen_print(to, "%s, %d of %d layers, rank %d of ", r->family, r->layers, r->of_layers,
                  r->rank);
-    if (l->ep > 1) {
+    if (l->ep > 1 && (l->dp < l->ep || l->tp > 1)) {
+        screen_print(to, "tp %d, dp %d, ep %d (%d redundant experts)", l->tp, l->dp, l->ep,
+                     l->redundant);
+    } else if (l->ep > 1) {
         screen_print(to, "ep %d (%d redundant experts)", l->ep, l->redundant);
     } else {
         screen_print(to, "tp %d", l->tp);
@@ -258,12 +261,13 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
         json_array_append_new(lines, line_json(r, &r->profiler.line[i]));
     }
     json_t *j = json_pack(
-        "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:s, s:s}",
-        "family", r->family, "backend", r->table, "device", r->device, "tp", l->tp, "ep", l->ep,
-        "redundant", l->redundant, "rank", r->rank, "layers", r->layers, "of_layers",
-        r->of_layers, "batch", r->batch, "context", r->context, "prompt", r->prompt, "drafts",
-        r->drafts, "expert_rows", r->expert_rows, "tokens_per_step", r->accepted, "router",
-        r->routing, "communication", r->exchange);
+        "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:s, "
+        "s:s}",
+        "family", r->family, "backend", r->table, "device", r->device, "tp", l->tp, "dp", l->dp,
+        "ep", l->ep, "redundant", l->redundant, "rank", r->rank, "layers", r->layers,
+        "of_layers", r->of_layers, "batch", r->batch, "context", r->context, "prompt",
+        r->prompt, "drafts", r->drafts, "expert_rows", r->expert_rows, "tokens_per_step",
+        r->accepted, "router", r->routing, "communication", r->exchange);
     json_t *more = json_pack(
         "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, "
         "s:f, s:i, s:o}",

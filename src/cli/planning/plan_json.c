@@ -25,12 +25,25 @@ json_t *plan_memory_json(const hd_capacity *c) {
                      (json_int_t)m->tables, "free", c->free);
 }
 
+static json_t *exchanges_json(const hd_step_cost *c) {
+    json_t *to = json_array();
+    for (int32_t i = 0; i < c->n; i++) {
+        const hd_step_line *l = &c->lines[i];
+        if (!l->exchange) continue;
+        json_array_append_new(to,
+                              json_pack("{s:s, s:s, s:I, s:f, s:f}", "part", l->part,
+                                        "operation", l->op, "calls", (json_int_t)l->calls,
+                                        "bytes_inside", l->bytes, "bytes_outside", l->outside));
+    }
+    return to;
+}
+
 json_t *plan_step_json(const hd_step_cost *c, double seconds) {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:f}", "seconds", seconds,
+    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:I, s:f, s:f, s:f, s:o}", "seconds", seconds,
                      "kernel_seconds", c->kernel_s, "exchange_seconds", c->exchange_s,
                      "fetch_seconds", c->fetch_s, "fetch_bytes", c->fetch_bytes, "kernels",
                      (json_int_t)c->kernels, "bytes", c->bytes, "flops", c->flops, "bytes_sent",
-                     c->sent);
+                     c->sent, "exchanges", exchanges_json(c));
 }
 
 json_t *plan_layout_json(const hd_parallel_config *l) {
