@@ -50,8 +50,9 @@ def test_retracted_requests_and_chunks(want):
 
 
 @pytest.mark.threads
-def test_pause_and_abort_reach_all_ranks(serve):
-    check_pause_and_abort(serve("--threads", 2, "--dwdp", 2, "--max-running", 2, "--context", 512, "--backend", BACKEND))
+@pytest.mark.parametrize("flags", [(), ("--dwdp-from", 4)])
+def test_pause_and_abort_reach_all_ranks(serve, flags):
+    check_pause_and_abort(serve("--threads", 2, "--dwdp", 2, "--max-running", 2, "--context", 512, "--backend", BACKEND, *flags))
 
 
 def test_a_rank_with_nothing_to_do_runs_no_steps(serve):

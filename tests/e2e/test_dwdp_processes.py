@@ -116,6 +116,28 @@ def test_one_rank_is_left_with_all_experts(world, alone):
     assert w.close()[0][1] == -signal.SIGKILL and w.server.process.returncode == 0
 
 
+@pytest.mark.threads
+def test_a_short_answer_while_a_rank_is_lost_and_returns(world):
+    """Short enough for the thread sanitizer; the rank that returns finds no epoch, and waits for the next."""
+    body = {"prompt": "The next in turn", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    text = lambda server: server.post("/v1/completions", body).json["choices"][0]["text"]
+    server = Server(*SMALL)
+    want = text(server)
+    server.close()
+    w = world(2, "--dwdp", 2)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(text, w.server) for _ in range(4)]
+        wait_until(lambda: figure(w.server, "generation_tokens_total") > 2, "some tokens are out")
+        w.ranks[1].kill()
+        assert [a.result() for a in asked] == [want] * 4
+    await_health(w, "degraded: " + LOST.format(1))
+    w.ranks[1].wait()
+    w.start(1)
+    await_health(w, "ok")
+    assert text(w.server) == want
+    assert all(code == 0 for _, code in w.close())
+
+
 # ---- two hosts ----
 
 tcp = pytest.mark.skipif("tcp" not in TRANSPORTS, reason=NO_DEVICE)
