@@ -64,7 +64,7 @@ static void bad_spare_slots_are_refused(void **state) {
         const char *rebalance, *split, *why;
     } cases[] = {
         {1, 0, "auto", NULL,    "experts are on one rank"               },
-        {1, 4, NULL,   NULL,    "redundant experts need ep above 1"     },
+        {1, 4, NULL,   NULL,    "redundant experts need ep or dwdp above 1"     },
         {2, 3, NULL,   NULL,    "must divide by ep 2"                   },
         {2, 0, "on",   NULL,    "must be off, auto or a number of steps"},
         {2, 0, "0",    NULL,    "must be off, auto or a number of steps"},
