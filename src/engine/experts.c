@@ -141,8 +141,8 @@ static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_er
     const hd_engine *e = rank->engine;
     hd_fetch_source *peers;
     int32_t n;
-    hd_status st =
-        e->ucx ? engine_peers_sources(rank, &peers, &n, err) : list_ranks(rank, &peers, &n, err);
+    hd_status st = e->ucx ? engine_peers_sources(rank, &peers, &n, err)
+                          : list_ranks(rank, &peers, &n, err);
     if (st == HD_OK) {
         const hd_expert_fetch_options fetch = {.sources = peers,
                                                .n_sources = n,
