@@ -108,7 +108,8 @@ static const engine_option rows[] = {
      HELP("with --dwdp: how many layers ahead experts are fetched; 0: 1"),
      .offered = ENGINES, .why = "it runs one rank"},
     {INT("redundant", options.redundant, 0, 4096),
-     HELP("with --ep: spare slots of all ranks together, for copies of experts; default 0"),
+     HELP("with --ep: spare slots of all ranks together, for copies of experts; with --dwdp: "
+          "experts that a second rank has; default 0"),
      .offered = ENGINES, .why = "it runs one rank"},
     {TEXT("rebalance", options.rebalance, "off|auto|N"),
      HELP("with --ep: move experts between ranks where that makes steps faster (auto), or every "

@@ -122,28 +122,30 @@ static hd_status open_fetch(engine_rank *rank, hd_expert_fetch_options fetch, hd
     return hd_expert_fetch_open(&rank->stage, rank->engine->spec, rank->weights, &fetch, err);
 }
 
-static hd_status list_ranks(const hd_engine *e, hd_fetch_source **out, int32_t *n,
+/* In the order in which ranks are asked, this one last: so all have the same number of readers. */
+static hd_status list_ranks(const engine_rank *rank, hd_fetch_source **out, int32_t *n,
                             hd_err *err) {
+    const hd_engine *e = rank->engine;
     *n = e->n_ranks;
     *out = calloc((size_t)*n, sizeof **out);
     if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", *n);
     for (int32_t i = 0; i < *n; i++) {
-        (*out)[i] = (hd_fetch_source){.name = "peer", .has = e->ranks[i].weights};
+        const engine_rank *peer = &e->ranks[(rank->place + 1 + i) % *n];
+        (*out)[i] = (hd_fetch_source){.name = "peer", .has = peer->weights};
     }
     return HD_OK;
 }
 
-/* Every rank begins to fetch from the one behind it. */
+/* Every rank begins to fetch from the one behind it, which is the first of its list. */
 static hd_status open_peers(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
     const hd_engine *e = rank->engine;
     hd_fetch_source *peers;
     int32_t n;
-    hd_status st =
-        e->ucx ? engine_peers_sources(rank, &peers, &n, err) : list_ranks(e, &peers, &n, err);
+    hd_status st = e->ucx ? engine_peers_sources(rank, &peers, &n, err)
+                          : list_ranks(rank, &peers, &n, err);
     if (st == HD_OK) {
         const hd_expert_fetch_options fetch = {.sources = peers,
                                                .n_sources = n,
-                                               .first_source = (rank->place + 1) % n,
                                                .timed = e->dwdp_from != 0,
                                                .depth =
                                                    o->prefetch_depth ? o->prefetch_depth : 1};

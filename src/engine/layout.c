@@ -184,8 +184,15 @@ static hd_status choose_dwdp(hd_engine *e, const hd_engine_options *o, hd_err *e
     HD_TRY(check_backend(o, err));
     HD_TRY(check_dwdp(e, o, err));
     if (e->dwdp_from) return choose_both(e, o, err);
-    e->parallel = hd_parallel_dwdp(o->dwdp);
+    e->parallel = hd_parallel_dwdp(o->dwdp, o->redundant, e->spec);
     e->independent = true;
+    if (o->redundant != e->parallel.copies) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "redundant is %d: with dwdp %d it must be 0 to %d, so that a rank lacks "
+                       "an expert",
+                       o->redundant, o->dwdp,
+                       hd_parallel_dwdp(o->dwdp, INT32_MAX, e->spec).copies);
+    }
     return plan_shards(e, &e->parallel, &most, err);
 }
 
@@ -367,9 +374,9 @@ int32_t hd_engine_micro_batches(const hd_engine *e, int32_t *from) {
 /* What is asked for beside the layout. */
 static hd_status check_moves(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     int64_t most;
-    if (!o->redundant) return HD_OK;
+    if (!o->redundant || e->parallel.copies) return HD_OK;
     if (e->parallel.ep == 1) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "redundant experts need ep above 1");
+        return HD_FAIL(err, HD_EUNSUPPORTED, "redundant experts need ep or dwdp above 1");
     }
     HD_TRY(add_redundant(e, o->redundant, err));
     return plan_shards(e, &e->parallel, &most, err);
@@ -424,7 +431,7 @@ static bool reduce(engine_degrees *d, int32_t n) {
 bool engine_layout_of(void *ctx, int32_t n, hd_parallel_config *out) {
     const hd_engine *e = ctx;
     if (engine_fetches(e)) {
-        *out = hd_parallel_dwdp(n);
+        *out = hd_parallel_dwdp(n, e->parallel.copies, e->spec);
         return n > 0;
     }
     for (; n > 0; n--) {

@@ -68,38 +68,41 @@ const void *engine_peers_card(const engine_rank *rank, uint32_t *n) {
 static bool is_elsewhere(const engine_rank *rank, int32_t place, peer_card *out) {
     const engine_peers *p = rank->peers;
     const void *card = p ? hd_comm_ucx_card(rank->engine->ucx, place) : NULL;
-    if (!card || place == rank->place) return false;
+    if (!card) return false;
     memcpy(out, card, sizeof *out);
     out->address[sizeof out->address - 1] = 0;
     return (!out->host || out->host != p->card.host) && hd_address_is_valid(out->address);
 }
 
 /* The slots of a layer are its experts, in their order. */
-static hd_status add_reader(engine_rank *rank, int32_t place, const peer_card *card,
+static hd_status add_source(engine_rank *rank, int32_t place, const peer_card *card,
                             hd_fetch_source *out, hd_err *err) {
     engine_peers *p = rank->peers;
-    hd_piece_reader **reader = &p->readers[p->n_readers];
-    HD_TRY(hd_piece_reader_open(reader, card->address, p->secret, rank->index, err));
-    p->n_readers++;
-    *out = (hd_fetch_source){"peer", rank->engine->whole, *reader,
+    *out = (hd_fetch_source){"peer", rank->engine->whole, NULL,
                              hd_shard_of(&rank->parallel, place, rank->engine->spec).held};
+    if (!card) return HD_OK;
+    HD_TRY(hd_piece_reader_open(&p->readers[p->n_readers], card->address, p->secret,
+                                rank->index, err));
+    out->reader = p->readers[p->n_readers++];
     return HD_OK;
 }
 
 hd_status engine_peers_sources(engine_rank *rank, hd_fetch_source **out, int32_t *n,
                                hd_err *err) {
     const int32_t ranks = rank->parallel.dwdp;
-    hd_fetch_source *sources = calloc((size_t)ranks + 1, sizeof *sources);
+    hd_fetch_source *sources = calloc((size_t)ranks, sizeof *sources);
     hd_status st = HD_OK;
     *n = 0;
     *out = sources;
     if (!sources) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", ranks);
-    for (int32_t i = 0; st == HD_OK && i < ranks; i++) {
-        peer_card card;
-        if (is_elsewhere(rank, i, &card))
-            st = add_reader(rank, i, &card, &sources[(*n)++], err);
+    for (int32_t far = 0; far < 2; far++) { /* a copy on this host is nearer than any other */
+        for (int32_t i = 1; st == HD_OK && i < ranks; i++) {
+            const int32_t place = (rank->place + i) % ranks;
+            peer_card card;
+            if (is_elsewhere(rank, place, &card) != far) continue;
+            st = add_source(rank, place, far ? &card : NULL, &sources[(*n)++], err);
+        }
     }
-    sources[(*n)++] = (hd_fetch_source){.name = "peer", .has = rank->engine->whole};
     return st;
 }
 

@@ -160,11 +160,12 @@ bool engine_round_begin(engine_rank *rank) {
     rank->order = e->order;
     if (e->version) rank->weight_version = e->version;
     pthread_mutex_unlock(&e->lock);
-    if (engine_remote_is_beside(e)) engine_remote_look(rank);
-    if (rank->index == 0) {
+    if (engine_remote_is_beside(e)) {
+        engine_remote_look(rank);
+    } else if (rank->index == 0) {
         engine_world_look(rank);
-        engine_update_look(rank);
     }
+    if (rank->index == 0) engine_update_look(rank);
     if (e->remote && !e->independent) engine_remote_begin(rank);
     return !rank->order.closing;
 }

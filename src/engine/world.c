@@ -268,6 +268,7 @@ static hd_status distribute(engine_rank *first, hd_err *err) {
     if (!moved) return HD_FAIL(err, HD_ENOMEM, "no memory for requests of lost ranks");
     pthread_mutex_lock(&e->lock);
     for (int32_t g = 1; g < e->n_groups; g++) clear_group(first, &e->groups[g]);
+    e->groups[0].stats.experts = first->totals.experts; /* before its members are shown */
     if (e->remote) engine_remote_fail_jobs(e);
     engine_recording_lost(first);
     for (int32_t i = 0; i < e->n_requests; i++) {

@@ -35,7 +35,7 @@ typedef struct hd_fetch_source {
     /* Reads experts of a rank on another host, of whose files `has` is mapped; NULL: they are copied. Not
      * where operators are queued. */
     hd_piece_reader *reader;
-    hd_extent held; /* with a reader: only these experts are read there */
+    hd_extent held; /* only these experts are read there; of none: all that it has */
 } hd_fetch_source;
 
 typedef struct hd_expert_fetch_options {

@@ -21,15 +21,16 @@ void fetch_sources_close(fetch_sources *f) {
     *f = (fetch_sources){0};
 }
 
-static bool may_have(const hd_fetch_source *source, int32_t expert) {
-    const hd_extent held = source->held;
-    return !source->reader || hd_is_within(expert, held.first, held.first + held.n - 1);
+static bool may_have(const hd_fetch_source *source, int32_t layer, int32_t expert) {
+    if (source->held.n == 0) return true;
+    return hd_shard_holds(source->held, expert,
+                          hd_weights_expert_map(source->has, layer)->n_slots);
 }
 
 int32_t fetch_source_of(const fetch_sources *f, int32_t layer, int32_t expert) {
     for (int32_t i = 0; i < f->n; i++) {
         const hd_fetch_source *source = &f->all[i];
-        if (may_have(source, expert) &&
+        if (may_have(source, layer, expert) &&
             hd_weights_held_expert(source->has, layer, HD_EXPERT_GATE, expert)) {
             return i;
         }

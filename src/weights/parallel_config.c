@@ -1,6 +1,8 @@
 /* parallel_config.c - checks parallel configs, and derives a rank's coordinates and shard. */
 #include "weights/parallel_config.h"
 
+#include "base/checked.h"
+
 enum { MAX_WORLD = 1 << 20 };
 
 hd_parallel_config hd_parallel_single(void) {
@@ -22,9 +24,12 @@ hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant) {
                                 .redundant = redundant};
 }
 
-hd_parallel_config hd_parallel_dwdp(int32_t n) {
+hd_parallel_config hd_parallel_dwdp(int32_t n, int32_t copies, const hd_model_spec *spec) {
+    const int32_t experts = spec->route.n_experts;
+    const int32_t most = n * (experts - (int32_t)hd_ceil_div(experts, n) - 1);
     hd_parallel_config l = hd_parallel_single();
     l.dp = l.dwdp = n;
+    l.copies = hd_max_i32(0, hd_min_i32(copies, most));
     return l;
 }
 
@@ -191,10 +196,16 @@ static void share_heads(hd_shard *s, const hd_model_spec *spec, int32_t index, i
     s->o_groups = own.n;
 }
 
-/* Parts whose sizes differ by one at most. */
+/* Parts whose sizes differ by one at most, and as even parts of the copies. */
 static hd_extent held_by(const hd_parallel_config *l, int32_t rank, int32_t n) {
-    const int32_t parts = l->dwdp > 1 ? l->dwdp : 1;
-    return part_in_units(n, 1, rank % parts, parts);
+    const int32_t parts = l->dwdp > 1 ? l->dwdp : 1, i = rank % parts;
+    hd_extent held = part_in_units(n, 1, i, parts);
+    held.n += part_in_units(l->copies, 1, parts - 1 - i, parts).n;
+    return held;
+}
+
+bool hd_shard_holds(hd_extent held, int32_t i, int32_t n) {
+    return (i - held.first + n) % n < held.n;
 }
 
 hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec) {

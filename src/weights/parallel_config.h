@@ -39,7 +39,8 @@
  *
  * dwdp (distributed weight data parallelism): every rank computes all experts of its own rows, and
  * dwdp consecutive ranks divide the memory of the experts. A rank fetches those that it does not
- * hold (model/expert_fetch.h). Then all other sizes but dp are 1: ranks exchange no rows. */
+ * hold (model/expert_fetch.h). Then all other sizes but dp are 1: ranks exchange no rows. Beside its
+ * part a rank holds the first experts of the next rank's, copies of all ranks together. */
 typedef struct hd_parallel_config {
     int32_t tp, dp;
     int32_t ep, etp;
@@ -49,6 +50,7 @@ typedef struct hd_parallel_config {
     int32_t head_parts; /* divides tp; 0: tp */
     bool sum_in_ranks;  /* etp and dense_tp must be tp, or 1 */
     int32_t cp;         /* tp / head_parts, or 0 or 1: rows are not divided */
+    int32_t copies;     /* with dwdp: experts that a second rank holds, or a third */
 } hd_parallel_config;
 
 hd_parallel_config hd_parallel_single(void); /* one rank */
@@ -57,7 +59,8 @@ hd_parallel_config hd_parallel_tensor(
 /* Data-parallel attention; complete experts over ep ranks (expert parallelism). */
 hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant);
 
-hd_parallel_config hd_parallel_dwdp(int32_t n); /* one group of n ranks */
+/* One group of n ranks. copies: at most as many that every rank lacks an expert. */
+hd_parallel_config hd_parallel_dwdp(int32_t n, int32_t copies, const hd_model_spec *spec);
 
 /* As many ranks as the larger of tp * dp and ep, which must be a multiple of the other, in dp
  * attention groups, whose number must divide it. tp ranks of a group share the heads and dense
@@ -128,13 +131,17 @@ typedef struct hd_shard {
      * dense MLP's and of an expert's; all with sum_in_ranks */
     hd_extent o_out, dense_out, moe_out;
     int32_t expert0, n_experts; /* expert slots of routed experts, in every MoE layer */
-    hd_extent held; /* with dwdp: the slots whose experts are in this rank's memory; else all */
+    hd_extent
+        held; /* the slots whose experts are in this rank's memory: with dwdp a part, else all */
     int32_t vocab0, vocab; /* rows of the LM head */
 } hd_shard;
 
 /* Returns the shard of a rank of the layout's world. It does not check divisibility: the
  * plan (placement.h) does, and its error names the tensor. */
 hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec);
+
+/* Whether slot i of n is in `held`, which goes on at slot 0 behind the last one. */
+bool hd_shard_holds(hd_extent held, int32_t i, int32_t n);
 
 /* Returns the number of expert slots of all ranks of the group. */
 int32_t hd_shard_slots(const hd_shard *s);

@@ -100,8 +100,9 @@ static hd_status shard_expert(const cutter *c, const hd_shard *shard) {
                ? take_out(c, shard->moe_out, shard->moe_inter, "etp")
                : take_rows(c, shard->moe_inter));
     const int32_t slot = hd_shard_slot(shard, c->decl->expert, n);
-    const hd_extent held = shard->held;
-    if (slot < held.first || slot >= held.first + held.n) *c->out = (hd_slice){0};
+    if (slot < 0 || !hd_shard_holds(shard->held, slot, shard->n_experts)) {
+        *c->out = (hd_slice){0};
+    }
     return HD_OK;
 }
 

@@ -393,17 +393,17 @@ void comm_call_at_random(comm_rank *r) {
 }
 
 const hd_parallel_config comm_layouts[COMM_LAYOUTS] = {
-    {1, 1, 1, 1, 1, 1, 0, 0, 0, false, 0},
-    {2, 1, 1, 2, 2, 2, 0, 0, 0, false, 0},
-    {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0},
-    {5, 1, 1, 1, 1, 5, 0, 0, 0, false, 0},
-    {8, 1, 1, 8, 8, 8, 0, 0, 0, false, 0},
-    {2, 2, 1, 2, 2, 4, 0, 0, 0, false, 0},
-    {1, 7, 7, 1, 1, 1, 0, 0, 0, false, 0},
-    {1, 4, 4, 1, 1, 1, 0, 0, 0, false, 0},
-    {1, 3, 3, 1, 1, 1, 0, 0, 0, false, 0},
-    {2, 4, 4, 2, 4, 8, 0, 0, 0, false, 0},
-    {1, 8, 4, 1, 2, 2, 0, 0, 0, false, 0}, /* all experts in two halves of the world */
+    {1, 1, 1, 1, 1, 1, 0, 0, 0, false, 0, 0},
+    {2, 1, 1, 2, 2, 2, 0, 0, 0, false, 0, 0},
+    {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0, 0},
+    {5, 1, 1, 1, 1, 5, 0, 0, 0, false, 0, 0},
+    {8, 1, 1, 8, 8, 8, 0, 0, 0, false, 0, 0},
+    {2, 2, 1, 2, 2, 4, 0, 0, 0, false, 0, 0},
+    {1, 7, 7, 1, 1, 1, 0, 0, 0, false, 0, 0},
+    {1, 4, 4, 1, 1, 1, 0, 0, 0, false, 0, 0},
+    {1, 3, 3, 1, 1, 1, 0, 0, 0, false, 0, 0},
+    {2, 4, 4, 2, 4, 8, 0, 0, 0, false, 0, 0},
+    {1, 8, 4, 1, 2, 2, 0, 0, 0, false, 0, 0}, /* all experts in two halves of the world */
 };
 
 /* ---- eight terms, added on 1, 2, 4 and 8 ranks ---- */

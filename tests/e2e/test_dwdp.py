@@ -45,13 +45,23 @@ def test_crowds_get_the_answers_of_one_rank(serve, want, ranks, depth):
     assert live_stats(server)["experts_elsewhere"]["source"] == "peer"
 
 
+# 16 experts: two ranks of 8 and 3 or 4 of the other; 5, 5 and 6 of three, with 2 or 3; 4 of four, with 11 that all but one have
+@pytest.mark.parametrize("ranks, copies", [(2, 7), (3, 7), (4, 44)])
+def test_experts_on_several_ranks_are_fetched_less(serve, want, ranks, copies):
+    server = serve(*FLAGS, "--dwdp", ranks, "--redundant", copies)
+    assert answers(server) == want
+    assert figure(server, "experts_elsewhere") == 7 * (16 * (ranks - 1) - copies)
+    assert figure(server, "experts_fetched_total") > 0 == figure(server, "expert_fetches_failed_total")
+
+
 def test_retracted_requests_and_chunks(want):
     assert answers_of(*TIGHT, "--dwdp", 2) == answers_of(*TIGHT)
 
 
 @pytest.mark.threads
-def test_pause_and_abort_reach_all_ranks(serve):
-    check_pause_and_abort(serve("--threads", 2, "--dwdp", 2, "--max-running", 2, "--context", 512, "--backend", BACKEND))
+@pytest.mark.parametrize("flags", [(), ("--dwdp-from", 4)])
+def test_pause_and_abort_reach_all_ranks(serve, flags):
+    check_pause_and_abort(serve("--threads", 2, "--dwdp", 2, "--max-running", 2, "--context", 512, "--backend", BACKEND, *flags))
 
 
 def test_a_rank_with_nothing_to_do_runs_no_steps(serve):
@@ -109,6 +119,8 @@ def test_draft_blocks(tmp_path):
         (("--dwdp", 2, "--tp", 2), "it takes the place of tp, dp and ep"),
         (("--dwdp", 2, "--backend", "null"), "the null backend has no weights to share"),
         (("--dwdp", 17), "16 experts cannot be shared by dwdp 17"),
+        (("--dwdp", 2, "--redundant", 15), "redundant is 15: with dwdp 2 it must be 0 to 14"),
+        (("--dwdp", 2, "--redundant", 2, "--expert-split", "local"), "experts have no copies without redundant slots"),
         (("--dwdp", 2, "--experts-disk", 1), "several ranks hold parts of them"),
         (("--dwdp", 2, "--layout", "auto", "--ranks", 2), "and no dwdp"),
         (("--prefetch-depth", 2), "prefetch_depth is for dwdp above 1"),

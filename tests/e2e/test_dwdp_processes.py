@@ -90,10 +90,11 @@ def test_another_number_of_processes_is_refused():
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_go_on_without_a_lost_rank(world, alone, how):
-    w = world(3, "--dwdp", 3)
+    copies = 8 if how == signal.SIGKILL else 0
+    w = world(3, "--dwdp", 3, "--redundant", copies)
     assert answers(w.server, lambda: lose(w, 1, how)) == alone
     await_health(w, "degraded: " + LOST.format(1))
-    assert figure(w.server, "experts_elsewhere") == 7 * 16  # of two ranks
+    assert figure(w.server, "experts_elsewhere") == 7 * (16 - copies)  # of two ranks
     fetched = figure(w.server, "experts_fetched_total")
     if how == signal.SIGKILL:
         w.ranks[1].wait()
@@ -102,7 +103,7 @@ def test_the_others_go_on_without_a_lost_rank(world, alone, how):
         w.ranks[1].send_signal(signal.SIGCONT)
     await_health(w, "ok")
     assert answers(w.server) == alone
-    assert figure(w.server, "experts_elsewhere") == 7 * 16 * 2
+    assert figure(w.server, "experts_elsewhere") == 7 * (16 * 2 - copies)
     assert figure(w.server, "experts_fetched_total") > fetched
     assert all(code == 0 for _, code in w.close())
 
@@ -116,17 +117,39 @@ def test_one_rank_is_left_with_all_experts(world, alone):
     assert w.close()[0][1] == -signal.SIGKILL and w.server.process.returncode == 0
 
 
+@pytest.mark.threads
+def test_a_short_answer_while_a_rank_is_lost_and_returns(world):
+    """Short enough for the thread sanitizer; the rank that returns finds no epoch, and waits for the next."""
+    body = {"prompt": "The next in turn", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    text = lambda server: server.post("/v1/completions", body).json["choices"][0]["text"]
+    server = Server(*SMALL)
+    want = text(server)
+    server.close()
+    w = world(2, "--dwdp", 2)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(text, w.server) for _ in range(4)]
+        wait_until(lambda: figure(w.server, "generation_tokens_total") > 2, "some tokens are out")
+        w.ranks[1].kill()
+        assert [a.result() for a in asked] == [want] * 4
+    await_health(w, "degraded: " + LOST.format(1))
+    w.ranks[1].wait()
+    w.start(1)
+    await_health(w, "ok")
+    assert text(w.server) == want
+    assert all(code == 0 for _, code in w.close())
+
+
 # ---- two hosts ----
 
 tcp = pytest.mark.skipif("tcp" not in TRANSPORTS, reason=NO_DEVICE)
 
 
-def two_hosts(world, host, ranks, depth):
+def two_hosts(world, host, ranks, depth, *flags):
     """The last rank is on the other host."""
     name, net, veth = host
     wrap = lambda rank: ["ip", "netns", "exec", name, "env", f"UCX_NET_DEVICES={veth[1]}"] if rank == ranks - 1 else []
     env = {**KEY, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": veth[0]}
-    return world(ranks, "--dwdp", ranks, "--prefetch-depth", depth, env=env, meet=f"{net}.1:30178", wrap=wrap)
+    return world(ranks, "--dwdp", ranks, "--prefetch-depth", depth, *flags, env=env, meet=f"{net}.1:30178", wrap=wrap)
 
 
 @as_root
@@ -141,6 +164,19 @@ def test_experts_of_another_host_are_read_there(world, host, alone, ranks, depth
         assert figure(w.server, "expert_network_bytes_total") == figure(w.server, "expert_fetch_bytes_total")
     assert figure(w.server, "expert_file_bytes_total") == 0 == figure(w.server, "expert_fetches_failed_total")
     assert all(code == 0 for _, code in w.close())
+
+
+@as_root
+@tcp
+def test_copies_on_the_own_host_are_nearer(world, host, alone):
+    """Ranks 0 and 1 lack only what the other has: nothing comes from the other host, but what its rank reads."""
+    w = two_hosts(world, host, 3, 1, "--redundant", 16)
+    assert answers(w.server) == alone
+    one, two = figure(w.server, "expert_network_bytes_total"), figure(w.server, "expert_fetch_bytes_total")
+    assert 0 < one < two and figure(w.server, "expert_fetches_failed_total") == 0
+    assert answers(w.server, lambda: lose(w, 2, signal.SIGKILL)) == alone
+    await_health(w, "degraded: " + LOST.format(2))
+    assert answers(w.server) == alone
 
 
 @as_root

@@ -63,16 +63,16 @@ static void bad_spare_slots_are_refused(void **state) {
         int32_t ep, redundant;
         const char *rebalance, *split, *why;
     } cases[] = {
-        {1, 0, "auto", NULL,    "experts are on one rank"               },
-        {1, 4, NULL,   NULL,    "redundant experts need ep above 1"     },
-        {2, 3, NULL,   NULL,    "must divide by ep 2"                   },
-        {2, 0, "on",   NULL,    "must be off, auto or a number of steps"},
-        {2, 0, "0",    NULL,    "must be off, auto or a number of steps"},
-        {2, 0, "-1",   NULL,    "must be off, auto or a number of steps"},
-        {2, 0, "1x",   NULL,    "must be off, auto or a number of steps"},
-        {2, 4, NULL,   "exact", "'exact' is not turns, local or flow"   },
-        {2, 0, NULL,   "flow",  "experts have no copies"                },
-        {1, 0, NULL,   "local", "experts have no copies"                },
+        {1, 0, "auto", NULL,    "experts are on one rank"                  },
+        {1, 4, NULL,   NULL,    "redundant experts need ep or dwdp above 1"},
+        {2, 3, NULL,   NULL,    "must divide by ep 2"                      },
+        {2, 0, "on",   NULL,    "must be off, auto or a number of steps"   },
+        {2, 0, "0",    NULL,    "must be off, auto or a number of steps"   },
+        {2, 0, "-1",   NULL,    "must be off, auto or a number of steps"   },
+        {2, 0, "1x",   NULL,    "must be off, auto or a number of steps"   },
+        {2, 4, NULL,   "exact", "'exact' is not turns, local or flow"      },
+        {2, 0, NULL,   "flow",  "experts have no copies"                   },
+        {1, 0, NULL,   "local", "experts have no copies"                   },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         char why[600];

@@ -49,12 +49,12 @@ static void must(hd_status st, const hd_err *err) {
 static void open_family(family *f, const char *name, int32_t n) {
     char dir[128];
     hd_err err = {0};
-    const hd_parallel_config parallel = hd_parallel_dwdp(n);
     *f = (family){.n = n};
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
     must(hd_model_spec_open(&f->spec, dir, &err), &err);
     must(hd_weights_open(&f->whole, dir, f->spec, &err), &err);
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < n; i++) { /* three ranks and more have copies */
+        const hd_parallel_config parallel = hd_parallel_dwdp(n, n - 2, f->spec);
         must(hd_weights_open_shards(&f->part[i], f->whole, &parallel, i, &err), &err);
     }
 }

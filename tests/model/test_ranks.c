@@ -515,17 +515,17 @@ static void any_layout_has_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         int32_t n_micro;
     } cases[] = {
-        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, 3   },
-        {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false, 0}, SEQS},
-        {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, 0}, 4   },
-        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, 0}, 2   },
-        {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false, 0}, SEQS},
-        {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, 0}, 3   },
-        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, 0}, 4   },
-        {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false, 0}, 1   },
-        {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true, 0},  1   },
+        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0, 0}, 3   },
+        {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false, 0, 0}, SEQS},
+        {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false, 0, 0}, 1   },
+        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, 0, 0}, 4   },
+        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, 0, 0}, 2   },
+        {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false, 0, 0}, SEQS},
+        {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0, 0}, 1   },
+        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, 0, 0}, 3   },
+        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, 0, 0}, 4   },
+        {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false, 0, 0}, 1   },
+        {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true, 0, 0},  1   },
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
         check_layout(cases[i].name, &cases[i].l, cases[i].n_micro, false);
@@ -541,11 +541,11 @@ static void rounds_have_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         int32_t n_micro;
     } cases[] = {
-        {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false, 0}, 1   },
-        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false, 0}, SEQS},
-        {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0}, SEQS},
-        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, 0}, 3   },
-        {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0}, SEQS},
+        {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false, 0, 0}, 1   },
+        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false, 0, 0}, SEQS},
+        {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0, 0}, SEQS},
+        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, 0, 0}, 3   },
+        {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0, 0}, SEQS},
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
         const hd_parallel_config *l = &cases[i].l;
@@ -595,14 +595,16 @@ static void splits_have_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         variant how;
     } cases[] = {
-        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0}, {.n_micro = 1}                    },
-        {"tiny_v3",        {1, 3, 3, 1, 1, 1, 5, 0, 0, false, 0}, {.n_micro = SEQS, .rotates = true}},
-        {"tiny_v4",        {4, 1, 2, 2, 1, 4, 4, 0, 1, false, 0}, {.n_micro = 1}                    },
-        {"tiny_v4",        {2, 2, 2, 2, 4, 1, 6, 0, 0, false, 0}, {.n_micro = SEQS}                 },
-        {"tiny_v3",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0}, {.n_micro = 1, .room = 64}        },
+        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0, 0}, {.n_micro = 1}            },
+        {"tiny_v3",
+         {1, 3, 3, 1, 1, 1, 5, 0, 0, false, 0, 0},
+         {.n_micro = SEQS, .rotates = true}                                                    },
+        {"tiny_v4",        {4, 1, 2, 2, 1, 4, 4, 0, 1, false, 0, 0}, {.n_micro = 1}            },
+        {"tiny_v4",        {2, 2, 2, 2, 4, 1, 6, 0, 0, false, 0, 0}, {.n_micro = SEQS}         },
+        {"tiny_v3",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0, 0}, {.n_micro = 1, .room = 64}},
         {"tiny_v4_dspark",
-         {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0},
-         {.n_micro = SEQS, .room = 48}                                                              },
+         {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0, 0},
+         {.n_micro = SEQS, .room = 48}                                                         },
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 1 || !is_brief()); i++) {
         int32_t most[3];

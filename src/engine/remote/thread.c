@@ -34,12 +34,12 @@ static bool are_busy(const hd_engine *e) {
     return busy;
 }
 
-/* Waits for a reason to exchange, and returns the order. */
+/* Waits for a reason to exchange, or to end (engine_remote_look), and returns the order. */
 static engine_order next_order(hd_engine *e, uint64_t sent, int64_t last_ns) {
     const int64_t at = last_ns + PAUSE_NS;
     const struct timespec until = {at / 1000000000, at % 1000000000};
     pthread_mutex_lock(&e->lock);
-    while (e->order.number == sent && !have_mail(e)) {
+    while (e->order.number == sent && !have_mail(e) && !e->remote->failed) {
         if (!are_busy(e)) {
             pthread_cond_wait(&e->ordered, &e->lock);
         } else if (hd_now_ns() >= at ||
@@ -126,8 +126,9 @@ void engine_remote_start(engine_rank *rank) {
     if (!engine_remote_is_beside(e) || !rank->comm) return;
     m->failure = (hd_err){0};
     m->failed = open_stream(m, &m->failure) != HD_OK;
-    m->started = !m->failed && pthread_create(&m->thread, NULL, work, rank) == 0;
-    if (m->started || m->failed) return;
+    if (m->failed) return;
+    m->started = pthread_create(&m->thread, NULL, work, rank) == 0;
+    if (m->started) return; /* the thread may have failed already */
     m->failed = true;
     HD_FAIL(&m->failure, HD_EIO, "no thread for the mail of other processes");
 }
@@ -147,10 +148,12 @@ void engine_remote_look(engine_rank *rank) {
     hd_engine *e = rank->engine;
     engine_remote *m = e->remote;
     pthread_mutex_lock(&e->lock);
-    const bool failed = m->failed || (rank->comm && hd_comm_ended(rank->comm));
+    if (rank->comm && hd_comm_ended(rank->comm)) m->failed = true;
+    const bool failed = m->failed;
+    hd_err err = m->failure;
+    if (failed) pthread_cond_broadcast(&e->ordered); /* rank 0's thread may wait */
     pthread_mutex_unlock(&e->lock);
     if (!failed) return;
-    hd_err err = m->failure;
     if (err.status == HD_OK) HD_FAIL(&err, HD_EPEER, "communication has ended");
     if (rank->comm) hd_comm_abort(rank->comm, err.msg);
     engine_remote_stop(rank);
