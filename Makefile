@@ -202,8 +202,12 @@ $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
 $(BUILD)/src/client/%.o: CFLAGS += $(TRAP)
 # Rooms that compute are unrolled; those that wait for people and sockets, or run once, are small.
 $(BUILD)/src/ops/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/moe/%.o $(BUILD)/src/base/%.o: CFLAGS += -O3
+$(BUILD)/src/ops/ref/%.o: CFLAGS += -O2
 SMALL = model cli capacity chat engine ops/profile runner train weights http hub pd server router client api
 $(foreach room,$(SMALL),$(BUILD)/src/$(room)/%.o): CFLAGS += -Os
+# The same of files that read a grammar, or that open and watch a connection.
+$(addprefix $(BUILD)/src/grammar/grammar_,calls.o format.o json.o number.o opening.o parameters.o regex.o schema.o types.o): CFLAGS += -Os
+$(addprefix $(BUILD)/src/comm/,address.o channel.o door.o names.o preflight.o rendezvous.o silence.o ucx.o watch.o): CFLAGS += -Os
 $(addprefix $(BUILD)/src/weights/,values.o quantize.o dummy.o): CFLAGS += -O2
 $(addprefix $(BUILD)/src/train/,optimizer.o init.o): CFLAGS += -O3
 endif

@@ -106,7 +106,7 @@ INLINE __m512 add_segment(__m512 sum, __m512 part, __m512 scale, bool scaled) {
 
 /* Returns how many scales the columns of a lane have, one after the other. */
 INLINE int32_t spans_of(kind k) {
-    return k.type == HD_E4M3 && k.block == 32 ? 2 : 1;
+    return is_fine(k) ? 2 : 1;
 }
 
 /* Returns the scales by which the sums of a segment's span are multiplied. */
@@ -265,10 +265,10 @@ INLINE void small_m_rows(const fast_product *p, const tables *t, int32_t row, in
 }
 
 INLINE void small_m(const fast_product *p, const tables *t, int32_t row, int32_t n_w, kind k) {
-    switch (p->n_x) {
-#define ROWS(n)                               \
-    case n:                                   \
-        small_m_rows(p, t, row, n_w, (n), k); \
+    switch (small_m_count(p->n_x, k)) {
+#define ROWS(n)                                                        \
+    case n:                                                            \
+        if (has_small_m((n), k)) small_m_rows(p, t, row, n_w, (n), k); \
         break;
         ROWS(1)
         ROWS(2)

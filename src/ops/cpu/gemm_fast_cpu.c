@@ -5,12 +5,16 @@
 
 _Static_assert(sizeof(fast_space) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
+/* Small M computes as many rows of x as it has code for (small_m_count). */
+enum { FAST_FINE_ROWS = 8 };
+
 static bool takes_format(const fast_kernels *fast, const hd_weight *w) {
     switch (w->type) {
     case HD_BF16:
         return fast->takes_bf16 && !w->scale;
     case HD_E4M3:
-        return !w->scale || w->block_cols == FAST_SEGMENT || w->block_cols == 32;
+        return !w->scale || w->block_cols == FAST_SEGMENT ||
+               (w->block_cols == 32 && ops_fast_x_rows(w) >= FAST_FINE_ROWS);
     case HD_E2M1:
         return w->scale && (w->block_cols == 16 || w->block_cols == 32);
     default:

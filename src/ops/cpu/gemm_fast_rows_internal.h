@@ -21,6 +21,20 @@ INLINE int32_t segment_bytes(kind k) {
     return k.type == HD_E2M1 ? 64 : k.type == HD_E4M3 ? 128 : 256;
 }
 
+INLINE bool is_fine(kind k) {
+    return k.type == HD_E4M3 && k.block == 32;
+}
+
+/* Small M has code for every number of rows of x. For FP8 in blocks of 32 it has code for 1, 2, 4 and 8 of
+ * them, which keeps the program small: what it computes of further rows is not read. */
+INLINE int32_t small_m_count(int32_t n_x, kind k) {
+    return !is_fine(k) || n_x < 3 ? n_x : n_x <= 4 ? 4 : 8;
+}
+
+INLINE bool has_small_m(int32_t n_x, kind k) {
+    return small_m_count(n_x, k) == n_x;
+}
+
 INLINE const uint8_t *row_at(const fast_product *p, int32_t row) {
     return (const uint8_t *)p->w->data + (p->row + row) * p->row_bytes;
 }

@@ -128,7 +128,7 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
     memset(p->space->sums, 0, (size_t)(p->n_x * ROW_SUMS) * sizeof *p->space->sums);
     for (int32_t c = 0; c < p->w->cols; c += FAST_COLS) {
         const int32_t groups = read_tile(p, t, row, n_w, c, k);
-        if (k.type == HD_E4M3 && k.block == 32) {
+        if (is_fine(k)) {
             multiply_e4m3_32_tile(p, n_w, c, groups);
         } else if (k.type == HD_E4M3) {
             multiply_e4m3_tile(p, n_w, c, groups);

@@ -112,12 +112,13 @@ INLINE void add_span(totals *sum, const tables *t, const uint16_t *const *x, int
                      const uint8_t *src, sizes size, bool large, int32_t span, kind k) {
     const int32_t parts = chunk_parts(k), all = PARTS / spans_of(k);
     UNROLL for (int32_t i = 0; i < n_x; i++) sum[i] = no_totals();
-    UNROLL for (int32_t q = span * all; q < span * all + all; q += parts) {
+    UNROLL for (int32_t q = 0; q < all; q += parts) {
         words w[4];
-        read_chunk(w, t, src, q / parts, size, large, k);
+        read_chunk(w, t, src, (span * all + q) / parts, size, large, k);
         UNROLL for (int32_t i = 0; i < n_x; i++) {
+            const uint16_t *from = x[i] + (span * all + q) * WORDS;
             UNROLL for (int32_t u = 0; u < parts; u++) {
-                sum[i] = add_products(sum[i], w[u], load_words(x[i] + (q + u) * WORDS));
+                sum[i] = add_products(sum[i], w[u], load_words(from + u * WORDS));
             }
         }
     }
@@ -140,7 +141,8 @@ INLINE void small_m_group(floats sum[FEW], const fast_product *p, const tables *
     }
     const place from = m->left < GROUP ? fill_group(p, m->at, m->left, k) : m->at;
     const sizes size = sizes_of(from.src, k);
-    UNROLL for (int32_t span = 0; span < spans_of(k); span++) {
+    /* not unrolled: the program would be larger by 40 KB */
+    for (int32_t span = 0; span < spans_of(k); span++) {
         totals part[FEW];
         if (k.type == HD_E4M3 && are_large(size)) {
             apart();
@@ -211,10 +213,10 @@ INLINE void small_m_rows(const fast_product *p, const tables *t, int32_t row, in
 }
 
 INLINE void small_m(const fast_product *p, const tables *t, int32_t row, int32_t n_w, kind k) {
-    switch (p->n_x) {
-#define ROWS(n)                                               \
-    case n:                                                   \
-        if ((n) <= FEW) small_m_rows(p, t, row, n_w, (n), k); \
+    switch (small_m_count(p->n_x, k)) {
+#define ROWS(n)                                                                      \
+    case n:                                                                          \
+        if ((n) <= FEW && has_small_m((n), k)) small_m_rows(p, t, row, n_w, (n), k); \
         break;
         ROWS(1)
         ROWS(2)
