@@ -93,7 +93,7 @@ static void count_in(const member *r, hd_group g, _Atomic uint64_t *count) {
 static bool spin(const hd_comm_local *w, const _Atomic uint64_t *count, uint64_t all,
                  int64_t since_ns) {
     do {
-        for (int i = 0; i < LOOKS; i++) {
+        for (int i = 0; i < (w->spin_ns ? LOOKS : 1); i++) {
             if (atomic_load(count) >= all || atomic_load(&w->aborted)) return true;
             hd_cpu_relax();
         }

@@ -131,8 +131,7 @@ typedef struct hd_shard {
      * dense MLP's and of an expert's; all with sum_in_ranks */
     hd_extent o_out, dense_out, moe_out;
     int32_t expert0, n_experts; /* expert slots of routed experts, in every MoE layer */
-    hd_extent
-        held; /* the slots whose experts are in this rank's memory: with dwdp a part, else all */
+    hd_extent held;        /* slots whose experts are in this rank's memory: with dwdp a part */
     int32_t vocab0, vocab; /* rows of the LM head */
 } hd_shard;
 
