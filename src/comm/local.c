@@ -16,18 +16,18 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/cores.h"
 #include "base/cpu.h"
 #include "base/memory.h"
 #include "base/progress.h"
 #include "comm/figures_internal.h"
 #include "comm/peers.h"
 #include "comm/rounds_internal.h"
+#include "comm/spin_internal.h"
 #include "comm/tree_sum.h"
 
-/* SPIN_NS: longer than a sleeper takes to wake up, 50 us on a virtual machine. Else whoever waited is late at
- * the next exchange, where the other goes to sleep, and so on. LINE: floats of a cache line. */
-enum { SPIN_NS = 100000, LOOKS = 100, LINE = HD_CACHE_LINE / (int)sizeof(float) };
+/* PROBE_NS: a sleeper takes 50 us to wake up on a virtual machine. Who spins for less is late at the next
+ * exchange, where the other goes to sleep, and so on. LINE: floats of a cache line. */
+enum { PROBE_NS = 60000, LOOKS = 100, LINE = HD_CACHE_LINE / (int)sizeof(float) };
 
 typedef enum lane { COLLECTIVE, DISPATCH, COMBINE, N_LANES } lane;
 
@@ -50,11 +50,11 @@ typedef struct member {
     hd_dispatch_args dispatch[HD_COMM_MAX_INFLIGHT];
     hd_combine_args combine[HD_COMM_MAX_INFLIGHT];
     _Atomic bool busy;
+    comm_spin spin;
 } member;
 
 struct hd_comm_local {
     int32_t n;
-    int64_t spin_ns;
     member *ranks; /* [n] */
     group *groups; /* [HD_N_GROUPS, n] of the group's first rank */
     pthread_mutex_t mutex;
@@ -90,25 +90,28 @@ static void count_in(const member *r, hd_group g, _Atomic uint64_t *count) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-static bool spin(const hd_comm_local *w, const _Atomic uint64_t *count, uint64_t all,
+static bool spin(const member *r, const _Atomic uint64_t *count, uint64_t all,
                  int64_t since_ns) {
-    do {
-        for (int i = 0; i < (w->spin_ns ? LOOKS : 1); i++) {
-            if (atomic_load(count) >= all || atomic_load(&w->aborted)) return true;
+    const int64_t ns = comm_spin_ns(&r->spin);
+    while (hd_now_ns() - since_ns < ns) {
+        for (int i = 0; i < LOOKS; i++) {
+            if (atomic_load(count) >= all || atomic_load(&r->world->aborted)) return true;
             hd_cpu_relax();
         }
-    } while (hd_now_ns() - since_ns < w->spin_ns);
+    }
     return false;
 }
 
 /* Waits for all members. A sleeper is counted before it looks at the counter, and the last
  * member looks for sleepers after it counted itself: one of them sees the other. */
-static void wait_for(const member *r, hd_group g, _Atomic uint64_t *count, uint64_t ticket) {
+static void wait_for(member *r, hd_group g, _Atomic uint64_t *count, uint64_t ticket) {
     hd_comm_local *w = r->world;
     const uint64_t all = (ticket / HD_COMM_MAX_INFLIGHT + 1) * (uint64_t)group_of(r, g)->n;
     if (atomic_load(count) >= all) return;
     const int64_t since_ns = hd_now_ns();
-    if (spin(w, count, all, since_ns)) {
+    const bool found = spin(r, count, all, since_ns);
+    comm_spin_learn(&r->spin, !found);
+    if (found) {
         comm_count_wait(r->comm.figures, hd_now_ns() - since_ns);
         return;
     }
@@ -438,10 +441,9 @@ hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *para
         hd_comm_local_close(w);
         return HD_FAIL(err, HD_ENOMEM, "no memory for %d ranks", n);
     }
-    /* with fewer cores, a rank that spins would keep another from working */
-    w->spin_ns = n <= hd_cores_count() ? SPIN_NS : 0;
     for (int32_t i = 0; i < n; i++) {
         w->ranks[i].world = w;
+        comm_spin_open(&w->ranks[i].spin, n, PROBE_NS);
         w->ranks[i].comm = hd_comm_of(&table, &w->ranks[i], parallel, i);
         w->ranks[i].comm.figures = &w->ranks[i].figures;
     }

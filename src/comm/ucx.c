@@ -16,7 +16,6 @@
 #include <unistd.h>
 
 #include "base/checked.h"
-#include "base/cores.h"
 #include "base/progress.h"
 #include "comm/address.h"
 #include "comm/channel.h"
@@ -26,6 +25,7 @@
 enum {
     RETRY_NS = 100000000, /* before ranks try again to connect */
     ALIGNMENT = 64,
+    PROBE_NS = 20000, /* of spinning */
     WAIT_MS = 60000,
     NO_WORKER = 1, /* bytes of an address that is none */
     GREETINGS = 2  /* messages of a pair before anything else */
@@ -351,8 +351,7 @@ hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_d
         (hd_message_limits){.max_bytes = o->max_message ? o->max_message : 1u << 30,
                             .authenticates_bytes = !hd_address_is_loopback(o->rendezvous.at)};
     u->wait_ms = o->wait_ms ? o->wait_ms : WAIT_MS;
-    u->spins = o->rendezvous.world <= hd_cores_count();
-    u->spin_ns = u->spins ? UCX_PROBE_SPIN_NS : 0;
+    comm_spin_open(&u->spin, o->rendezvous.world, PROBE_NS);
     const size_t world = (size_t)o->rendezvous.world;
     u->peers = calloc(world, sizeof *u->peers);
     u->hosts = calloc(world, sizeof *u->hosts);

@@ -9,6 +9,7 @@
 #include "comm/figures_internal.h"
 #include "comm/ipc.h"
 #include "comm/messages.h"
+#include "comm/spin_internal.h"
 #include "comm/ucx.h"
 #include "comm/ucx_library.h"
 
@@ -17,7 +18,6 @@ enum {
     UCX_CLOSE_MS = 20,
     UCX_HOST_BYTES = 32, /* of a host's name, behind the address */
     UCX_REASON = 256,
-    UCX_PROBE_SPIN_NS = 20000, /* more than a sleep and the wake-up cost */
     UCX_PLACES = (int)HD_N_GROUPS * (int)HD_N_MESSAGE_LANES * (int)HD_COMM_MAX_INFLIGHT
 };
 
@@ -55,9 +55,7 @@ struct hd_comm_ucx {
     bool greeted;                  /* in it all ranks have sent a first message */
     float *rates;                  /* [world, world] of rank 0; NULL: unknown */
     char (*hosts)[UCX_HOST_BYTES]; /* [world] */
-    bool spins;                    /* there is a core for every rank */
-    int64_t spin_ns;               /* how long it pays, as of late */
-    uint32_t n_sleeps;
+    comm_spin spin;
     int32_t n_sending; /* of all sets */
     int ucx_fd, wake_fd;
     int32_t sending[HD_LINK_SETS]; /* not complete yet */

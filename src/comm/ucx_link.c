@@ -20,9 +20,6 @@
 #include "comm/ucx_internal.h"
 
 enum {
-    LEAST_SPIN_NS = 500,
-    MOST_SPIN_NS = 40000,
-    SLEEPS_PER_PROBE = 32,
     YIELDS = 100, /* while bytes wait for room at the other end */
     NAP_NS = 50000,
     BROKEN_MS = 1000 /* what the watch needs to find out that a rank ended */
@@ -182,20 +179,6 @@ static void wait_for_room(int32_t n_waits) {
         nanosleep(&(struct timespec){0, NAP_NS}, NULL);
 }
 
-/* Spinning pays if the other rank runs meanwhile; on a core that both share it only delays it. So a
- * wait that ended while spinning permits longer ones, and one that had to sleep shorter ones. Now
- * and then a long one finds out whether that has changed. */
-static void learn_to_spin(hd_comm_ucx *u, bool slept) {
-    if (!u->spins) return;
-    if (!slept) {
-        u->spin_ns = hd_min_i64(2 * u->spin_ns, MOST_SPIN_NS);
-    } else if (++u->n_sleeps % SLEEPS_PER_PROBE == 0) {
-        u->spin_ns = UCX_PROBE_SPIN_NS;
-    } else {
-        u->spin_ns = u->spin_ns / 2 + LEAST_SPIN_NS;
-    }
-}
-
 static void check_time(hd_comm_ucx *u, const awaited *a, int64_t since_ns) {
     const int64_t now = hd_now_ns();
     look_for_broken(u);
@@ -218,7 +201,7 @@ static bool wait_until(hd_comm_ucx *u, const awaited *a) {
     for (int32_t n_waits = 0;;) {
         if (ucx_is_over(u)) return false;
         if (a->is_ready(a->what, a->ticket)) {
-            if (since_ns) learn_to_spin(u, slept);
+            if (since_ns) comm_spin_learn(&u->spin, slept);
             return true;
         }
         if (u->ucp->worker_progress(u->worker)) {
@@ -228,7 +211,7 @@ static bool wait_until(hd_comm_ucx *u, const awaited *a) {
         }
         const int64_t now = hd_now_ns();
         if (!since_ns) since_ns = now;
-        if (!spin_end_ns) spin_end_ns = now + u->spin_ns;
+        if (!spin_end_ns) spin_end_ns = now + comm_spin_ns(&u->spin);
         if (now < spin_end_ns) {
             hd_cpu_relax();
         } else if (u->n_sending) {
