@@ -15,7 +15,8 @@
  * page_tokens have their WINDOW page in some tier; otherwise a shorter match is used. What the
  * device has no more room for goes to host memory while the budget of its KV group lasts, and leaves
  * each tier by worth (cache_worth.c): WINDOW pages of branch points and of finished conversation
- * turns go last. A match brings its pages back, as many as are sooner read than computed. Device pages of a prefix are always its beginning.
+ * turns are worth most. A match brings its pages back, as many as are sooner read than computed. Device pages
+ * of a prefix are always its beginning.
  *
  * If layers have tails (kv.h), a WINDOW page may lack the vectors of these layers: it is not *whole*.
  * Then a match also needs whole pages within its lookback, unless all tails of the new sequence

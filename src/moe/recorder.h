@@ -23,10 +23,10 @@ void hd_recorder_set_map(hd_recorder *r, int32_t layer, const int32_t *slot_expe
 /* Begins a record; what was not taken of the one before is gone. */
 void hd_recorder_begin(hd_recorder *r, hd_record_mode mode);
 
-/* Adds a row of the pass, PER_PASS or PER_TOKEN: the experts that it chose, [top_k] in each layer with
- * experts, `stride` apart: of MTP layers for DRAFT, else of the others. A choice is the expert plus experts * (slot
- * + 1), where the slot that the row went to is known, else the expert alone. It counts at this slot if the map of
- * the record has the expert there, else at the expert's first one. */
+/* Adds a row of the pass, PER_PASS or PER_TOKEN: the experts that it chose, [top_k] in each layer
+ * with experts, `stride` apart: of MTP layers for DRAFT, else of the others. A choice is the expert
+ * plus experts * (slot + 1), where the slot that the row went to is known, else the expert alone. It
+ * counts at this slot if the map of the record has the expert there, else at the expert's first. */
 void hd_recorder_row(hd_recorder *r, hd_record_phase phase, int32_t token, int32_t position,
                      const int32_t *choices, int64_t stride);
 void hd_recorder_end_pass(hd_recorder *r);
@@ -40,7 +40,8 @@ void hd_recorder_end(hd_recorder *r);
 
 /* ---- rows of several attention groups ----
  *
- * Each has a recorder of its part, with the same head, whose bytes are rows without a head. What the parts recorded of a pass is joined to the pass of a recorder of all. */
+ * Each has a recorder of its part, with the same head, whose bytes are rows without a head. What the
+ * parts recorded of a pass is joined to the pass of a recorder of all. */
 
 void hd_recorder_begin_part(hd_recorder *r, hd_record_mode mode);
 

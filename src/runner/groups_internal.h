@@ -38,7 +38,7 @@ hd_status runner_agree_step(hd_model_runner *x, const runner_step_word *own,
 void runner_sum_choices(hd_model_runner *x, runner_pass pass);
 void runner_command_choices(hd_model_runner *x, runner_pass pass);
 
-bool runner_keeps_slots(
-    const hd_model_runner *x); /* of choices, for records: experts have copies */
+/* Whether records say which slot a row went to: experts have copies. */
+bool runner_keeps_slots(const hd_model_runner *x);
 
 #endif
