@@ -343,14 +343,15 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
                           : _mm512_setzero_ps();
         }
     }
-    for (int32_t g = 0; g < segments * spans; g++) {
-        UNROLL for (int32_t q = 0; q < PARTS / spans; q++, x += PART, w += PART) {
+    const int32_t parts = PARTS / spans;
+    for (int32_t g = 0; g < segments * spans; g++, x += parts * PART, w += parts * PART) {
+        UNROLL for (int32_t q = 0; q < parts; q++) {
             __m512i row[TILE_W];
             UNROLL for (int32_t b = 0; b < TILE_W; b++) {
-                row[b] = _mm512_loadu_si512(w + b * FAST_COLS);
+                row[b] = _mm512_loadu_si512(w + b * FAST_COLS + PART * q);
             }
             UNROLL for (int32_t a = 0; a < n_x; a++) {
-                const __m512i pairs = _mm512_loadu_si512(x + a * stride);
+                const __m512i pairs = _mm512_loadu_si512(x + a * stride + PART * q);
                 UNROLL for (int32_t b = 0; b < TILE_W; b++) {
                     part[a][b] = add_pairs(q ? part[a][b] : _mm512_setzero_ps(), row[b], pairs);
                 }
