@@ -332,6 +332,7 @@ INLINE void fetch_tile(const fast_product *p, int32_t row, int32_t c, int32_t fi
 INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_t j, int32_t c,
                            int32_t segments, int32_t spans, bool scaled) {
     fast_space *s = p->space;
+    const int32_t parts = PARTS / spans; /* of a span */
     const int64_t stride = p->x_stride;
     float *sums = s->sums + (i * FAST_ROWS + j) * FAST_SUMS;
     const uint16_t *x = s->x + i * stride + c, *w = s->tile + j * FAST_COLS;
@@ -343,9 +344,9 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
                           : _mm512_setzero_ps();
         }
     }
-    const int32_t parts = PARTS / spans;
-    for (int32_t g = 0; g < segments * spans; g++, x += parts * PART, w += parts * PART) {
-        UNROLL for (int32_t q = 0; q < parts; q++) {
+    for (int32_t g = 0; g < segments; g++, x += FAST_SEGMENT, w += FAST_SEGMENT) {
+        UNROLL for (int32_t q = 0; q < PARTS; q++) {
+            const bool first = q % parts == 0;
             __m512i row[TILE_W];
             UNROLL for (int32_t b = 0; b < TILE_W; b++) {
                 row[b] = _mm512_loadu_si512(w + b * FAST_COLS + PART * q);
@@ -353,15 +354,17 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
             UNROLL for (int32_t a = 0; a < n_x; a++) {
                 const __m512i pairs = _mm512_loadu_si512(x + a * stride + PART * q);
                 UNROLL for (int32_t b = 0; b < TILE_W; b++) {
-                    part[a][b] = add_pairs(q ? part[a][b] : _mm512_setzero_ps(), row[b], pairs);
+                    part[a][b] =
+                        add_pairs(first ? _mm512_setzero_ps() : part[a][b], row[b], pairs);
                 }
             }
-        }
-        UNROLL for (int32_t b = 0; b < TILE_W; b++) {
-            const __m512 by =
-                _mm512_loadu_ps(spread + (b * TILE_SEGMENTS * spans + g) * FAST_SUMS);
-            UNROLL for (int32_t a = 0; a < n_x; a++) {
-                sum[a][b] = add_segment(sum[a][b], part[a][b], by, scaled);
+            if (q % parts < parts - 1) continue;
+            UNROLL for (int32_t b = 0; b < TILE_W; b++) {
+                const int32_t at = (b * TILE_SEGMENTS + g) * spans + q / parts;
+                const __m512 by = _mm512_loadu_ps(spread + at * FAST_SUMS);
+                UNROLL for (int32_t a = 0; a < n_x; a++) {
+                    sum[a][b] = add_segment(sum[a][b], part[a][b], by, scaled);
+                }
             }
         }
     }

@@ -61,28 +61,27 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
                            int32_t groups, kind k) {
     fast_space *s = p->space;
     const int64_t stride = p->x_stride, x_segments = stride / FAST_SEGMENT;
-    const int32_t spans = spans_of(k), parts = PARTS / spans;
+    const int32_t parts = PARTS / spans_of(k); /* of a span */
     const uint16_t *x = s->x + i * stride + c, *w = s->tile + j * FAST_COLS;
     const float *spread = s->spread + j * LANES;
     const float *x_scale = s->x_scale + i * x_segments + c / FAST_SEGMENT;
-    for (int32_t g = 0; g < groups; g++, x_scale += GROUP / FAST_SEGMENT) {
-        for (int32_t span = 0; span < spans; span++) {
-            totals part[TILE_X][TILE_W];
+    for (int32_t g = 0; g < groups; g++, x += GROUP, w += GROUP) {
+        totals part[TILE_X][TILE_W];
+        UNROLL for (int32_t q = 0; q < PARTS; q++) {
+            words row[TILE_X];
             UNROLL for (int32_t a = 0; a < n_x; a++) {
-                UNROLL for (int32_t b = 0; b < TILE_W; b++) part[a][b] = no_totals();
-            }
-            UNROLL for (int32_t q = 0; q < parts; q++) {
-                words row[TILE_X];
-                UNROLL for (int32_t a = 0; a < n_x; a++) {
-                    row[a] = load_words(x + a * stride + q * WORDS);
-                }
+                row[a] = load_words(x + a * stride + q * WORDS);
                 UNROLL for (int32_t b = 0; b < TILE_W; b++) {
-                    const words y = hold(load_words(w + b * FAST_COLS + q * WORDS));
-                    UNROLL for (int32_t a = 0; a < n_x; a++) {
-                        part[a][b] = add_products(part[a][b], y, row[a]);
-                    }
+                    if (q % parts == 0) part[a][b] = no_totals();
                 }
             }
+            UNROLL for (int32_t b = 0; b < TILE_W; b++) {
+                const words y = hold(load_words(w + b * FAST_COLS + q * WORDS));
+                UNROLL for (int32_t a = 0; a < n_x; a++) {
+                    part[a][b] = add_products(part[a][b], y, row[a]);
+                }
+            }
+            if (q % parts < parts - 1) continue;
             UNROLL for (int32_t a = 0; a < n_x; a++) {
                 const floats of_x = spread_x_scales(x_scale + a * x_segments, k);
                 float *to = s->sums + (i + a) * ROW_SUMS + j * FAST_SUMS + g % SETS * LANES;
@@ -91,10 +90,9 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
                                                 load_floats(spread + b * LANES), of_x));
                 }
             }
-            x += parts * WORDS;
-            w += parts * WORDS;
             spread += FAST_ROWS * LANES;
         }
+        x_scale += GROUP / FAST_SEGMENT;
     }
 }
 
