@@ -51,7 +51,7 @@ REFUSED = {
     "L15 more ranks than heads": ([*LAYOUT, "tp=64"], 2, "cannot be shared by tp 64"),
     "L15 heads that do not divide": ([*LAYOUT, "tp=5"], 2, "cannot be shared by tp 5"),
     "L15 experts that do not divide": ([*LAYOUT, "ep=17,redundant=2"], 2, "cannot be shared by ep 17"),
-    "L15 ranks without end": ([*LAYOUT, "ep=99999999"], 2, "not tp=N or ep=N"),
+    "L15 ranks without end": ([*LAYOUT, "ep=99999999"], 2, "not tp=N, ep=N"),
     "L15 no such rank": ([*LAYOUT, "ep=2,rank=2"], 2, "there is no rank 2"),
     "L16 drafts and none": ([*NULL, "--draft-tokens", "2", "--no-drafts"], 2, "--no-drafts"),
     "L16 certificate without key": ([*NULL, "--tls-cert", "/etc/passwd"], 2, "--tls-key"),
