@@ -17,6 +17,8 @@ enum {
     READY_MS = 10000 /* a member that has not come to the next epoch by then hangs */
 };
 
+static const char ENDED[] = "its process has ended";
+
 static bool is_link(const hd_rendezvous *m, int32_t i) {
     return m->to[i].fd >= 0;
 }
@@ -282,7 +284,7 @@ void rendezvous_take_frames(hd_rendezvous *m, int32_t rank) {
         const hd_status st = hd_channel_read(c, &err);
         if (st == HD_EAGAIN) return;
         if (st == HD_EIO) {
-            lose(m, rank, "its process has ended");
+            lose(m, rank, ENDED);
         } else if (st != HD_OK || c->head.rank != rank) {
             lose(m, rank, st == HD_OK ? "it speaks for another rank" : err.msg);
         } else {
@@ -302,7 +304,8 @@ static void look_for_silence(hd_rendezvous *m, int64_t passed_ms) {
         if (!limit_ms) continue;
         char how[80];
         snprintf(how, sizeof how, "it was silent for %d ms", limit_ms);
-        lose(m, i, how);
+        const bool ended = of->host && of->host == m->here.host && hd_place_has_ended(of);
+        lose(m, i, ended ? ENDED : how); /* its link may say so a moment later */
     }
 }
 
