@@ -210,6 +210,9 @@ typedef struct hd_model_spec {
 hd_status hd_model_spec_open(hd_model_spec **out, const char *path, hd_err *err);
 void hd_model_spec_close(hd_model_spec *s); /* NULL is fine */
 
+/* Keeps the first n layers at most, with their Engram tables, and those of the drafter after them. */
+void hd_model_spec_keep_layers(hd_model_spec *s, int32_t n);
+
 /* Whether its layers are hybrid: a window of vectors and compressed entries, V4's and V4.1's. */
 static inline bool hd_is_hybrid(const hd_model_spec *s) {
     return s->family == HD_FAMILY_V4 || s->family == HD_FAMILY_V41;

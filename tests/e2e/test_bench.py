@@ -244,6 +244,15 @@ def test_rows_arrive_as_the_router_sends_them(hadal):
     assert [op["rows"] for op in of_op(copies, "gather")][0] == copies["expert_rows"]
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3, 5])
+def test_layers_without_the_last_tables(hadal, layers):
+    """V4.1's Engram tables are those of the layers that are kept."""
+    r = hadal("bench", "latency", "--dummy-weights", ROOT / "models/tiny-v41", "--emulate-rank", "ep=2", "--layers", layers,
+              "--batch", 1, "--context", 64, "--steps", 1)
+    assert r.returncode == 0, r.stderr
+
+
+
 def test_a_rank_of_more_ranks_than_rows(hadal):
     """One request of each of eight ranks, which choose two or three experts."""
     r = emulate(hadal, "tiny_v3", "--emulate-rank", "ep=8", "--batch", 1, "--context", 16)

@@ -61,8 +61,7 @@ typedef struct rig {
 static hd_status open_spec(rig *r, hd_err *err) {
     HD_TRY(hd_model_spec_open(&r->spec, r->set.path, err));
     r->report.of_layers = r->spec->n_layers;
-    if (r->set.layers)
-        r->spec->n_layers = hd_min_i32(r->spec->n_layers, (int32_t)r->set.layers);
+    if (r->set.layers) hd_model_spec_keep_layers(r->spec, (int32_t)r->set.layers);
     r->spec->n_mtp = 0;
     r->report.layers = r->spec->n_layers;
     r->report.family = hd_family_name(r->spec->family);

@@ -188,13 +188,11 @@ static hd_status fit_dspark(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-/* Keeps the first layers, and those of the drafter after them. */
 static hd_status open_spec(rig *r, hd_err *err) {
     HD_TRY(hd_model_spec_open(&r->spec, r->set.config, err));
     hd_model_spec *c = r->spec;
-    const int32_t all = c->n_layers;
-    if (r->set.layers) c->n_layers = hd_min_i32(all, (int32_t)r->set.layers);
-    for (int32_t i = 0; i < c->n_mtp; i++) c->layers[c->n_layers + i] = c->layers[all + i];
+    r->report.of_layers = c->n_layers;
+    if (r->set.layers) hd_model_spec_keep_layers(c, (int32_t)r->set.layers);
     if (r->set.prompt && r->set.drafts) {
         return HD_FAIL(err, HD_EINVAL, "--drafts follow tokens; with --prompt there are none");
     }
@@ -206,7 +204,6 @@ static hd_status open_spec(rig *r, hd_err *err) {
     HD_TRY(fit_dspark(r, err));
     r->drafts = (int32_t)r->set.drafts;
     r->report.layers = c->n_layers;
-    r->report.of_layers = all;
     r->report.family = hd_family_name(c->family);
     HD_TRY(parse_parallel(r, err));
     return parse_acceptance(r, err);

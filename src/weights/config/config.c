@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/checked.h"
 #include "base/file.h"
 #include "base/json.h"
 
@@ -351,6 +352,14 @@ hd_status hd_model_spec_open(hd_model_spec **out, const char *path, hd_err *err)
     hd_status st = read_config(out, file, path, err);
     free(file);
     return st;
+}
+
+void hd_model_spec_keep_layers(hd_model_spec *s, int32_t n) {
+    const int32_t all = s->n_layers;
+    hd_engram_spec *e = &s->engram;
+    s->n_layers = hd_min_i32(all, n);
+    for (int32_t i = 0; i < s->n_mtp; i++) s->layers[s->n_layers + i] = s->layers[all + i];
+    while (e->n_layers > 0 && e->layers[e->n_layers - 1] >= s->n_layers) e->n_layers--;
 }
 
 void hd_model_spec_close(hd_model_spec *s) {
