@@ -19,7 +19,7 @@ endif
 VERSION := 0.1.0
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 
-PACKAGES = jansson libpcre2-8 libedit libmicrohttpd gnutls hwloc libcurl
+PACKAGES = jansson libpcre2-8 libedit libmicrohttpd gnutls hwloc libcurl zlib
 # Ranks of several processes need UCX's headers here and its library when they meet
 # (src/comm/ucx_library.c); `make UCX=` builds without.
 UCX     ?= $(if $(STATIC),,$(shell pkg-config --exists ucx && echo ucx))
@@ -64,7 +64,7 @@ CFLAGS  += $(CSTD) $(WARN) $(SAFE) $(BASELINE) $(OPT) -Isrc -Iinclude \
            -DHD_VERSION='"$(VERSION)"' $(PACKAGE_CFLAGS)
 ifdef STATIC # but for HTTP and TLS, whose own needs are shared libraries: lay those beside
 LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l jansson libpcre2-8)) \
-           $(shell pkg-config --libs libedit libmicrohttpd gnutls hwloc libcurl) -Wl,-rpath,'$$ORIGIN'
+           $(shell pkg-config --libs libedit libmicrohttpd gnutls hwloc libcurl zlib) -Wl,-rpath,'$$ORIGIN'
 else
 LDLIBS   = $(shell pkg-config --libs $(PACKAGES))
 endif
@@ -177,7 +177,7 @@ $(BUILD)/%.o: %.c Makefile $(BUILD)/flags.cc
 	@echo "CC   $<"
 	@$(CC) $(CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
-# The web page lies in the program twice, as it is and packed.
+# The web page lies in the program as gzip packs it.
 PAGE := $(wildcard src/server/web/*)
 $(BUILD)/src/server/page.o: CFLAGS += -DPAGE_PACKED='"$(BUILD)/web/"'
 $(BUILD)/src/server/page.o: $(PAGE) $(PAGE:src/server/web/%=$(BUILD)/web/%.gz)

@@ -1,12 +1,16 @@
-/* page.c - serves the web page: the files of web/, which the assembler embeds, also
- * compressed. The headers allow the browser to run and load these files only, so that model
- * output cannot run as code. Frames are forbidden. A browser revalidates each time, and the
- * ETag tells it that nothing changed. */
+/* page.c - serves the web page: the files of web/, which the assembler embeds compressed; a client
+ * that reads no gzip gets them unpacked. The headers allow the browser to run and load these files
+ * only, so that model output cannot run as code. Frames are forbidden. A browser revalidates each
+ * time, and the ETag tells it that nothing changed. */
 #include "server/page.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define ZLIB_CONST /* its input is not written to */
+#include <zlib.h>
 
 #define INCLUDE(symbol, path)                         \
     __asm__(".pushsection .rodata\n"                  \
@@ -49,25 +53,17 @@
 #define SCRIPT "text/javascript; charset=utf-8"
 
 /* The Makefile sets PAGE_PACKED to the folder of the compressed files. */
-#define X(symbol, name, type)               \
-    INCLUDE(symbol, "src/server/web/" name) \
-    INCLUDE(symbol##_gz, PAGE_PACKED name ".gz")
+#define X(symbol, name, type) INCLUDE(symbol, PAGE_PACKED name ".gz")
 FILES(X)
 #undef X
 
-typedef struct page_bytes {
-    const char *data;
-    const uint64_t *n;
-} page_bytes;
-
 typedef struct page_file {
     const char *name, *type;
-    page_bytes plain, packed;
+    const char *packed; /* as gzip writes it */
+    const uint64_t *n_packed;
 } page_file;
 
-#define BYTES(symbol) \
-    { page_##symbol, &page_##symbol##_bytes }
-#define X(symbol, name, type) {name, type, BYTES(symbol), BYTES(symbol##_gz)},
+#define X(symbol, name, type) {name, type, page_##symbol, &page_##symbol##_bytes},
 static const page_file files[] = {FILES(X)};
 #undef X
 
@@ -84,29 +80,60 @@ static const char *const headers[][2] = {
     {"Cache-Control",                "private, no-cache"                              },
 };
 
-/* FNV-1a of the bytes that are sent, in quotes. */
-static void write_etag(char etag[ETAG_BYTES], page_bytes sent) {
+/* FNV-1a of the packed bytes, in quotes, with a letter for the form that is sent. */
+static void write_etag(char etag[ETAG_BYTES], const page_file *f, bool packed) {
     uint64_t hash = 0xcbf29ce484222325u;
-    for (uint64_t i = 0; i < *sent.n; i++) {
-        hash = (hash ^ (unsigned char)sent.data[i]) * 0x100000001b3u;
+    for (uint64_t i = 0; i < *f->n_packed; i++) {
+        hash = (hash ^ (unsigned char)f->packed[i]) * 0x100000001b3u;
     }
-    snprintf(etag, ETAG_BYTES, "\"%016" PRIx64 "\"", hash);
+    snprintf(etag, ETAG_BYTES, "\"%016" PRIx64 "%c\"", hash, packed ? 'z' : 'p');
+}
+
+/* The file as it was before gzip, which the caller frees; *n gets its bytes. NULL: no memory. */
+static char *unpack(const page_file *f, size_t *n) {
+    enum { LARGEST_WINDOW = 15, OF_GZIP = 16 };
+    uint32_t bytes; /* gzip's last word, little-endian */
+    memcpy(&bytes, f->packed + *f->n_packed - sizeof bytes, sizeof bytes);
+    char *plain = malloc(bytes);
+    z_stream z = {.next_in = (const Bytef *)f->packed,
+                  .avail_in = (uInt)*f->n_packed,
+                  .next_out = (Bytef *)plain,
+                  .avail_out = (uInt)bytes};
+    if (!plain || inflateInit2(&z, LARGEST_WINDOW + OF_GZIP) != Z_OK) {
+        free(plain);
+        return NULL;
+    }
+    const int end = inflate(&z, Z_FINISH);
+    inflateEnd(&z);
+    if (end != Z_STREAM_END) {
+        free(plain);
+        return NULL;
+    }
+    *n = bytes;
+    return plain;
 }
 
 static void send_file(http_call *c, const page_file *f) {
     char etag[ETAG_BYTES];
     const char *accepted = http_header(c, "Accept-Encoding");
-    const bool packs = accepted && strstr(accepted, "gzip");
-    const page_bytes sent = packs ? f->packed : f->plain;
-    write_etag(etag, sent);
+    const bool packed = accepted && strstr(accepted, "gzip");
+    const char *known = http_header(c, "If-None-Match");
+    write_etag(etag, f, packed);
+    const bool same = known && strstr(known, etag);
+    size_t n = same ? 0 : (size_t)*f->n_packed;
+    char *plain = NULL;
+    if (!packed && !same && !(plain = unpack(f, &n))) {
+        http_error(c, 503, "overloaded_error", "no_memory", NULL,
+                   "no memory to unpack the page");
+        return;
+    }
     for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++) {
         http_reply_header(c, headers[i][0], headers[i][1]);
     }
     http_reply_header(c, "ETag", etag);
-    if (packs) http_reply_header(c, "Content-Encoding", "gzip");
-    const char *known = http_header(c, "If-None-Match");
-    const bool same = known && strstr(known, etag);
-    http_reply(c, same ? 304 : 200, f->type, sent.data, same ? 0 : (size_t)*sent.n);
+    if (packed) http_reply_header(c, "Content-Encoding", "gzip");
+    http_reply(c, same ? 304 : 200, f->type, plain ? plain : f->packed, n);
+    free(plain);
 }
 
 static void get_index(http_call *c, void *server) {
