@@ -305,20 +305,32 @@ void hd_kv_store_cuda(hd_stream *s, const hd_kv_store_args *a) {
     hd_cuda_check(s, "kv_store");
 }
 
+/* A warp has a group at a time. The bits of a NaN are above those of every number. */
 static __global__ void __launch_bounds__(BLOCK) round_rows(hd_round_rows_args a) {
     begin_kernel();
     cuda_act *x = acts(a.x) + (int64_t)blockIdx.x * a.cols;
-    for (int32_t first = 0; first < a.cols; first += (int32_t)blockDim.x) {
-        const int32_t c = first + (int32_t)threadIdx.x;
-        const float value = in_group(a.format, c < a.cols ? wide(x[c]) : 0.0f);
-        if (c < a.cols) x[c] = narrow(value);
+    const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
+    const int32_t each = a.format.group, codes = max(a.cols - a.format.plain, 0);
+    for (int32_t first = warp * each; first < codes; first += BLOCK / WARP * each) {
+        const int32_t end = min(first + each, codes);
+        uint32_t most = 0;
+        for (int32_t c = first + lane; c < end; c += WARP) {
+            most = max(most, __float_as_uint(fabsf(wide(x[c]))));
+        }
+        most = __reduce_max_sync(ALL_LANES, most);
+        const float scale = hd_group_scale(a.format, __uint_as_float(most));
+        for (int32_t c = first + lane; c < end; c += WARP) {
+            x[c] = narrow(hd_group_number(a.format, wide(x[c]), scale));
+        }
+    }
+    for (int32_t c = codes + (int32_t)threadIdx.x; c < a.cols; c += BLOCK) {
+        x[c] = narrow(__bfloat162float(__float2bfloat16_rn(wide(x[c]))));
     }
 }
 
 void hd_round_rows_cuda(hd_stream *s, const hd_round_rows_args *a) {
-    const int threads = a->cols < BLOCK ? (a->cols + WARP - 1) / WARP * WARP : BLOCK;
-    if (a->rows == 0 || a->cols == 0 || !rounds_groups(s, a->format)) return;
-    launch_kernel(hd_cuda_stream(s), round_rows, dim3((unsigned)a->rows), threads, 0, 1, *a);
+    if (a->rows == 0 || a->cols == 0 || !a->format.code) return;
+    launch_kernel(hd_cuda_stream(s), round_rows, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "round_rows");
 }
 
