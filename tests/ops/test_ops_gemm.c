@@ -77,27 +77,28 @@ void op_linear(void **state) {
     static const struct {
         int32_t rows, outs, cols;
     } shapes[] = {
-        {0,   5,   16  }, /* no rows are no error */
-        {1,   1,   1   }, /* the narrowest */
-        {1,   5,   48  }, /* the decode case, off the tile */
-        {2,   3,   16  },
-        {3,   7,   130 }, /* a ragged block at the edge */
-        {33,  9,   514 }, /* a ragged tile */
-        {65,  6,   31  }, /* a ragged block of rows */
-        {66,  130, 17  },
-        {1,   131, 1100}, /* several tiles, several tasks */
-        {3,   170, 1030},
-        {1,   33,  512 }, /* complete segments of a row, as in checkpoints */
-        {2,   70,  1088},
-        {5,   64,  320 },
-        {12,  20,  128 },
-        {20,  33,  192 },
-        {34,  65,  576 },
-        {70,  130, 128 },
-        {4,   11,  1043}, /* numbers of rows that share registers */
-        {7,   6,   271 },
-        {16,  9,   145 },
-        {257, 520, 40  }, /* several blocks of rows in a task */
+        {0,   5,    16  }, /* no rows are no error */
+        {1,   1,    1   }, /* the narrowest */
+        {1,   5,    48  }, /* the decode case, off the tile */
+        {2,   3,    16  },
+        {3,   7,    130 }, /* a ragged block at the edge */
+        {33,  9,    514 }, /* a ragged tile */
+        {65,  6,    31  }, /* a ragged block of rows */
+        {66,  130,  17  },
+        {1,   131,  1100}, /* several tiles, several tasks */
+        {3,   170,  1030},
+        {1,   33,   512 }, /* complete segments of a row, as in checkpoints */
+        {2,   70,   1088},
+        {5,   64,   320 },
+        {12,  20,   128 },
+        {20,  33,   192 },
+        {34,  65,   576 },
+        {70,  130,  128 },
+        {4,   11,   1043}, /* numbers of rows that share registers */
+        {7,   6,    271 },
+        {16,  9,    145 },
+        {257, 520,  40  }, /* several blocks of rows in a task */
+        {7,   4323, 128 }, /* a GPU's warps have rows of W of their own */
     };
     for (int32_t f = 0; f < n_weight_formats; f++) {
         for (size_t i = 0; i < HD_LEN(shapes); i++) {
@@ -315,5 +316,6 @@ void op_grouped_gemm(void **state) {
         for (size_t i = 1; i < HD_LEN(counts); i++) {
             grouped_shape(&weight_formats[f], counts[i], 37, 320, i % 2);
         }
+        grouped_shape(&weight_formats[f], counts[3], 1003, 128, true);
     }
 }

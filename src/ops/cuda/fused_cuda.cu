@@ -55,19 +55,21 @@ void hd_linear_swiglu_cuda_cublaslt(hd_stream *s, const hd_linear_swiglu_args *a
 }
 
 void multiply_gated_experts(hd_stream *s, const hd_grouped_swiglu_args *a,
-                            hd_grouped_gemm_fn *grouped) {
+                            hd_grouped_gemm_fn *grouped, int products) {
     const hd_grouped_gemm_args gate = ops_gate_grouped(a, false);
     const hd_grouped_gemm_args up = ops_gate_grouped(a, true);
     const hd_swiglu_args activation = ops_grouped_swiglu(a);
-    grouped(s, &gate);
-    grouped(s, &up);
+    if (products == 0 || !multiply_two_tables(s, &gate, &up, products)) {
+        grouped(s, &gate);
+        grouped(s, &up);
+    }
     hd_swiglu_cuda(s, &activation);
 }
 
 void hd_grouped_swiglu_cuda(hd_stream *s, const hd_grouped_swiglu_args *a) {
-    multiply_gated_experts(s, a, hd_grouped_gemm_cuda);
+    multiply_gated_experts(s, a, hd_grouped_gemm_cuda, EXACT);
 }
 
 void hd_grouped_swiglu_cuda_fast(hd_stream *s, const hd_grouped_swiglu_args *a) {
-    multiply_gated_experts(s, a, hd_grouped_gemm_cuda_fast);
+    multiply_gated_experts(s, a, hd_grouped_gemm_cuda_fast, FAST);
 }

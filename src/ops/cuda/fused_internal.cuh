@@ -9,9 +9,15 @@
 uint32_t multiply_several(hd_stream *s, const hd_linear_set_args *a, uint32_t left,
                           int products);
 
-/* swiglu of two products of `set`, or of two `grouped` ones. */
+/* Both products of the same rows, with `products` products for one; false: nothing was done, since experts
+ * have many rows each or the tables differ in form. Each has the bits that grouped_gemm gives it. */
+bool multiply_two_tables(hd_stream *s, const hd_grouped_gemm_args *a,
+                         const hd_grouped_gemm_args *b, int products);
+
+/* swiglu of two products of `set`, or of two `grouped` ones; products: those of one with which they may be
+ * made in one launch, 0: they may not. */
 void multiply_gated(hd_stream *s, const hd_linear_swiglu_args *a, hd_linear_set_fn *set);
 void multiply_gated_experts(hd_stream *s, const hd_grouped_swiglu_args *a,
-                            hd_grouped_gemm_fn *grouped);
+                            hd_grouped_gemm_fn *grouped, int products);
 
 #endif

@@ -1,4 +1,6 @@
 /* gemm_cuda.cu - matrix products: plain, one small matrix per head, and that transposed. */
+#include <limits.h>
+
 #include "ops/cuda/gemm_small_m_internal.cuh"
 #include "ops/cuda/gemm_large_m_internal.cuh"
 #include "ops/cuda/gemm_f32_internal.cuh"
@@ -56,7 +58,7 @@ template <int R, int P, typename S>
 static void launch_small_m(cudaStream_t queue, const heads_job &h, const hd_weight *w,
                            int groups) {
     const size_t bytes = sizeof(small_m_shared<R, S>);
-    const int32_t outs = groups * 16 * S::MT; /* of a block */
+    const int32_t outs = small_m_outs<S>(groups); /* of a block */
     const dim3 grid(blocks_for(h.n_rows, outs), (unsigned)h.heads);
     hd_cuda_allow_shared((const void *)small_m_heads<R, P, S>, bytes);
     launch_kernel(queue, small_m_heads<R, P, S>, grid, SMALL_M_THREADS, bytes, 1, h,
@@ -106,7 +108,7 @@ template <int R, int P, typename S>
 static void launch_set(hd_stream *s, set_job *j, int groups) {
     const size_t bytes = sizeof(small_m_shared<R, S>);
     int32_t blocks = 0;
-    j->outs = groups * 16 * S::MT;
+    j->outs = small_m_outs<S>(groups);
     for (int32_t i = 0; i < j->n; i++) {
         j->part[i].first_block = blocks;
         blocks += (int32_t)blocks_for(j->part[i].n_rows, j->outs);
@@ -120,9 +122,9 @@ template <int R, int P>
 static void multiply_set(hd_stream *s, set_job *j) {
     int64_t outs = 0;
     for (int32_t i = 0; i < j->n; i++) outs += j->part[i].n_rows;
-    launch_small_m_plan((int32_t)outs, 1, hd_stream_workers(s), [&](auto shape, int groups) {
-        launch_set<R, P, decltype(shape)>(s, j, groups);
-    });
+    launch_small_m_plan(
+        (int32_t)outs, 1, j->part[0].s.cols / span_of<R>::COLS, hd_stream_workers(s), INT_MAX,
+        [&](auto shape, int groups) { launch_set<R, P, decltype(shape)>(s, j, groups); });
 }
 
 /* Whether the product is one of those of form R that one launch computes. */
@@ -158,7 +160,9 @@ static uint32_t multiply_forms(hd_stream *s, const hd_linear_set_args *a, uint32
     if (a->rows == 0 || a->rows > SMALL_M_ROWS) return 0;
     const uint32_t bf16 = multiply_form<READ_BF16, P>(s, a, left);
     const uint32_t mx = multiply_form<READ_MXE4M3, P>(s, a, left & ~bf16);
-    return bf16 | mx | multiply_form<READ_E4M3, P>(s, a, left & ~bf16 & ~mx);
+    const uint32_t packed = multiply_form<READ_E2M1, P>(s, a, left & ~bf16 & ~mx);
+    const uint32_t taken = bf16 | mx | packed;
+    return taken | multiply_form<READ_E4M3, P>(s, a, left & ~taken);
 }
 
 uint32_t multiply_several(hd_stream *s, const hd_linear_set_args *a, uint32_t left,
@@ -201,9 +205,11 @@ template <int R, int P>
 static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
     if (h.rows > 32 && hd_cuda_is_sm90()) return launch_large_m<R, P, 64>(s, h, w);
     if (h.rows > SMALL_M_ROWS) return launch_large_m<R, P, 32>(s, h, w);
-    launch_small_m_plan(h.n_rows, h.heads, hd_stream_workers(s), [&](auto shape, int groups) {
-        launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), h, w, groups);
-    });
+    launch_small_m_plan(h.n_rows, h.heads, w->cols / span_of<R>::COLS, hd_stream_workers(s),
+                        INT_MAX, [&](auto shape, int groups) {
+                            launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), h, w,
+                                                                  groups);
+                        });
 }
 
 template <int P>

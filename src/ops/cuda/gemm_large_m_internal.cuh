@@ -85,7 +85,7 @@ static __device__ __forceinline__ void store_x(Span *to, const float (*x)[8]) {
     for (int i = 0; i < of::X_EIGHTS; i++) {
         const int at = own_eight<of>(i); /* the inverse of eight_col() */
         const int eight = at / (4 * EACH) * EACH + at % EACH, quarter = at / EACH % 4;
-        store_eight(to, row, eight, quarter, split_eight<P>(x[i]));
+        store_eight(to, row, eight, quarter, split_eight<R, P>(x[i]));
     }
 }
 
@@ -151,6 +151,7 @@ static __device__ void mma_large_m(uint8_t *bytes, const mma_job &job, const mma
                          slice_of<R>(s, first_slice).begin,
                          slice_of<R>(s, first_slice + each - 1).end,
                          1,
+                         {},
                          {},
                          0,
                          0,

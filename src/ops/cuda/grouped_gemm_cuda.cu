@@ -7,12 +7,13 @@
 #include "ops/cuda/gemm_large_m_internal.cuh"
 #include "ops/cuda/gemm_f32_internal.cuh"
 
+/* With one table, or with two of one shape, whose products have outputs of their own. */
 struct grouped_job {
-    cuda_act *out;
+    cuda_act *out[2];
     const cuda_act *x;
-    const hd_weight *slots; /* [n_experts] device memory */
+    const hd_weight *slots[2]; /* [n_experts] device memory */
     const int32_t *offset, *assignment;
-    int32_t n_experts, top_k, n_places;
+    int32_t n_experts, top_k, n_places, tables;
 };
 
 /* Which expert's which tile of MT places a block has; expert -1: none. One warp's work. */
@@ -50,8 +51,10 @@ static __device__ tile find_tile(const grouped_job &g, int32_t wanted) {
 /* The block's tile, its rows of x and outputs; all threads. */
 template <int MT, typename J>
 static __device__ __forceinline__ tile take_tile(J *job, const grouped_job &g,
-                                                 const weight_shape &s, int32_t col) {
+                                                 const weight_shape &s, int32_t col,
+                                                 int table = 0) {
     __shared__ tile mine;
+    cuda_act *out = table ? g.out[1] : g.out[0];
     if (threadIdx.x < WARP) {
         const tile found = find_tile<MT>(g, (int32_t)blockIdx.y);
         if (threadIdx.x == 0) mine = found;
@@ -59,7 +62,7 @@ static __device__ __forceinline__ tile take_tile(J *job, const grouped_job &g,
             const int32_t place = found.first + m;
             const int64_t row = g.assignment ? g.assignment[place] / g.top_k : place;
             job->x[m] = g.x + row * s.cols;
-            job->out[m] = g.out + (int64_t)place * s.rows + col;
+            job->out[m] = out + (int64_t)place * s.rows + col;
         }
     }
     __syncthreads();
@@ -75,7 +78,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
     const tile mine = take_tile<MT>(&job, g, s, col);
     if (mine.expert < 0) return;
     const product_span span = {mine.n, col, min(NT * WARP, s.rows - col), false};
-    product<R, MT, NT>(job, span, s, arrays_of(&g.slots[mine.expert]));
+    product<R, MT, NT>(job, span, s, arrays_of(&g.slots[0][mine.expert]));
 }
 
 template <int R, int P, typename S>
@@ -85,11 +88,13 @@ static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x * outs;
-    const tile mine = take_tile<SMALL_M_ROWS>(&job, g, s, col);
+    const int table = (int)blockIdx.z;
+    const hd_weight *slots = table ? g.slots[1] : g.slots[0];
+    const tile mine = take_tile<SMALL_M_ROWS>(&job, g, s, col, table);
     if (mine.expert < 0) return;
     const mma_block block = {mine.n, col, min(outs, s.rows - col), false};
     if constexpr (HAS_SMALL_M<S>) {
-        mma_small_m<R, P, S>(shared, job, block, s, arrays_of(&g.slots[mine.expert]));
+        mma_small_m<R, P, S>(shared, job, block, s, arrays_of(&slots[mine.expert]));
     }
 }
 
@@ -106,15 +111,19 @@ static __global__ void __launch_bounds__(large_m_of<R, P, ROWS>::THREADS,
     if (mine.expert < 0) return;
     const mma_block block = {mine.n, col, min(LARGE_M_OUTS, s.rows - col), false};
     if constexpr (HAS_LARGE_M<ROWS>) {
-        mma_large_m<R, P, ROWS>(shared, job, block, s, arrays_of(&g.slots[mine.expert]),
+        mma_large_m<R, P, ROWS>(shared, job, block, s, arrays_of(&g.slots[0][mine.expert]),
                                 (int)blockIdx.x % n_blocks, n_blocks);
     }
 }
 
+/* Experts that can have places. */
+static int32_t most_experts(const grouped_job &g) {
+    return g.n_places < g.n_experts ? g.n_places : g.n_experts;
+}
+
 /* Tiles of `rows` places that may be needed, whatever the experts have. */
 static unsigned most_tiles(const grouped_job &g, int32_t rows) {
-    const int32_t filled = g.n_places < g.n_experts ? g.n_places : g.n_experts;
-    return (unsigned)(filled + g.n_places / rows);
+    return (unsigned)(most_experts(g) + g.n_places / rows);
 }
 
 template <int R, int MT, int NT>
@@ -128,8 +137,8 @@ template <int R, int P, typename S>
 static void launch_small_m(cudaStream_t queue, const grouped_job &g, const hd_weight *w,
                            int groups) {
     const size_t bytes = sizeof(small_m_shared<R, S>);
-    const int32_t outs = groups * 16 * S::MT; /* of a block */
-    const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, SMALL_M_ROWS));
+    const int32_t outs = small_m_outs<S>(groups); /* of a block */
+    const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, SMALL_M_ROWS), (unsigned)g.tables);
     hd_cuda_allow_shared((const void *)small_m_grouped<R, P, S>, bytes);
     launch_kernel(queue, small_m_grouped<R, P, S>, grid, SMALL_M_THREADS, bytes, 1, g,
                   shape_of(w), outs);
@@ -144,19 +153,29 @@ static void launch_large_m(hd_stream *stream, const grouped_job &g, const hd_wei
                    large_m_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), g, shape_of(w), n);
 }
 
-/* By how many places an expert has on average. */
+/* Whether experts have so few places on average that a tile of small_m_grouped has room for most. */
+static bool has_few_places(const grouped_job &g) {
+    return g.n_places <= 8 * g.n_experts;
+}
+
+/* Tiles that are empty end at once, and are not counted. */
+template <int R, int P>
+static void launch_few_places(hd_stream *s, const grouped_job &g, const hd_weight *w) {
+    const int64_t others = (int64_t)most_experts(g) * g.tables;
+    launch_small_m_plan(w->rows, others, w->cols / span_of<R>::COLS, hd_stream_workers(s),
+                        EXPERT_GROUPS, [&](auto shape, int groups) {
+                            launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), g, w,
+                                                                  groups);
+                        });
+}
+
 template <int R, int P>
 static void launch_rows(hd_stream *s, const grouped_job &g, const hd_weight *w) {
+    if (has_few_places(g)) return launch_few_places<R, P>(s, g, w);
     if (g.n_places > 24 * g.n_experts && hd_cuda_is_sm90()) {
         return launch_large_m<R, P, 64>(s, g, w);
     }
-    if (g.n_places > 8 * g.n_experts) return launch_large_m<R, P, 32>(s, g, w);
-    launch_small_m_plan(w->rows, most_tiles(g, SMALL_M_ROWS), hd_stream_workers(s),
-                        [&](auto shape, int groups) {
-                            launch_small_m<R, P, decltype(shape)>(
-                                hd_cuda_stream(s), g, w,
-                                groups < MAX_GROUPS ? groups : MAX_GROUPS);
-                        });
+    launch_large_m<R, P, 32>(s, g, w);
 }
 
 template <int P>
@@ -179,15 +198,18 @@ static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight
     }
 }
 
+static grouped_job job_of(const hd_grouped_gemm_args *a) {
+    return {{acts(a->out)}, acts(a->x), {a->w->slots}, a->offset, a->assignment,
+            a->w->n,        a->top_k,   a->n_places,   1};
+}
+
 template <int P>
 static void grouped_gemm(hd_stream *s, const hd_grouped_gemm_args *a) {
     if (a->n_places == 0) return;
     if (!a->w->one_format) {
         return hd_stream_fail(s, HD_EUNSUPPORTED, "a layer's experts have several formats");
     }
-    const grouped_job g = {acts(a->out),  acts(a->x), a->w->slots, a->offset,
-                           a->assignment, a->w->n,    a->top_k,    a->n_places};
-    multiply_experts<P>(s, g, &a->w->shape);
+    multiply_experts<P>(s, job_of(a), &a->w->shape);
     hd_cuda_check(s, "grouped_gemm");
 }
 
@@ -197,4 +219,44 @@ void hd_grouped_gemm_cuda(hd_stream *s, const hd_grouped_gemm_args *a) {
 
 void hd_grouped_gemm_cuda_fast(hd_stream *s, const hd_grouped_gemm_args *a) {
     grouped_gemm<FAST>(s, a);
+}
+
+/* ---- two tables in one launch ---- */
+
+static bool has_shape_of(const hd_weight *a, const hd_weight *b) {
+    return a->type == b->type && a->scale_type == b->scale_type && a->rows == b->rows &&
+           a->cols == b->cols && a->block_rows == b->block_rows &&
+           a->block_cols == b->block_cols && !a->scale == !b->scale;
+}
+
+template <int P>
+static bool multiply_both(hd_stream *s, const grouped_job &g, const hd_weight *w, reading r) {
+    switch (r) {
+    case READ_BF16:
+        return launch_few_places<READ_BF16, P>(s, g, w), true;
+    case READ_E4M3:
+        return launch_few_places<READ_E4M3, P>(s, g, w), true;
+    case READ_MXE4M3:
+        return launch_few_places<READ_MXE4M3, P>(s, g, w), true;
+    case READ_E2M1:
+        return launch_few_places<READ_E2M1, P>(s, g, w), true;
+    default:
+        return false;
+    }
+}
+
+bool multiply_two_tables(hd_stream *s, const hd_grouped_gemm_args *a,
+                         const hd_grouped_gemm_args *b, int products) {
+    const hd_weight *w = &a->w->shape, *other = &b->w->shape;
+    grouped_job g = job_of(a);
+    g.out[1] = acts(b->out);
+    g.slots[1] = b->w->slots;
+    g.tables = 2;
+    const reading r = reading_of(w, x_fits(g.x, w->cols, 0));
+    if (a->n_places == 0 || !has_few_places(g) || !a->w->one_format || !b->w->one_format ||
+        !has_shape_of(w, other) || reading_of(other, x_fits(g.x, w->cols, 0)) != r) {
+        return false;
+    }
+    return products == EXACT ? multiply_both<EXACT>(s, g, w, r)
+                             : multiply_both<FAST>(s, g, w, r);
 }

@@ -45,19 +45,18 @@ static __device__ __forceinline__ uint32_t exact_pair(float low, float high) {
     return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
 }
 
-/* Four codes of E2M1 as two pairs: the bytes of bfloat16 by table, the signs on top. */
-static __device__ __forceinline__ void e2m1_pairs(uint32_t *low, uint32_t *high,
-                                                  uint32_t codes) {
-    const uint32_t magnitude = codes & 0x7777, sign = (codes >> 3) & 0x1111;
-    const uint32_t upper =
-        __byte_perm(0x3f3f3f00, 0x40404040, magnitude) | __byte_perm(0x00008000, 0, sign);
-    const uint32_t lower = __byte_perm(0xc0800000, 0xc0804000, magnitude);
-    *low = __byte_perm(lower, upper, 0x5140);
-    *high = __byte_perm(lower, upper, 0x7362);
+/* Codes i and i + 4 of a word of E2M1, without their factor 2^126: exponent and mantissa are moved to
+ * where those of bfloat16 are, also where there is no leading one. */
+static __device__ __forceinline__ uint32_t e2m1_pair(uint32_t word, int i) {
+    const uint32_t magnitude = i == 0   ? word << 6
+                               : i == 1 ? word << 2
+                               : i == 2 ? word >> 2
+                                        : word >> 6;
+    return (magnitude & 0x01c001c0) | (word << (12 - 4 * i) & 0x80008000);
 }
 
-/* Columns 4 * step, + 1 and + 2, + 3 of the lane's, as pairs of bfloat16, with the scale where
- * elements contain it. */
+/* Columns 4 * step, + 1 and + 2, + 3 of the lane's, or the four of E2M1 that slot_col() names, as pairs of
+ * bfloat16, with the scale where elements contain it. */
 template <int R>
 static __device__ __forceinline__ void pairs_of(uint32_t *low, uint32_t *high,
                                                 const lane_raw<R> &raw, int step) {
@@ -78,11 +77,12 @@ static __device__ __forceinline__ void pairs_of(uint32_t *low, uint32_t *high,
             *high = multiply_pair(*high, scale);
         }
     } else {
+        constexpr uint32_t MOVED_BACK = 0x7e807e80; /* 2^126, twice */
         const float scale = raw.scale[step / (GROUP / 4)];
-        const uint32_t pair = exact_pair(scale, scale);
-        e2m1_pairs(low, high, word_of(raw, step / 2) >> (step % 2 * 16));
-        *low = multiply_pair(*low, pair);
-        *high = multiply_pair(*high, pair);
+        const uint32_t pair = exact_pair(scale, scale), word = word_of(raw, step / 2);
+        *low = multiply_pair(multiply_pair(e2m1_pair(word, step % 2 * 2), MOVED_BACK), pair);
+        *high =
+            multiply_pair(multiply_pair(e2m1_pair(word, step % 2 * 2 + 1), MOVED_BACK), pair);
     }
 }
 
@@ -95,6 +95,12 @@ static __device__ __forceinline__ void make_step(uint32_t *a, const lane_raw<R> 
 }
 
 /* ---- B: rows of x ---- */
+
+/* Which of an eight's columns are at the slots of its two steps. */
+template <int R>
+static __host__ __device__ constexpr int slot_col(int slot) {
+    return R == READ_E2M1 ? slot / 2 + slot % 2 * 4 : slot;
+}
 
 /* Eight columns of a row of x as P numbers each, the largest first. */
 template <int P>
@@ -122,12 +128,12 @@ static __device__ __forceinline__ uint32_t take_pair(float *low, float *high) {
     return bits;
 }
 
-template <int P>
+template <int R, int P>
 static __device__ __forceinline__ x_eight<P> split_eight(const float *x) {
     x_eight<P> to;
     float left[8];
 #pragma unroll
-    for (int i = 0; i < 8; i++) left[i] = x[i];
+    for (int i = 0; i < 8; i++) left[i] = x[slot_col<R>(i)];
 #pragma unroll
     for (int p = 0; p < P; p++) {
         to.part[p].x = take_pair(&left[0], &left[1]);

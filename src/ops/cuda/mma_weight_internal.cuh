@@ -59,20 +59,45 @@ static __device__ __forceinline__ const uint8_t *lane_address(const weight_shape
     return a.data + first * bits / 8 + threadIdx.x % 4 * 16;
 }
 
+/* Bytes from a lane's columns of a span to those of the next one. */
 template <int R>
-static __device__ __forceinline__ void load_scale(float *to, const weight_shape &s,
-                                                  const weight_arrays &a, int32_t row,
-                                                  int32_t span) {
+constexpr int SPAN_BYTES = 64 * span_of<R>::QUADS;
+
+/* The scale of a lane's columns of a span, as it is stored; two bytes where E2M1 has one per GROUP. */
+template <int R>
+static __device__ __forceinline__ uint32_t load_codes(const weight_shape &s,
+                                                      const weight_arrays &a, int32_t row,
+                                                      int32_t span) {
     const int32_t col = span * span_of<R>::COLS;
-    if constexpr (R == READ_E2M1) {
+    if constexpr (SCALES_ELEMENTS<R>) { /* scales are bytes */
         const int32_t own = col + (int32_t)(threadIdx.x % 4) * span_of<R>::LANE;
-        to[0] = group_scale(s, a, row, own);
-        to[1] = s.block_cols > GROUP ? to[0] : group_scale(s, a, row, own + GROUP);
-    } else if constexpr (R == READ_MXE4M3) {
-        static_assert(span_of<R>::LANE == GROUP, "a lane's columns have one scale");
-        to[0] = group_scale(s, a, row, col + (int32_t)(threadIdx.x % 4) * GROUP);
+        const uint8_t *at =
+            a.scale + (int64_t)(row >> s.row_shift) * s.scales_per_row + (own >> s.col_shift);
+        static_assert(R == READ_E2M1 || span_of<R>::LANE == GROUP, "columns with one scale");
+        if (!a.scale) return 0;
+        if (R == READ_MXE4M3 || s.block_cols > GROUP) return __ldg(at);
+        return __ldg(reinterpret_cast<const uint16_t *>(at));
     } else {
-        to[0] = group_scale(s, a, row, col);
+        return scale_code(s, a, row, col);
+    }
+}
+
+template <int R>
+static __device__ __forceinline__ void decode_codes(float *to, const weight_shape &s,
+                                                    const weight_arrays &a, uint32_t codes) {
+    if constexpr (R == READ_E2M1) {
+        const uint32_t code[2] = {codes & 0xff, s.block_cols > GROUP ? codes : codes >> 8};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float power = e8m0_to_f32((uint8_t)code[i]);
+            const float number = e4m3_to_f32((uint8_t)code[i]);
+            const float scale = s.scale_type == HD_E8M0 ? power : number;
+            to[i] = a.scale ? scale : 1.0f;
+        }
+    } else if constexpr (R == READ_MXE4M3) {
+        to[0] = e8m0_to_f32((uint8_t)codes);
+    } else {
+        to[0] = scale_of_code(s, a, codes);
     }
 }
 
@@ -97,8 +122,9 @@ struct lane_walk {
     int32_t first_row, last_row, own; /* of all groups; the lane's row in the first tile */
     int32_t begin, end, n_groups;
     walk_at sent;
+    const uint8_t *from[MT][2]; /* what is sent next */
     int send_stage, take_stage;
-    float next_scale[MT][2][2];
+    uint32_t next[MT][2]; /* codes of scales */
 };
 
 template <int R, int MT>
@@ -114,14 +140,25 @@ static __device__ __forceinline__ int32_t row_of(const lane_walk<R, MT> &w, int3
     return min(w.first_row + w.own + group * 16 * MT + 8 * i, w.last_row);
 }
 
+/* `from` of a span behind the one before, or of the first one of a group. */
+template <int R, int MT>
+static __device__ __forceinline__ void point_at_sent(lane_walk<R, MT> *w) {
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        w->from[i / 2][i % 2] += SPAN_BYTES<R>;
+        if (w->sent.span != w->begin) continue;
+        w->from[i / 2][i % 2] =
+            lane_address<R>(w->s, w->a, row_of(*w, w->sent.group, i), w->sent.span);
+    }
+}
+
 template <int R, int MT, int THREADS, int STAGES>
 static __device__ __forceinline__ void send_span(weight_ring<R, MT, THREADS, STAGES> *ring,
                                                  lane_walk<R, MT> *w) {
     if (w->sent.group < w->n_groups) {
 #pragma unroll
         for (int i = 0; i < 2 * MT; i++) {
-            const uint8_t *from =
-                lane_address<R>(w->s, w->a, row_of(*w, w->sent.group, i), w->sent.span);
+            const uint8_t *from = w->from[i / 2][i % 2];
 #pragma unroll
             for (int k = 0; k < span_of<R>::QUADS; k++) {
                 const unsigned to = (unsigned)__cvta_generic_to_shared(
@@ -132,6 +169,7 @@ static __device__ __forceinline__ void send_span(weight_ring<R, MT, THREADS, STA
             }
         }
         w->sent = next_of(*w, w->sent);
+        point_at_sent(w);
         w->send_stage = w->send_stage + 1 == STAGES ? 0 : w->send_stage + 1;
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -142,8 +180,7 @@ static __device__ __forceinline__ void fetch_scales(lane_walk<R, MT> *w, walk_at
     if (at.group >= w->n_groups) return;
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
-        load_scale<R>(w->next_scale[i / 2][i % 2], w->s, w->a, row_of(*w, at.group, i),
-                      at.span);
+        w->next[i / 2][i % 2] = load_codes<R>(w->s, w->a, row_of(*w, at.group, i), at.span);
     }
 }
 
@@ -153,6 +190,7 @@ static __device__ __forceinline__ void start_walk(weight_ring<R, MT, THREADS, ST
                                                   lane_walk<R, MT> *w) {
     if (w->begin == w->end) w->n_groups = 0;
     w->sent = {0, w->begin};
+    point_at_sent(w);
     w->send_stage = w->take_stage = 0;
 #pragma unroll
     for (int d = 0; d < STAGES - 1; d++) send_span(ring, w);
@@ -172,8 +210,7 @@ static __device__ __forceinline__ void take_span(lane_raw<R> (*to)[2],
         for (int k = 0; k < span_of<R>::QUADS; k++) {
             own->quad[k] = ring->at[w->take_stage][i / 2][i % 2][k][threadIdx.x];
         }
-        own->scale[0] = w->next_scale[i / 2][i % 2][0];
-        own->scale[1] = w->next_scale[i / 2][i % 2][1];
+        decode_codes<R>(own->scale, w->s, w->a, w->next[i / 2][i % 2]);
     }
     w->take_stage = w->take_stage + 1 == STAGES ? 0 : w->take_stage + 1;
     send_span(ring, w);

@@ -436,5 +436,5 @@ void hd_grouped_swiglu_cuda_official(hd_stream *s, const hd_grouped_swiglu_args 
         hd_cuda_check(s, "grouped_swiglu");
         return;
     }
-    multiply_gated_experts(s, a, hd_grouped_gemm_cuda_official);
+    multiply_gated_experts(s, a, hd_grouped_gemm_cuda_official, is_quantised(w) ? 0 : FAST);
 }

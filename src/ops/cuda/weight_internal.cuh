@@ -107,6 +107,7 @@ static inline bool mma_fits(const hd_weight *w) {
     if (!w->scale) return true;
     if (!packed && !has_small_blocks(w)) return true;
     if (!packed) return w->type == HD_E4M3 && w->scale_type == HD_E8M0;
+    if (w->block_cols == GROUP && (uintptr_t)w->scale % 2) return false; /* two at a time */
     return w->scale_type == HD_E8M0 || w->scale_type == HD_E4M3;
 }
 
@@ -187,23 +188,42 @@ static __device__ __forceinline__ void read_any_group(float *out, float *scale,
                  : 1.0f;
 }
 
-/* The scale of a group of a matrix that fits; aligned loads. */
-static __device__ __forceinline__ float group_scale(const weight_shape &s,
-                                                    const weight_arrays &a, int32_t row,
-                                                    int32_t col) {
-    if (!a.scale) return 1.0f;
+/* The scale of a group as it is stored, of a matrix that fits. Loads of several are on their way at once,
+ * which they are not where each is decoded before the next one is asked for. */
+static __device__ __forceinline__ uint32_t scale_code(const weight_shape &s,
+                                                      const weight_arrays &a, int32_t row,
+                                                      int32_t col) {
+    if (!a.scale) return 0;
     const int64_t i = (int64_t)(row >> s.row_shift) * s.scales_per_row + (col >> s.col_shift);
     switch (s.scale_type) {
     case HD_F32:
-        return __ldg(reinterpret_cast<const float *>(a.scale) + i);
+        return __ldg(reinterpret_cast<const uint32_t *>(a.scale) + i);
     case HD_BF16:
-        return __uint_as_float((uint32_t)__ldg(reinterpret_cast<const uint16_t *>(a.scale) + i)
-                               << 16);
-    case HD_E8M0:
-        return e8m0_to_f32(__ldg(a.scale + i));
+        return __ldg(reinterpret_cast<const uint16_t *>(a.scale) + i);
     default:
-        return e4m3_to_f32(__ldg(a.scale + i));
+        return __ldg(a.scale + i);
     }
+}
+
+static __device__ __forceinline__ float scale_of_code(const weight_shape &s,
+                                                      const weight_arrays &a, uint32_t code) {
+    if (!a.scale) return 1.0f;
+    switch (s.scale_type) {
+    case HD_F32:
+        return __uint_as_float(code);
+    case HD_BF16:
+        return __uint_as_float(code << 16);
+    case HD_E8M0:
+        return e8m0_to_f32((uint8_t)code);
+    default:
+        return e4m3_to_f32((uint8_t)code);
+    }
+}
+
+static __device__ __forceinline__ float group_scale(const weight_shape &s,
+                                                    const weight_arrays &a, int32_t row,
+                                                    int32_t col) {
+    return scale_of_code(s, a, scale_code(s, a, row, col));
 }
 
 #endif
