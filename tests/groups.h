@@ -14,6 +14,7 @@
     X(options) \
     X(engine_options) \
     X(op_shapes) \
+    X(rl_tasks) \
     X(screen) \
     X(tokenizer) \
     X(chat) \

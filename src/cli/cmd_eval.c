@@ -322,9 +322,10 @@ int cmd_eval(int argc, char **argv) {
             "A task is a JSON object on one line: {\"task\": NAME, \"messages\": [...] or\n"
             "\"prompt\": TEXT, \"thinking\": true, \"max_tokens\": N, \"checker\": {\"type\": "
             "exact,\n"
-            "contains, final_number, regex or tool_call, \"expect\": ...}}. Decoding is "
-            "greedy.\n"
-            "\"finished\" counts answers that ended by themselves and were well formed.",
+            "contains, final_number, regex, tool_call or countdown, \"expect\": ...}}. "
+            "Decoding\n"
+            "is greedy. \"finished\" counts answers that ended by themselves and were well "
+            "formed.",
         .positionals = &model,
         .n_positionals = 1,
         .options = options,

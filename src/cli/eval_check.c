@@ -8,11 +8,45 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/json.h"
 #include "chat/reply.h"
+#include "cli/countdown.h"
 #include "tokenizer/tokenizer.h"
 
-static const char *const types[] = {"exact", "contains", "final_number", "regex", "tool_call"};
+static bool is_text(const json_t *expect) {
+    return json_is_string(expect);
+}
+
+static bool is_calls(const json_t *expect) {
+    return json_is_array(expect);
+}
+
+static bool is_number(const json_t *x) {
+    return json_is_integer(x) && hd_is_within(json_integer_value(x), 0, COUNTDOWN_MAX_NUMBER);
+}
+
+static bool is_numbers(const json_t *expect) {
+    const json_t *numbers = json_object_get(expect, "numbers");
+    const size_t n = json_array_size(numbers);
+    bool fits =
+        is_number(json_object_get(expect, "target")) && n > 0 && n <= COUNTDOWN_MAX_NUMBERS;
+    for (size_t i = 0; i < n; i++) fits = fits && is_number(json_array_get(numbers, i));
+    return fits;
+}
+
+static const struct {
+    const char *name, *what; /* what `expect` is */
+    bool (*fits)(const json_t *expect);
+} types[] = {
+    {"exact",        "a string",                                                              is_text },
+    {"contains",     "a string",                                                              is_text },
+    {"final_number", "a string",                                                              is_text },
+    {"regex",        "a string",                                                              is_text },
+    {"tool_call",    "an array of calls",                                                     is_calls},
+    {"countdown",    "an object of numbers (1 to 16) and a target, integers of 0 to 1000000",
+     is_numbers                                                                                       },
+};
 
 typedef struct parts {
     hd_bytes content, arguments;
@@ -25,15 +59,15 @@ hd_status eval_check_valid(const json_t *checker, const char *where, hd_err *err
     const char *type = json_string_value(json_object_get(checker, "type"));
     const json_t *expect = json_object_get(checker, "expect");
     for (size_t i = 0; type && i < HD_LEN(types); i++) {
-        if (strcmp(type, types[i]) != 0) continue;
-        const bool calls = strcmp(type, "tool_call") == 0;
-        if (calls ? json_is_array(expect) : json_is_string(expect)) return HD_OK;
-        return HD_FAIL(err, HD_EINVAL, "%s: checker.expect must be %s", where,
-                       calls ? "an array of calls" : "a string");
+        if (strcmp(type, types[i].name) != 0) continue;
+        if (types[i].fits(expect)) return HD_OK;
+        return HD_FAIL(err, HD_EINVAL, "%s: checker.expect must be %s", where, types[i].what);
     }
-    return HD_FAIL(err, HD_EINVAL,
-                   "%s: checker.type must be exact, contains, final_number, regex or tool_call",
-                   where);
+    return HD_FAIL(
+        err, HD_EINVAL,
+        "%s: checker.type must be exact, contains, final_number, regex, tool_call or "
+        "countdown",
+        where);
 }
 
 static void append(parts *p, hd_bytes *to, const hd_reply_event *e) {
@@ -139,6 +173,19 @@ static hd_status matches(bool *out, const char *text, size_t n, const char *patt
     return HD_OK;
 }
 
+static bool makes_number(const char *text, size_t n, const json_t *expect) {
+    const json_t *list = json_object_get(expect, "numbers");
+    int32_t numbers[COUNTDOWN_MAX_NUMBERS];
+    const int32_t count = (int32_t)json_array_size(list);
+    size_t start = n;
+    while (start > 0 && text[start - 1] != '\n') start--;
+    for (int32_t i = 0; i < count; i++) {
+        numbers[i] = (int32_t)json_integer_value(json_array_get(list, (size_t)i));
+    }
+    return countdown_is_right(text + start, n - start, numbers, count,
+                              (int32_t)json_integer_value(json_object_get(expect, "target")));
+}
+
 static hd_status judge(eval_verdict *out, const json_t *checker, parts *p, hd_err *err) {
     const char *type = json_string_value(json_object_get(checker, "type"));
     const json_t *expect = json_object_get(checker, "expect");
@@ -147,7 +194,7 @@ static hd_status judge(eval_verdict *out, const json_t *checker, parts *p, hd_er
     trim(&p->content, &text, &n);
     if (strcmp(type, "tool_call") == 0) {
         out->finished = p->clean && json_array_size(p->calls) > 0;
-        out->right = json_equal(p->calls, expect) == 1;
+        out->right = p->clean && json_equal(p->calls, expect) == 1;
         return HD_OK;
     }
     out->finished = p->clean && n > 0;
@@ -157,6 +204,8 @@ static hd_status judge(eval_verdict *out, const json_t *checker, parts *p, hd_er
         out->right = contains(text, n, want);
     } else if (strcmp(type, "final_number") == 0) {
         out->right = final_number_is(text, n, want);
+    } else if (strcmp(type, "countdown") == 0) {
+        out->right = makes_number(text, n, expect);
     } else {
         return matches(&out->right, text, n, want, err);
     }

@@ -5,7 +5,8 @@
  *     contains      E is in it
  *     final_number  its last integer is E
  *     regex         pattern E matches in it (PCRE2, dot matches line feeds)
- *     tool_call     its calls are E: [{"name": ..., "arguments": {...}}, ...]
+ *     tool_call     its calls are E: [{"name": ..., "arguments": {...}}, ...], all well-formed
+ *     countdown     its last line is an expression that makes E.target of E.numbers (countdown.h)
  * Reasoning is not checked. */
 #ifndef HD_CLI_EVAL_CHECK_H
 #define HD_CLI_EVAL_CHECK_H

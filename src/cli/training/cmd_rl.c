@@ -542,7 +542,8 @@ static hd_status lead(learning *l, hd_err *err) {
 
 static void add_options(option_list *list, settings *s) {
     const option own[] = {
-        option_text("task", &s->task, "NAME", "sort, addition, lookup, word or format"),
+        option_text("task", &s->task, "NAME",
+                    "sort, addition, lookup, word, format, countdown or tool-call"),
         option_text("prompts", &s->prompts, "FILE",
                     "JSON lines of messages and checker, as for hadal eval"),
         option_choice("algorithm", &s->algorithm, hd_policy_names, "default grpo"),

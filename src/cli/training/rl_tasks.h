@@ -10,14 +10,12 @@
 #include "base/status.h"
 
 typedef struct rl_tasks {
-    int generator;  /* index into rl_task_names; read if lines is NULL */
+    int generator;  /* index into rl_task_names (rl_generate.h); read if lines is NULL */
     json_t **lines; /* [n] of a file */
     int32_t n;
     uint64_t seed;
     bool scored; /* by another program: checkers are for it */
 } rl_tasks;
-
-extern const char *const rl_task_names[]; /* ended by NULL */
 
 /* Opens a generator by its name, or a file of lines; exactly one is not NULL. scored: lines need
  * no checker, which other programs may read. */
@@ -25,8 +23,8 @@ hd_status rl_tasks_open(rl_tasks *out, const char *name, const char *file, uint6
                         bool scored, hd_err *err);
 void rl_tasks_close(rl_tasks *t); /* an all-zero one is fine */
 
-/* Returns prompt number i, {"messages", "checker", "thinking"}, or NULL without memory. The same i
- * is the same prompt; lines of a file repeat. The caller owns it. */
+/* Returns prompt number i, an object of "messages", "checker" and others, or NULL without
+ * memory. The same i is the same prompt; lines of a file repeat. The caller owns it. */
 json_t *rl_tasks_at(const rl_tasks *t, int64_t i);
 
 #endif
