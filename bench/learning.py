@@ -88,4 +88,5 @@ def main():
         Path(args.svg).write_text(svg)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -233,16 +233,21 @@ def test_without_advantages_no_bit_changes(hadal, tmp_path):
 def test_prompts_of_a_file_and_held_out_ones(hadal, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     line = {"messages": [{"role": "user", "content": "Say heron."}], "thinking": False}
-    line["checker"] = {"type": "regex", "expect": "."}
+    line["checker"] = {"type": "regex", "expect": "e"}
     prompts.write_text(json.dumps(line) + "\n")
     out, log = tmp_path / "out", tmp_path / "log"
     args = ["--groups", "2", "--samples", "2", "--max-tokens", "30", "--context", "64", "--held-out", "2", "-q"]
     done = hadal("rl", MODEL, "--prompts", prompts, "--out", out, "--log", log, "--steps", "1", *args)
     assert done.returncode == 0, done.stderr
     assert 0 <= steps(log)[0]["held_out_reward"] <= 1
-    done = hadal("rl", MODEL, "--prompts", prompts, "--out", tmp_path / "more", "--log", log, "--steps", "1", "--eval-every", "1", *args)
+    args += ["--held-out-samples", "5", "--eval-every", "1"]
+    done = hadal("rl", MODEL, "--prompts", prompts, "--out", tmp_path / "more", "--log", log, "--steps", "1", *args)
     assert done.returncode == 0, done.stderr
-    assert [line["step"] for line in steps(log)] == [0, 1] and all(0 <= line["held_out_reward"] <= 1 for line in steps(log))
+    lines = steps(log)
+    assert [line["step"] for line in lines] == [0, 1]
+    for line in lines:  # 10 answers to two prompts
+        right, best = line["held_out_reward"] * 10, line["held_out_best"] * 2
+        assert abs(right - round(right)) < 1e-9 and best in (0, 1, 2) and best <= right <= 5 * best
 
 
 def test_a_model_from_random_weights(refused, hadal, data, tmp_path):

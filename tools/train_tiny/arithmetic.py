@@ -8,7 +8,7 @@ import random
 from exchange import Exchange
 from words import BOYS, FOODS, GIRLS, OBJECTS, one, plural, zipf
 
-PLACES = ["ones", "tens", "hundreds", "thousands", "ten thousands"]
+PLACES = ["ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands"]
 
 
 def number(rng: random.Random, digits: int) -> int:

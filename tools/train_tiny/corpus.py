@@ -71,35 +71,38 @@ def until_a_call(rng: random.Random, messages: list[dict]) -> list[dict]:
     return messages[:rng.choice(calls) + 1]
 
 
+def conversation(rng: random.Random, kind: str, thinking: bool, budget: int, chat=encoding.V4) -> list[dict]:
+    """The messages of a document of a kind; budget bounds its tokens, chat is the chat encoding."""
+    if kind in ("tools", "agents"):
+        if kind == "tools":
+            messages = tooluse.dialogue(rng, aside, thinking)
+        else:
+            messages = toolresults.dialogue(rng, aside, thinking and chat.KEEPS_THOUGHTS, thinking)
+        return until_a_call(rng, messages) if thinking and not chat.KEEPS_THOUGHTS else messages
+    if kind == "json":
+        return jsonanswers.messages(rng, thinking)
+    if kind == "story":
+        turns = [stories.told(rng)[0]]
+    elif kind == "story_question":
+        turns = story_talk(rng) if rng.random() < 0.3 else stories.with_questions(rng, rng.randrange(1, 8))
+    elif kind == "recall":
+        turns = recall.exchanges(rng, budget)
+    elif kind == "chat":
+        turns = chat_turns(rng)
+    else:
+        turns = [{"arithmetic": arithmetic, "lists": lists, "about": about}[kind].draw(rng)]
+    return to_messages(rng, turns, thinking)
+
+
 def document(number: int, budget: int = 2000, mix: list[float] | None = None, chat=encoding.V4) -> tuple[str, str, float]:
-    """(kind, text, loss weight of prompt tokens) of document `number`; budget bounds its tokens, mix replaces
-    WEIGHTS and may name the first kinds only, chat is the chat encoding."""
+    """(kind, text, loss weight of prompt tokens) of document `number`; mix replaces WEIGHTS and may name the
+    first kinds only."""
     rng = random.Random(number * 2654435761 + 12345)
     mix = mix or WEIGHTS
     kind = rng.choices(KINDS[:len(mix)], mix)[0]
     thinking = rng.random() < 0.6
     if kind == "story" and rng.random() < 0.4:
         return kind, encoding.BOS + stories.story(rng).text + encoding.EOS, 1.0
-    if kind in ("tools", "agents"):
-        if kind == "tools":
-            messages = tooluse.dialogue(rng, aside, thinking)
-        else:
-            messages = toolresults.dialogue(rng, aside, thinking and chat.KEEPS_THOUGHTS, thinking)
-        if thinking and not chat.KEEPS_THOUGHTS:
-            messages = until_a_call(rng, messages)
-    elif kind == "json":
-        messages = jsonanswers.messages(rng, thinking)
-    else:
-        if kind == "story":
-            turns = [stories.told(rng)[0]]
-        elif kind == "story_question":
-            turns = story_talk(rng) if rng.random() < 0.3 else stories.with_questions(rng, rng.randrange(1, 8))
-        elif kind == "recall":
-            turns = recall.exchanges(rng, budget)
-        elif kind == "chat":
-            turns = chat_turns(rng)
-        else:
-            turns = [{"arithmetic": arithmetic, "lists": lists, "about": about}[kind].draw(rng)]
-        messages = to_messages(rng, turns, thinking)
+    messages = conversation(rng, kind, thinking, budget, chat)
     effort = {"effort": rng.choice([encoding.USUAL_EFFORT, rng.randrange(1, 101)])} if chat.HAS_EFFORT else {}
     return kind, chat.render(messages, thinking, **effort), PROMPT_WEIGHT.get(kind, 0.2)

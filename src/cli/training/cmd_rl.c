@@ -42,7 +42,8 @@ typedef struct settings {
     train_settings train;
     const char *task, *prompts, *reference;
     int algorithm, correction, control;
-    int64_t groups, samples, max_tokens, updates, held_out, eval_every, overlong;
+    int64_t groups, samples, max_tokens, updates, held_out, held_out_samples, eval_every,
+        overlong;
     double temperature, clip_low, clip_high, dual_clip, correction_low, correction_high,
         entropy, kl;
     int kl_kind;
@@ -144,7 +145,8 @@ static hd_status open_arrays(learning *l, hd_err *err) {
     l->n = (int32_t)(s->groups * s->samples);
     const size_t n = (size_t)l->n, tokens = n * (size_t)s->max_tokens;
     HD_TRY(rl_rollout_open(&l->rollout, (int32_t)s->groups, (int32_t)s->samples, err));
-    HD_TRY(rl_rollout_open(&l->held_out, (int32_t)s->held_out, 1, err));
+    HD_TRY(
+        rl_rollout_open(&l->held_out, (int32_t)s->held_out, (int32_t)s->held_out_samples, err));
     l->samples = calloc(n, sizeof *l->samples);
     l->seqs = calloc(n, sizeof *l->seqs);
     l->learned = calloc(n, sizeof *l->learned);
@@ -305,10 +307,16 @@ static void place_samples(learning *l) {
 
 /* ---- learning from it ---- */
 
+/* Rewards of held-out prompts: means over all samples, and over the best one of each prompt. */
+typedef struct held_out_rewards {
+    double mean, best; /* NaN: not measured */
+} held_out_rewards;
+
 typedef struct step_result {
     hd_policy_report policy;
     hd_optimizer_report optimizer;
-    double reward, length, entropy, held_out; /* held_out NaN: not measured */
+    double reward, length, entropy;
+    held_out_rewards held_out;
     double train_seconds, update_seconds;
     int32_t equal, unscored, truncated; /* groups, groups, samples */
     bool stepped;
@@ -438,6 +446,21 @@ static hd_status step(learning *l, step_result *r, hd_err *err) {
 
 /* ---- reporting ---- */
 
+static void add_held_out(const learning *l, json_t *line, const held_out_rewards *h) {
+    if (!line || isnan(h->mean)) return;
+    json_object_set_new(line, "held_out_reward", json_real(h->mean));
+    if (l->set.held_out_samples > 1)
+        json_object_set_new(line, "held_out_best", json_real(h->best));
+}
+
+static void print_held_out(const learning *l, const held_out_rewards *h) {
+    if (isnan(h->mean)) return;
+    printf("held out %.3f", h->mean);
+    if (l->set.held_out_samples > 1) {
+        printf(", best of %lld %.3f", (long long)l->set.held_out_samples, h->best);
+    }
+}
+
 static json_t *line_of(const learning *l, const step_result *r) {
     const hd_policy_report *p = &r->policy;
     json_t *line = json_pack(
@@ -464,8 +487,7 @@ static json_t *line_of(const learning *l, const step_result *r) {
                             json_real((double)replayed.other_keys / (double)replayed.indexed));
     }
     if (line && l->set.kl > 0.0) json_object_set_new(line, "reference_kl", json_real(p->kl));
-    if (line && !isnan(r->held_out))
-        json_object_set_new(line, "held_out_reward", json_real(r->held_out));
+    add_held_out(l, line, &r->held_out);
     return line;
 }
 
@@ -477,32 +499,47 @@ static hd_status report(const learning *l, const step_result *r, hd_err *err) {
                r->optimizer.norm, r->equal, (long long)l->set.groups, l->rollout.seconds,
                r->train_seconds + r->update_seconds);
         if (r->unscored) printf("  unscored %d", r->unscored);
-        if (!isnan(r->held_out)) printf("  held out %.3f", r->held_out);
+        if (!isnan(r->held_out.mean)) printf("  ");
+        print_held_out(l, &r->held_out);
         printf("%s\n", r->optimizer.skipped ? "  skipped" : r->stepped ? "" : "  no step");
         fflush(stdout);
     }
     return train_run_log(&l->run, line_of(l, r), err);
 }
 
-static hd_status measure_held_out(learning *l, double *reward, hd_err *err) {
-    *reward = 0.0;
+static hd_status measure_held_out(learning *l, held_out_rewards *out, hd_err *err) {
+    const int32_t group = l->held_out.group;
+    int32_t scored = 0; /* prompts */
+    *out = (held_out_rewards){0};
     HD_TRY(sample(l, &l->held_out, HELD_OUT_FIRST, false, err));
-    int32_t scored = 0;
     for (int32_t i = 0; i < l->held_out.n_groups; i++) {
-        *reward += l->held_out.samples[i].reward;
-        scored += !l->held_out.samples[i].unscored;
+        const rl_sample *s = &l->held_out.samples[i * group];
+        if (s->unscored) continue;
+        double best = s->reward;
+        for (int32_t k = 0; k < group; k++) {
+            out->mean += s[k].reward;
+            best = fmax(best, s[k].reward);
+        }
+        out->best += best;
+        scored++;
     }
-    *reward = scored ? *reward / scored : (double)NAN;
+    out->mean = scored ? out->mean / ((double)scored * group) : (double)NAN;
+    out->best = scored ? out->best / scored : (double)NAN;
     return HD_OK;
 }
 
 /* What the model can do before it learns. */
 static hd_status measure_first(learning *l, hd_err *err) {
-    double reward;
-    HD_TRY(measure_held_out(l, &reward, err));
-    if (!l->set.train.quiet) printf("held out %.3f\n", reward);
-    return train_run_log(&l->run, json_pack("{s:i, s:f}", "step", 0, "held_out_reward", reward),
-                         err);
+    held_out_rewards first;
+    HD_TRY(measure_held_out(l, &first, err));
+    if (!l->set.train.quiet) {
+        print_held_out(l, &first);
+        printf("\n");
+        fflush(stdout);
+    }
+    json_t *line = json_pack("{s:i}", "step", 0);
+    add_held_out(l, line, &first);
+    return train_run_log(&l->run, line, err);
 }
 
 enum { MOST_SKIPPED = 3 };
@@ -512,7 +549,9 @@ static hd_status run_steps(learning *l, hd_err *err) {
     int skipped = 0;
     if (l->set.held_out && every && l->rollouts == 0) HD_TRY(measure_first(l, err));
     while (l->rollouts < end && !train_run_stopped()) {
-        step_result r = {.held_out = (double)NAN};
+        step_result r = {
+            .held_out = {(double)NAN, (double)NAN}
+        };
         HD_TRY(step(l, &r, err));
         const bool last = l->rollouts == end;
         if (l->set.held_out && (last || (every && l->rollouts % every == 0))) {
@@ -574,6 +613,8 @@ static void add_options(option_list *list, settings *s) {
         option_int(
             "held-out", &s->held_out, 0, 100000,
             "prompts whose reward is measured, with --eval-every also before the first step"),
+        option_int("held-out-samples", &s->held_out_samples, 1, HD_MAX_CHOICES,
+                   "of each of them; more than one: also the reward of the best; default 1"),
         option_int("eval-every", &s->eval_every, 0, INT32_MAX,
                    "steps between measurements of --held-out; 0: at the end"),
         option_choice("reward-control", &s->control, controls,
@@ -612,6 +653,7 @@ int cmd_rl(int argc, char **argv) {
                 .groups = 24,
                 .samples = 8,
                 .max_tokens = 64,
+                .held_out_samples = 1,
                 .updates = 1,
                 .temperature = 1.0,
                 .clip_low = -1.0,
