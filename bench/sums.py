@@ -3,7 +3,7 @@
 then by `hadal rl` to 90 % or more. Measures pass@1 and pass@8 on held-out sums, and the model's task suite, before and after each.
 
     bench/sums.py [--hadal build/hadal] [--backend cuda] [--out DIR] [--json FILE] [--seconds 450]
-                  [--sft-rate 2e-4] [--rl-rates 4e-5 1e-4] [--held-out 500] [--samples 8] [--limit 0] ...
+                  [--sft-rate 1e-4] [--rl-rates 4e-5 1e-4] [--held-out 500] [--samples 8] [--limit 0] ...
 
 Needs the program, python3 and this tree. The examples are written here: sums with their steps, and as many other documents of the
 corpus (tools/train_tiny), so that nothing else is forgotten. Checkpoints of `hadal train` are measured while it runs, and it is ended
@@ -36,7 +36,7 @@ LOSS = 3.0  # points that another task may lose
 CORPUS_TOKENS = 700  # of a document of recall
 CONTEXT = 4096
 EXAMPLES = 20000  # at most; then they repeat
-KEPT = 10  # checkpoints of hadal train
+KEPT = 16  # checkpoints of hadal train
 RESERVE = 60  # seconds for what follows the last run
 ANSWER = 200  # tokens
 
@@ -348,9 +348,9 @@ def main():
     p.add_argument("--limit", type=int, default=0, help="cases of a task of the suite; 0: all")
     p.add_argument("--sft-steps", type=int, default=800, help="at most; it ends when 40 %% are right")
     p.add_argument("--sft-seconds", type=float, default=150)
-    p.add_argument("--sft-every", type=int, default=20)
+    p.add_argument("--sft-every", type=int, default=5)
     p.add_argument("--sft-batch", type=int, default=64)
-    p.add_argument("--sft-rate", default="2e-4")
+    p.add_argument("--sft-rate", default="1e-4")
     p.add_argument("--rl-steps", type=int, default=150)
     p.add_argument("--rl-every", type=int, default=20)
     p.add_argument("--rl-groups", type=int, default=32)
