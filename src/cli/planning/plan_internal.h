@@ -16,7 +16,7 @@ typedef struct plan_train_settings {
     int64_t rows, ranks, threads;
     int64_t keep_gib; /* -1: not given */
     const char *freeze;
-    int optimizer, backend;
+    int optimizer, backend, weights;
     bool train, drafts;
 } plan_train_settings;
 

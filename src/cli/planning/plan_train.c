@@ -5,6 +5,7 @@
 
 #include "cli/planning/plan_internal.h"
 #include "train/memory.h"
+#include "train/plain.h"
 
 static const char *const optimizers[] = {"adamw", "muon", NULL};
 static const char *const backends[] = {"cpu", "cuda", NULL};
@@ -19,6 +20,7 @@ void plan_train_options(option_list *list, plan_train_settings *s) {
         option_int("dp", &s->ranks, 1, 64, "with --train, as train's; default 1"),
         option_int("threads", &s->threads, 1, 1024, "with --train, as train's"),
         option_choice("optimizer", &s->optimizer, optimizers, "with --train, as train's"),
+        option_choice("weights", &s->weights, hd_plain_names, "with --train, as train's"),
         option_text("freeze", &s->freeze, "LIST", "with --train, as train's"),
         option_flag("mtp", &s->drafts, "with --train: the MTP layer is trained, too"),
     };
@@ -28,17 +30,17 @@ void plan_train_options(option_list *list, plan_train_settings *s) {
 hd_status plan_check_training(plan_settings *s, hd_err *err) {
     plan_train_settings *t = &s->training;
     const bool given = t->rows || t->keep_gib >= 0 || t->ranks || t->threads || t->optimizer ||
-                       t->backend || t->freeze || t->drafts;
+                       t->backend || t->weights || t->freeze || t->drafts;
     if (given && !t->train) {
         return HD_FAIL(err, HD_EINVAL,
                        "--backend, --rows, --keep-activations, --dp, --threads, --optimizer, "
-                       "--freeze and --mtp belong to --train");
+                       "--weights, --freeze and --mtp belong to --train");
     }
     if (t->train && plan_serves(s)) {
         return HD_FAIL(err, HD_EINVAL,
                        "--train plans training: only --backend, --rows, --keep-activations, "
                        "--dp, --threads, "
-                       "--optimizer, --freeze, --mtp and --json belong to it");
+                       "--optimizer, --weights, --freeze, --mtp and --json belong to it");
     }
     if (!t->rows) t->rows = t->backend ? HD_TRAIN_GPU_ROWS : HD_TRAIN_ROWS;
     if (!t->ranks) t->ranks = 1;
@@ -86,18 +88,17 @@ static hd_status print(const plan_settings *s, const hd_trainer_memory *m, hd_er
     return HD_OK;
 }
 
-static hd_status measure(hd_trainer_memory *out, const plan_settings *s, hd_weights *w,
-                         hd_err *err) {
+static hd_status measure(hd_trainer_memory *out, const plan_settings *s,
+                         const hd_model_spec *spec, hd_weights *w, hd_err *err) {
     const plan_train_settings *t = &s->training;
     const int64_t longest = t->rows + 1;
     hd_trainer_options o = {
-        .spec = s->spec,
+        .spec = spec,
         .weights = w,
         .backend = backends[t->backend],
         .rows = (int32_t)t->rows,
         .keep_bytes = hd_keep_bytes(t->keep_gib),
-        .context =
-            (int32_t)(longest < s->spec->max_positions ? longest : s->spec->max_positions),
+        .context = (int32_t)(longest < spec->max_positions ? longest : spec->max_positions),
         .threads = (int32_t)t->threads,
         .n_ranks = (int32_t)t->ranks,
         .drafts = t->drafts,
@@ -108,10 +109,12 @@ static hd_status measure(hd_trainer_memory *out, const plan_settings *s, hd_weig
 
 hd_status plan_training(const plan_settings *s, hd_err *err) {
     const hd_dummy_options shapes = {.shapes_only = true};
+    hd_model_spec spec = *s->spec; /* in the formats of the run */
     hd_weights *w;
     hd_trainer_memory m;
-    HD_TRY(hd_weights_open_dummy(&w, s->spec, &shapes, err));
-    hd_status st = measure(&m, s, w, err);
+    if (s->training.weights) hd_plain_declare(&spec, hd_plain_type(s->training.weights));
+    HD_TRY(hd_weights_open_dummy(&w, &spec, &shapes, err));
+    hd_status st = measure(&m, s, &spec, w, err);
     if (st == HD_OK) st = print(s, &m, err);
     hd_weights_close(w);
     return st;

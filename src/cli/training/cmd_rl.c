@@ -193,7 +193,7 @@ static hd_status open_all(learning *l, hd_err *err) {
     HD_TRY(train_world_lead(&l->world, &o, l->run.model, err));
     HD_TRY(hd_trainer_open(&l->trainer, &o, err));
     if (l->set.kl > 0.0) {
-        const char *dir = l->set.reference ? l->set.reference : s->model_dir;
+        const char *dir = l->set.reference ? l->set.reference : l->run.begun;
         HD_TRY(rl_reference_open(&l->reference, dir, &o, err));
     }
     HD_TRY(open_arrays(l, err));

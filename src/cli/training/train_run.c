@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "comm/local.h"
 #include "train/init.h"
+#include "train/plain.h"
 
 static const char *const optimizers[] = {"adamw", "muon", NULL};
 static const char *const backends[] = {"cpu", "cuda", "auto", NULL};
@@ -75,6 +76,9 @@ void train_options_add(option_list *list, train_settings *s) {
         option_choice("kv-cache-dtype", &s->kv_type, hd_kv_type_names,
                       "number format of cached entries, with which the model is trained: as "
                       "those that serve it; auto is float32"),
+        option_choice("weights", &s->weights, hd_plain_names,
+                      "number format of matrices: bf16, f32, or stored (default), as MODEL_DIR "
+                      "has them"),
         option_int("threads", &s->threads, 0, 1024, "0: one per core; changes no result"),
         option_int("dp", &s->ranks, 1, HD_LOCAL_MAX_RANKS,
                    "data parallel ranks, which share --threads; default 1"),
@@ -141,13 +145,15 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
 
 static hd_status describe(const train_settings *s, json_t *options, hd_err *err) {
     json_t *more = json_pack(
-        "{s:I, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:I, s:f, s:s, s:f}",
+        "{s:I, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:I, s:f, s:s, "
+        "s:f}",
         "seed", (json_int_t)s->seed, "backend", train_settings_backend(s), "kv-cache-dtype",
-        train_settings_kv_type(s), "optimizer", optimizers[s->optimizer], "lr", s->rate,
-        "muon-lr", s->muon_rate, "beta1", s->beta1, "beta2", s->beta2, "eps", s->eps,
-        "momentum", s->momentum, "weight-decay", s->decay, "clip", s->clip, "schedule",
-        schedules[s->schedule], "warmup", (json_int_t)s->warmup, "last-lr", s->last_rate,
-        "freeze", s->freeze ? s->freeze : "", "mtp-weight", s->mtp_weight);
+        train_settings_kv_type(s), "weights", hd_plain_names[s->weights], "optimizer",
+        optimizers[s->optimizer], "lr", s->rate, "muon-lr", s->muon_rate, "beta1", s->beta1,
+        "beta2", s->beta2, "eps", s->eps, "momentum", s->momentum, "weight-decay", s->decay,
+        "clip", s->clip, "schedule", schedules[s->schedule], "warmup", (json_int_t)s->warmup,
+        "last-lr", s->last_rate, "freeze", s->freeze ? s->freeze : "", "mtp-weight",
+        s->mtp_weight);
     if (more && s->schedule == 1) json_object_set_new(more, "steps", json_integer(s->steps));
     const bool ok = more && options && json_object_update(options, more) == 0;
     json_decref(more);
@@ -209,6 +215,19 @@ static hd_status begin_randomly(train_run *r, hd_err *err) {
     return hd_init_folder(r->model, s->init, s->model_dir, (uint64_t)s->seed, err);
 }
 
+/* Makes the model of another number format in OUT/start. */
+static hd_status begin_plainly(train_run *r, hd_err *err) {
+    HD_TRY(hd_plain_check(r->set->model_dir, err)); /* before the folder is made */
+    HD_TRY(make_folder(r, err));
+    return hd_plain_folder(r->model, r->set->model_dir, hd_plain_type(r->set->weights), err);
+}
+
+static hd_status begin(train_run *r, hd_err *err) {
+    return r->set->init      ? begin_randomly(r, err)
+           : r->set->weights ? begin_plainly(r, err)
+                             : HD_OK;
+}
+
 static hd_status find_checkpoint(train_run *r, hd_err *err) {
     const train_settings *s = r->set;
     HD_TRY(hold_folder(r, err));
@@ -220,11 +239,12 @@ static hd_status find_checkpoint(train_run *r, hd_err *err) {
     if (!r->resumed && s->resume) {
         return HD_FAIL(err, HD_EINVAL, "%s: no checkpoint to resume", s->out);
     }
+    r->begun = s->init || s->weights ? hd_path_join(s->out, "start") : strdup(s->model_dir);
     r->model = r->resumed ? hd_path_join(r->resumed, "model")
-               : s->init  ? hd_path_join(s->out, "start")
-                          : strdup(s->model_dir);
-    if (!r->model) return HD_FAIL(err, HD_ENOMEM, "no memory for a path");
-    if (!r->resumed) return s->init ? begin_randomly(r, err) : HD_OK;
+               : r->begun ? strdup(r->begun)
+                          : NULL;
+    if (!r->model || !r->begun) return HD_FAIL(err, HD_ENOMEM, "no memory for a path");
+    if (!r->resumed) return begin(r, err);
     if (!s->init) HD_TRY(compare_models(r, err));
     HD_TRY(hd_state_read(r->resumed, &r->steps, &r->state, err));
     return compare(json_object_get(r->state, "options"), r->options, r->resumed, err);
@@ -234,6 +254,11 @@ hd_status train_run_open(train_run *r, const train_settings *s, json_t *options,
     *r = (train_run){.set = s, .options = options};
     if (!s->out) return HD_FAIL(err, HD_EINVAL, "training needs --out DIR");
     HD_TRY(describe(s, options, err));
+    if (s->init && s->weights) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "--weights %s with --init: its config declares the formats",
+                       hd_plain_names[s->weights]);
+    }
     HD_TRY(find_checkpoint(r, err));
     if (!s->log) return HD_OK;
     r->log = fopen(s->log, s->resume ? "ae" : "we");
@@ -245,6 +270,7 @@ void train_run_close(train_run *r) {
     if (r->folder) closedir(r->folder);
     free(r->resumed);
     free(r->model);
+    free(r->begun);
     json_decref(r->state);
     json_decref(r->options);
 }

@@ -16,7 +16,7 @@ typedef struct train_settings {
     const char *model_dir, *out, *freeze, *log;
     const char *init; /* a config to begin with random weights of; NULL: none */
     int64_t steps, rows, keep_gib, context, threads, ranks, seed, save_every, keep, warmup;
-    int optimizer, schedule, backend, kv_type;
+    int optimizer, schedule, backend, kv_type, weights;
     double rate, muon_rate, beta1, beta2, eps, decay, momentum, clip, last_rate, mtp_weight;
     bool resume, quiet;
     rank_options processes; /* that are ranks */
@@ -28,6 +28,7 @@ typedef struct train_run {
     char *resumed;   /* the checkpoint it goes on from; NULL: none */
     json_t *state;   /* of that checkpoint: what train_run_save() was given */
     char *model;     /* the folder to open the model from */
+    char *begun;     /* the model that the run began with */
     json_t *options; /* what decides the run's bits */
     int64_t steps;   /* done before */
     DIR *folder;     /* set->out, locked; NULL: it is not there yet */
