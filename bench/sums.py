@@ -113,7 +113,7 @@ class Work:
 
     def stop_all(self):
         for process in self.running:
-            process.terminate()
+            process.kill()
         for process in self.running:
             process.wait()
 
@@ -372,9 +372,9 @@ def main():
             run(work)
         except (Stopped, KeyboardInterrupt) as e:
             why = work.found["stopped"] = str(e) or "interrupted"
-            work.stop_all()
         work.keep()
         report(work.found)
+        work.stop_all()
     sys.exit(why)
 
 
