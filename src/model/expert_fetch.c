@@ -57,6 +57,7 @@ typedef struct fetch_counters {
 
 typedef struct expert_fetch {
     hd_expert_stage base;
+    const hd_model_spec *spec;
     const hd_weights *w;
     hd_expert_fetch_options o;
     fetch_sources sources;
@@ -183,16 +184,20 @@ static int32_t add_copies(hd_fetch_copy *copies, int32_t n, const expert_arrays 
     return n;
 }
 
+/* A drafter's layers may have fewer than slots. */
 static const int32_t *experts_of(const expert_fetch *s, int32_t layer, int32_t *n) {
     const hd_expert_map *map = hd_weights_expert_map(s->w, layer);
-    *n = map ? map->n_slots : 0;
+    *n = map ? hd_min_i32(map->n_slots, hd_layer_route(s->spec, layer).n_experts) : 0;
     return map ? map->expert : NULL;
 }
 
 /* ---- opening: what is elsewhere, and how memory is divided ---- */
 
 static bool is_present(const expert_fetch *s, int32_t layer) {
-    return hd_weights_experts(s->sources.all[0].has, layer, HD_EXPERT_GATE) != NULL;
+    for (int32_t i = 0; i < s->sources.n; i++) {
+        if (hd_weights_experts(s->sources.all[i].has, layer, HD_EXPERT_GATE)) return true;
+    }
+    return false;
 }
 
 static hd_status look_at_expert(expert_fetch *s, int32_t layer, int32_t expert, hd_err *err) {
@@ -734,6 +739,7 @@ hd_status hd_expert_fetch_open(hd_expert_stage **out, const hd_model_spec *spec,
     s->w = w;
     s->o = *o;
     if (s->o.slice_bytes == 0) s->o.slice_bytes = SLICE_BYTES;
+    s->spec = spec;
     s->n_main = spec->n_layers;
     s->n_experts = spec->route.n_experts;
     s->n_layers = spec->n_layers + spec->n_mtp;

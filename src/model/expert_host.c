@@ -56,7 +56,8 @@ static size_t arrange(const hd_weights *whole, int32_t layer, int32_t expert,
 }
 
 static hd_status look_at_layer(expert_host *s, int32_t layer, host_layer *u, hd_err *err) {
-    for (int32_t e = 0; e < s->n_experts; e++) {
+    u->n_experts = hd_layer_route(s->spec, layer).n_experts;
+    for (int32_t e = 0; e < u->n_experts; e++) {
         hd_expert_layout own;
         const size_t bytes = arrange(s->o.whole, layer, e, &own);
         if (e == 0) u->layout = own;
@@ -70,6 +71,7 @@ static hd_status look_at_layer(expert_host *s, int32_t layer, host_layer *u, hd_
         }
     }
     s->n_whole += u->whole;
+    *(u->whole ? &s->whole_experts : &s->held_experts) += u->n_experts;
     return HD_OK;
 }
 
@@ -94,26 +96,39 @@ static hd_status look_at_layers(expert_host *s, hd_err *err) {
     return hd_device_read_host(s->o.device, first->data, 1, err);
 }
 
+/* A layer's part of the slots that are left, by its experts; every layer behind it needs one. */
+static int32_t part_of_layer(const host_layer *u, int64_t left, int64_t experts_left,
+                             int32_t behind) {
+    const int64_t part = hd_max_i64(1, left * u->n_experts / experts_left);
+    return (int32_t)hd_min_i64(hd_min_i64(part, left - behind), u->n_experts);
+}
+
 static hd_status divide_memory(expert_host *s, hd_err *err) {
     const size_t fit = s->o.bytes / (s->slot_bytes + !s->slot_bytes); /* there is an expert */
     const int32_t n_held = s->n_units - s->n_whole;
-    const int64_t whole = (int64_t)s->n_whole * s->n_experts;
+    const int64_t whole = s->whole_experts;
     if ((int64_t)fit < whole + n_held) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "%zu bytes for experts hold %zu of %zu bytes each; %d layers that host "
                        "memory does not hold have %" PRId64 ", and %d layers need one each",
                        s->o.bytes, fit, s->slot_bytes, s->n_whole, whole, n_held);
     }
-    const int64_t left_over = (int64_t)fit - whole, all = (int64_t)n_held * s->n_experts;
+    const int64_t left_over = (int64_t)fit - whole, all = s->held_experts;
     if (left_over < all) {
         const int64_t part = left_over / PART_OF_SETS / HOST_SETS;
         s->stream.most = (int32_t)hd_min_i64(part, MOST_IN_SET);
     }
     s->n_slots = (int32_t)hd_min_i64(left_over - HOST_SETS * s->stream.most, all);
-    for (int32_t u = 0, left = s->n_slots; u < s->n_units; u++) {
-        s->units[u].slots.n_slots = u < n_held ? left / (n_held - u) : s->n_experts;
-        s->units[u].slots.slot_bytes = (int64_t)s->slot_bytes;
-        if (u < n_held) left -= s->units[u].slots.n_slots;
+    int64_t left = s->n_slots, experts_left = all;
+    for (int32_t i = 0; i < s->n_units; i++) {
+        host_layer *u = &s->units[i];
+        const bool held = i < n_held;
+        u->slots.n_slots =
+            held ? part_of_layer(u, left, experts_left, n_held - 1 - i) : u->n_experts;
+        u->slots.slot_bytes = (int64_t)s->slot_bytes;
+        if (!held) continue;
+        left -= u->slots.n_slots;
+        experts_left -= u->n_experts;
     }
     return HD_OK;
 }
@@ -188,37 +203,36 @@ static hd_weight in_slot(const host_layer *u, int32_t role, const hd_weight *fro
 static void describe(const expert_host *s, host_layer *u, int32_t role, const hd_weight *from,
                      hd_weight *may) {
     const host_stream *x = &s->stream;
-    const int32_t n = hd_max_i32(s->n_experts, u->slots.n_slots);
+    const int32_t n = u->n_experts;
     for (int32_t i = 0; i < n; i++) {
         const uint8_t *slot = u->slots.memory + (size_t)(i % u->slots.n_slots) * s->slot_bytes;
-        may[i] = in_slot(u, role, &from[i % s->n_experts], slot);
+        may[i] = in_slot(u, role, &from[i], slot);
     }
     hd_expert_table_init(&u->tables[role], may, n);
-    u->tables[role].n = s->n_experts;
-    u->tables[role].slots = s->own.table + (int64_t)role * s->n_experts;
+    u->tables[role].slots = s->own.table + (int64_t)role * n;
     for (int32_t k = 0; k < HOST_SETS && x->most > 0; k++) {
         hd_expert_table *t = &u->streamed[k][role];
         for (int32_t i = 0; i < x->most; i++) {
             const uint8_t *place = x->sets[k].memory + (size_t)i * s->slot_bytes;
-            may[n + i] = in_slot(u, role, &from[i % s->n_experts], place);
+            may[n + i] = in_slot(u, role, &from[i % n], place);
         }
         hd_expert_table_init(t, may, n + x->most);
-        t->n = s->n_experts;
-        t->slots = x->sets[k].round.table + (int64_t)role * s->n_experts;
+        t->n = n;
+        t->slots = x->sets[k].round.table + (int64_t)role * n;
     }
 }
 
 /* All experts go to the device, and tables tell where. */
 static void fill_whole(expert_host *s, int32_t layer, hd_weight *from) {
     host_layer *u = &s->units[s->unit_of[layer]];
-    const size_t n = (size_t)s->n_experts;
+    const size_t n = (size_t)u->n_experts;
     for (int32_t r = 0; r < ROLES; r++) {
         hd_weight *all = from + (size_t)r * n;
-        for (int32_t e = 0; e < s->n_experts; e++) {
+        for (int32_t e = 0; e < u->n_experts; e++) {
             const uint8_t *slot = u->slots.memory + (size_t)e * s->slot_bytes;
             all[e] = in_slot(u, r, lies_at(s->o.whole, layer, r, e), slot);
         }
-        hd_expert_table_init(&u->tables[r], all, s->n_experts);
+        hd_expert_table_init(&u->tables[r], all, u->n_experts);
         u->tables[r].slots = u->from + (size_t)r * n;
     }
     const hd_expert_places to = {.memory = u->slots.memory,
@@ -231,10 +245,10 @@ static void fill_whole(expert_host *s, int32_t layer, hd_weight *from) {
 
 static void fill_layer(expert_host *s, int32_t layer, hd_weight *from, int32_t *none) {
     host_layer *u = &s->units[s->unit_of[layer]];
-    const size_t n = (size_t)s->n_experts;
+    const size_t n = (size_t)u->n_experts;
     hd_weight *may = from + ROLES * n;
     for (int32_t r = 0; r < ROLES; r++) {
-        for (int32_t e = 0; e < s->n_experts; e++) {
+        for (int32_t e = 0; e < u->n_experts; e++) {
             from[(size_t)r * n + (size_t)e] = *lies_at(s->o.whole, layer, r, e);
         }
         describe(s, u, r, from + (size_t)r * n, may);
@@ -281,7 +295,7 @@ hd_moe_fetch_args host_fetch_args(const expert_host *s, const host_layer *u,
                                .from = u->from,
                                .slots = u->slots,
                                .layout = u->layout,
-                               .n_experts = s->n_experts,
+                               .n_experts = u->n_experts,
                                .host = s->rows};
 }
 
@@ -289,14 +303,15 @@ hd_moe_fetch_args host_fetch_args(const expert_host *s, const host_layer *u,
  * experts that are there stay until their turn. */
 static void begin(hd_expert_stage *base, const hd_expert_layer *layer) {
     expert_host *s = host_of(base);
+    host_layer *u = &s->units[s->unit_of[layer->layer]];
     s->layer = *layer;
-    s->unit = &s->units[s->unit_of[layer->layer]];
+    s->unit = u;
     s->round = 0;
     s->n_rounds = 1;
     s->streams = host_stream_begin(s, s->unit_of[layer->layer]);
-    if (s->unit->whole || s->streams) return;
-    const int32_t n_slots = s->unit->slots.n_slots;
-    const int32_t routed = hd_min_i32(layer->n_places, s->n_experts);
+    if (u->whole || s->streams) return;
+    const int32_t n_slots = u->slots.n_slots;
+    const int32_t routed = hd_min_i32(layer->n_places, u->n_experts);
     s->most = routed <= n_slots ? n_slots : hd_max_i32(1, n_slots / PART_OF_ROUND);
     s->n_rounds = routed <= n_slots ? 1 : (int32_t)hd_ceil_div(routed, s->most);
 }
@@ -336,7 +351,7 @@ static hd_status next(hd_expert_stage *base, hd_expert_wave *out, hd_err *err) {
     if (s->round == s->n_rounds) return HD_OK;
     if (!u->whole) fetch_round(s, u);
     s->round++;
-    *out = (hd_expert_wave){.n = s->n_experts,
+    *out = (hd_expert_wave){.n = u->n_experts,
                             .n_places = s->layer.n_places,
                             .offset = u->whole ? s->layer.offset : s->own.round_offset,
                             .gate = &u->tables[0],
@@ -352,10 +367,10 @@ static int64_t read_count(const int64_t *count) {
 
 static hd_expert_stage_stats read_stats(const hd_expert_stage *base) {
     const expert_host *s = (const expert_host *)base;
-    const size_t n_whole = (size_t)s->n_whole * (size_t)s->n_experts;
+    const size_t n_whole = (size_t)s->whole_experts;
     return (hd_expert_stage_stats){.source = "host",
                                    .n_slots = s->n_slots,
-                                   .n_experts = (s->n_units - s->n_whole) * s->n_experts,
+                                   .n_experts = s->held_experts,
                                    .bytes = ((size_t)s->n_slots + n_whole) * s->slot_bytes,
                                    .expert_bytes = s->slot_bytes,
                                    .elsewhere_bytes = s->elsewhere_bytes,
@@ -403,7 +418,7 @@ int32_t hd_expert_host_layers(const hd_model_spec *spec, const hd_weights *whole
         const bool some = hd_weights_expert_map(whole, l) && lies_at(whole, l, 0, 0);
         hd_expert_layout unused;
         size_t all = 0;
-        for (int32_t e = 0; some && e < spec->route.n_experts; e++) {
+        for (int32_t e = 0; some && e < hd_layer_route(spec, l).n_experts; e++) {
             all += arrange(whole, l, e, &unused);
         }
         if (all > bytes) return l;
@@ -419,6 +434,7 @@ hd_status hd_expert_host_open(hd_expert_stage **out, const hd_model_spec *spec,
     *out = NULL;
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory to fetch experts");
     s->base = (hd_expert_stage){.table = &table, .queued = true};
+    s->spec = spec;
     s->w = w;
     s->o = *o;
     s->n_experts = spec->route.n_experts;

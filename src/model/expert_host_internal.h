@@ -12,7 +12,7 @@ enum { HOST_SETS = 3, HOST_NONE = -1 };
 typedef struct host_layer {
     /* [ROLES, n_experts] device memory: where they are, in host memory or, if the layer is whole, in slots */
     hd_weight *from;
-    int32_t layer;
+    int32_t layer, n_experts;
     bool whole; /* expert e is in slot e, for ever */
     hd_expert_slots slots;
     hd_expert_layout layout;
@@ -46,13 +46,16 @@ typedef struct host_stream {
 
 typedef struct expert_host {
     hd_expert_stage base;
+    const hd_model_spec *spec;
     const hd_weights *w;
     hd_expert_host_options o;
-    int32_t n_layers, n_main, n_experts; /* n_layers: with those of drafts, which come last */
-    int32_t *unit_of;                    /* [n_layers] HOST_NONE: dense, or absent */
-    host_layer *units;                   /* [n_units] */
+    /* n_layers: with those of drafts, which come last; n_experts: of a layer, at most */
+    int32_t n_layers, n_main, n_experts;
+    int32_t *unit_of;  /* [n_layers] HOST_NONE: dense, or absent */
+    host_layer *units; /* [n_units] */
     int32_t n_units, n_main_units;
-    int32_t n_whole; /* the last of them */
+    int32_t n_whole;                     /* the last of them */
+    int32_t held_experts, whole_experts; /* of layers that are not whole, and that are */
     size_t slot_bytes, elsewhere_bytes;
     int32_t n_slots; /* of all layers that are not whole */
     void *block;     /* device memory of all that follows */

@@ -10,7 +10,7 @@
 enum { MANY = 4 }; /* places for each expert: fewer than one in fifty is not chosen */
 
 static int32_t rounds_of(const expert_host *s, const host_layer *u) {
-    const int32_t lacks = s->n_experts - u->slots.n_slots;
+    const int32_t lacks = u->n_experts - u->slots.n_slots;
     return hd_max_i32(1, (int32_t)hd_ceil_div(lacks, s->stream.most));
 }
 
@@ -82,8 +82,8 @@ static bool is_expected(const expert_host *s, int32_t unit) {
 bool host_stream_begin(expert_host *s, int32_t unit) {
     const bool expected = is_expected(s, unit);
     const host_layer *u = &s->units[unit];
-    const bool many = s->layer.n_places >= MANY * s->n_experts;
-    const bool on = s->stream.most > 0 && !u->whole && u->slots.n_slots < s->n_experts;
+    const bool many = s->layer.n_places >= MANY * u->n_experts;
+    const bool on = s->stream.most > 0 && !u->whole && u->slots.n_slots < u->n_experts;
     if (expected) return true;
     if (on && many) {
         begin_anew(s, unit);
@@ -110,9 +110,9 @@ void host_stream_next(expert_host *s, hd_expert_wave *out) {
                             &(hd_moe_round_args){.round_offset = set->round.round_offset,
                                                  .offset = s->layer.offset,
                                                  .range = set->round.range,
-                                                 .n_experts = s->n_experts});
+                                                 .n_experts = u->n_experts});
     const hd_expert_table *tables = u->streamed[x->computed % HOST_SETS];
-    *out = (hd_expert_wave){.n = s->n_experts,
+    *out = (hd_expert_wave){.n = u->n_experts,
                             .n_places = s->layer.n_places,
                             .offset = set->round.round_offset,
                             .gate = &tables[0],

@@ -425,13 +425,14 @@ static bool weights_input(const model_step *s) {
     return hd_is_hybrid(s->m->env.spec);
 }
 
-/* Rows are tokens up to the gate, and sorted places after it. */
+/* Rows are tokens up to the gate, and sorted places after it. A rank may have none of a drafter's
+ * experts, which are fewer than the model's: then no row comes. */
 static void experts_up(const model_step *s, int32_t layer) {
     const hd_weights *w = s->m->env.weights;
     model_activations *t = s->t;
     const expert_rows in = rows_of_experts(s, layer);
     const inter_columns inter = moe_inter(s->m);
-    if (in.n == 0) return;
+    if (in.n == 0 || !hd_weights_experts(w, layer, HD_EXPERT_GATE)) return;
     s->m->env.ops->grouped_swiglu(
         s->stream, &(hd_grouped_swiglu_args){
                        .out = model_columns_at(t->expert_inter, inter.own, inter.all),
@@ -461,15 +462,14 @@ static void experts_gather(const model_step *s, int32_t layer) {
 
 static void experts_down(const model_step *s, int32_t layer) {
     const expert_rows in = rows_of_experts(s, layer);
-    if (in.n == 0) return;
-    s->m->env.ops->grouped_gemm(
-        s->stream, &(hd_grouped_gemm_args){
-                       .out = in.y,
-                       .x = s->t->expert_inter,
-                       .w = hd_weights_experts(s->m->env.weights, layer, HD_EXPERT_DOWN),
-                       .offset = in.offset,
-                       .top_k = in.top_k,
-                       .n_places = in.n});
+    const hd_expert_table *w = hd_weights_experts(s->m->env.weights, layer, HD_EXPERT_DOWN);
+    if (in.n == 0 || !w) return;
+    s->m->env.ops->grouped_gemm(s->stream, &(hd_grouped_gemm_args){.out = in.y,
+                                                                   .x = s->t->expert_inter,
+                                                                   .w = w,
+                                                                   .offset = in.offset,
+                                                                   .top_k = in.top_k,
+                                                                   .n_places = in.n});
 }
 
 /* ---- experts that are elsewhere ---- */

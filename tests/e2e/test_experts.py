@@ -9,11 +9,13 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from conftest import BACKEND, ROOT, run_hadal
 from serving import TINY, events_of, wait_until
 from test_metrics import stream
 from test_rebalance import figure
 from test_ranks import body_of
 
+TINY_V41 = ROOT / "models" / "tiny-v41"
 CLIENTS = 64
 ONE, TWO, THREE, HALF = "0.000062", "0.000124", "0.0002", "0.004"  # gigabytes; one expert of tiny-v4 takes 61440 bytes
 
@@ -128,6 +130,23 @@ def test_what_was_used_stays_on_the_device(serve):
         assert shares[1] >= shares[0] > 0.5
         assert (fetched[1] == 0) == (memory == "1")
         assert figure(server, "expert_fetch_bytes_total") % figure(server, "experts_fetched_total") == 0
+
+
+def test_a_drafter_has_fewer_experts_than_the_model():
+    """tiny-v41: 12 in a layer, and 6 in one of the drafter's, so that a rank of two may have none of these."""
+
+    def said(*flags):
+        command = ["generate", TINY_V41, "-p", "What is 347 + 586?", "--max-tokens", 24, "--draft-tokens", 3, "--json", "-q"]
+        done = run_hadal(*command, "--threads", 2, "--backend", BACKEND, *flags)
+        assert done.returncode == 0, done.stderr
+        reply = json.loads(done.stdout)
+        return reply["text"], reply["drafted"], reply["accepted"]
+
+    want = said()
+    assert want[1] > 0
+    host = [("--experts-host", memory) for memory in ("0.001", "0.003", "1")]
+    for flags in (*host, ("--dwdp", 2), ("--dwdp", 3, "--redundant", 2), ("--ep", 2), ("--dp", 2, "--ep", 2, "--redundant", 2)):
+        assert said(*flags) == want, flags
 
 
 def live_stats(server):
