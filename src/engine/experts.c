@@ -187,8 +187,7 @@ static int32_t computing_threads(const engine_rank *rank, const hd_engine_option
 }
 
 /* A host that cannot compute rows is no failure: the device computes all. */
-static hd_status open_host_experts(engine_rank *rank, const hd_engine_options *o, int32_t held,
-                                   hd_err *err) {
+static void open_host_experts(engine_rank *rank, const hd_engine_options *o, int32_t held) {
     hd_err why = {0};
     hd_host_experts_options host = {
         .whole = rank->engine->whole,
@@ -199,18 +198,10 @@ static hd_status open_host_experts(engine_rank *rank, const hd_engine_options *o
         .cpu = {.n_threads = computing_threads(rank, o), .pin = o->pin_threads},
         .rows = MOST_SENT_ROWS
     };
-    if (!computes_on_host(o, &host.always)) return HD_OK;
-    if (!hd_device_is_host(rank->device)) {
-        return HD_FAIL(
-            err, HD_EUNSUPPORTED,
-            "experts_host_compute %s is for the cpu backend: beside a GPU it was not "
-            "seen to work yet",
-            o->experts_host_compute);
-    }
+    if (!computes_on_host(o, &host.always)) return;
     if (hd_host_experts_open(&rank->host_experts, rank->engine->spec, &host, &why) != HD_OK) {
         engine_note_no_host_rows(rank->engine, &why);
     }
-    return HD_OK;
 }
 
 static void close_host_experts(engine_rank *rank) {
@@ -238,7 +229,7 @@ static hd_status open_host(engine_rank *rank, const hd_engine_options *o, hd_err
         .sources = &source, .n_sources = 1, .depth = 1, .bytes = bytes};
     hd_status st = HD_EUNSUPPORTED;
     if (hold(rank, held)) {
-        HD_TRY(open_host_experts(rank, o, held, err));
+        open_host_experts(rank, o, held);
         host.host = rank->host_experts;
         st = hd_expert_host_open(&rank->stage, rank->engine->spec, rank->weights, &host, &why);
     }

@@ -13,8 +13,6 @@
 
 enum {
     ROLES = HD_EXPERT_MATRICES,
-    SPAN = 128,        /* columns that share a scale in official precision */
-    TASK_COLS = 1024,  /* that a task rounds */
     MEASURED_ROWS = 8, /* of the second measurement; the first is of one */
     MEASURED_EXPERTS = 4,
     SPIN_NS = 1000000,   /* behind the last rows, the thread looks without a pause, */
@@ -26,8 +24,6 @@ enum {
 static const int64_t FORGET_NS =
     INT64_C(1000000000); /* without rows: what was measured at first holds */
 static const double LEAST_SCALE = 1.0 / 16, MOST_SCALE = 64;
-
-typedef enum rounding { PLAIN, BFLOAT16, FP8 } rounding;
 
 struct hd_host_experts {
     const hd_model_spec *spec;
@@ -54,64 +50,23 @@ static hd_role role_of(int32_t role) {
     return (hd_role)((int32_t)HD_EXPERT_GATE + role);
 }
 
-/* ---- rounding ---- */
+/* ---- rows ---- */
 
-/* How the device rounds rows for a matrix. */
-static rounding rounding_of(const hd_host_experts *h, const hd_weight *w) {
-    const bool rounds = !hd_device_is_host(h->o.device) && h->o.precision != HD_EXACT;
-    if (!rounds || w->type == HD_F32) return PLAIN;
-    const bool fp8 = w->type == HD_E4M3 || (w->type == HD_E2M1 && w->scale_type == HD_E8M0);
-    const bool spans = w->scale && w->cols % SPAN == 0;
-    return h->o.precision == HD_OFFICIAL && fp8 && spans ? FP8 : BFLOAT16;
-}
-
-/* The least power of two that is not below x. */
-static float power_from(float x) {
-    int exponent;
-    const float fraction = frexpf(x, &exponent); /* [0.5, 1) */
-    return ldexpf(1.0f, fraction > 0.5f ? exponent : exponent - 1);
-}
-
-/* As ops/cuda/official_cuda.cu. */
-static void round_span(float *x, bool powers) {
-    float most = 0.0f;
-    for (int32_t i = 0; i < SPAN; i++) most = fmaxf(most, fabsf(x[i]));
-    float scale = fmaxf(most, 1e-4f) / 448.0f;
-    if (powers) scale = power_from(scale);
-    for (int32_t i = 0; i < SPAN; i++) {
-        x[i] = hd_e4m3_to_f32(hd_f32_to_e4m3(x[i] / scale)) * scale;
-    }
-}
-
-typedef struct rounding_job {
-    float *x;
-    int64_t n;
-    rounding how;
-    bool powers;
-} rounding_job;
-
-static void round_task(const void *arg, int32_t task, int32_t worker) {
-    const rounding_job *j = arg;
-    const int64_t first = (int64_t)task * TASK_COLS;
-    const int64_t end = hd_min_i64(first + TASK_COLS, j->n);
-    (void)worker;
-    if (j->how == FP8) {
-        for (int64_t i = first; i < end; i += SPAN) round_span(j->x + i, j->powers);
-    } else {
-        for (int64_t i = first; i < end; i++) j->x[i] = hd_bf16_to_f32(hd_f32_to_bf16(j->x[i]));
-    }
+/* The numbers to which the device rounds rows for a matrix; without columns: it does not. */
+static hd_group_format format_of_rows(const hd_host_experts *h, const hd_weight *w) {
+    const hd_group_format own = hd_format_of_x(w), bfloat16 = {.plain = w->cols};
+    const bool narrow = !hd_device_is_host(h->o.device) && h->o.precision != HD_EXACT;
+    if (h->o.precision == HD_OFFICIAL && own.group > 0) return own;
+    return narrow && w->type != HD_F32 ? bfloat16 : (hd_group_format){0};
 }
 
 static void round_rows(const hd_host_experts *h, float *x, int32_t rows, const hd_weight *w) {
-    const rounding_job job = {.x = x,
-                              .n = (int64_t)rows * w->cols,
-                              .how = rounding_of(h, w),
-                              .powers = w->power_scales || w->scale_type == HD_E8M0};
-    if (job.how == PLAIN) return;
-    hd_stream_tasks(h->stream, (int32_t)hd_ceil_div(job.n, TASK_COLS), round_task, &job);
+    const hd_group_format f = format_of_rows(h, w);
+    if (f.group == 0 && f.plain == 0) return;
+    h->ops.round_rows(
+        h->stream,
+        &(hd_round_rows_args){.x = hd_f32(x), .format = f, .rows = rows, .cols = w->cols});
 }
-
-/* ---- rows ---- */
 
 static void list_experts(hd_host_experts *h) {
     const hd_host_mail *m = h->mail;
@@ -285,8 +240,8 @@ static hd_status measure_all(hd_host_experts *h, int32_t layer, hd_err *err) {
 
 static hd_status open_parts(hd_host_experts *h, hd_err *err) {
     const int32_t layer = first_layer(h);
-    const bool own = hd_device_is_host(h->o.device);
-    const hd_ops_options ops = {.cpu = h->o.cpu, .precision = own ? h->o.precision : HD_EXACT};
+    const bool fast = hd_device_is_host(h->o.device) && h->o.precision == HD_FAST;
+    const hd_ops_options ops = {.cpu = h->o.cpu, .precision = fast ? HD_FAST : HD_EXACT};
     if (layer < 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "no layer has experts in host memory");
     }

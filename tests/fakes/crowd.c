@@ -169,6 +169,7 @@ static void open_shard(machine *m, const machine_rank *r) {
 typedef struct machine_options {
     float forced_acceptance;
     bool fixed;
+    hd_precision precision;
     bool all_ids; /* every row of the vocabulary is a token, and there are no constraints */
     const experts_at *at;     /* NULL: all experts are resident */
     const machine_rank *rank; /* NULL: alone */
@@ -187,6 +188,7 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
     const hd_ops_options ops = {
         .cpu = {.n_threads = 1},
+        .precision = how.precision,
         .gpu = how.rank && strcmp(backend, "cuda") == 0 ? gpus_for(how.rank->number) : 0,
         .cuda_path = gpus_path(backend)};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);
@@ -254,11 +256,18 @@ void open_machine_fetched(machine *m, const char *name, int32_t experts) {
     });
 }
 
-void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts,
-                           int32_t n_whole, missing_experts missing) {
+void open_machine_rounding(machine *m, const char *backend, const char *name,
+                           hd_precision precision) {
+    open_any(m, backend, name, (machine_options){.fixed = true, .precision = precision});
+}
+
+void open_machine_in_place(machine *m, const char *backend, const char *name,
+                           hd_precision precision, int32_t experts, int32_t n_whole,
+                           missing_experts missing) {
     open_any(m, backend, name,
              (machine_options){
                  .fixed = true,
+                 .precision = precision,
                  .at = &(experts_at){.host = true,
                                      .in_place = true,
                                      .n = experts,
@@ -294,7 +303,9 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
     const hd_model_env env = env_of(m);
     const hd_model_limits limits = {.rows = n, .logits = n, .positions = n};
     const hd_kv_options kv_options = {
-        .n_pages = {m->seq_pages, m->seq_pages}
+        .n_pages = {m->seq_pages, m->seq_pages},
+        .entry_type = m->ops.kv_type,
+        .rounds = m->ops.precision == HD_OFFICIAL
     };
     const hd_batch_limits batch_limits = {n, 1, m->seq_pages};
     hd_model *model;

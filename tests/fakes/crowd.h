@@ -48,6 +48,9 @@ void open_machine(machine *m, const char *name, float forced_acceptance);
  * replays from a tape (tape.h). */
 void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,
                      bool fixed);
+/* The same with fixed steps and a precision. */
+void open_machine_rounding(machine *m, const char *backend, const char *name,
+                           hd_precision precision);
 /* The same with every row of the vocabulary as a token, and without constraints. */
 void open_machine_all_ids(machine *m, const char *name);
 /* The same with experts that are elsewhere. */
@@ -60,8 +63,9 @@ void open_machine_fetched(machine *m, const char *name, int32_t experts);
 typedef enum missing_experts { FETCHED, SHARED_WITH_HOST, LEFT_TO_HOST } missing_experts;
 
 /* The same, but operators read them in place, and steps are captured. */
-void open_machine_in_place(machine *m, const char *backend, const char *name, int32_t experts,
-                           int32_t n_whole, missing_experts missing);
+void open_machine_in_place(machine *m, const char *backend, const char *name,
+                           hd_precision precision, int32_t experts, int32_t n_whole,
+                           missing_experts missing);
 /* One rank of several: the first of an attention group leads, and the others follow (hd_model_runner_follow). Steps have fixed
  * shapes, which a GPU captures and a CPU queues again each time. */
 typedef struct machine_rank {
