@@ -52,7 +52,7 @@ unit() { # COMMAND...
     add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' "$log")"
 }
 
-serving=(device ops sample drafts lanes rebuild comm decode_graph engine) # groups that no training is in
+serving=(device ops sample drafts lanes rebuild comm decode_graph fetched_experts engine) # groups that no training is in
 ops() { unit "$HADAL_TEST" "${serving[@]}" backward gradients; }
 
 ranks() {

@@ -129,6 +129,25 @@ def test_many_clients_are_answered_like_on_the_cpu(serve, tmp_path):
 
 
 @on_gpu
+@pytest.mark.parametrize("precision", ["exact", "fast", "official"])
+def test_a_host_that_computes_rows_of_experts(serve, precision):
+    """In captured steps. Its sums are in another order, so some texts may differ (docs/numerics.md)."""
+    flags = ("--backend", "cuda", "--precision", precision, "--max-running", 16, "--context", 512, "--experts-host", "0.004")
+
+    def replies(server):
+        with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+            return list(pool.map(lambda i: ask(server, 4 * i), range(CLIENTS)))  # greedy ones
+
+    want = replies(serve(*flags))
+    server = serve(*flags, "--experts-host-compute", "host")
+    have = replies(server)
+    assert sum(h == w for h, w in zip(have, want)) > 0.9 * CLIENTS
+    stats = server.stats()
+    assert stats["hadal_experts_on_host_total"] > 500 and stats["hadal_expert_host_seconds_total"] > 0
+    assert stats["hadal_expert_split_seconds_total"] > 0 and stats["hadal_gpu_graph_steps_total"] > 0
+
+
+@on_gpu
 def test_experts_of_every_position(serve, tmp_path):
     """Written by the router inside graphs, and by itself; then from the tokens alone."""
     from test_routes import PROMPT, check_rows, generate as native, whole
