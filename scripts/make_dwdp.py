@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the simulated figures of DWDP into docs/experts.md.
+"""Writes the simulated figures of DWDP into docs/experts.md, and a prediction for four GPUs into docs/perf.
 
-    scripts/make_dwdp.py [HADAL]     # default build/hadal; some seconds
+    scripts/make_dwdp.py [HADAL]     # default build/hadal; half a minute
 
 Everything comes from `hadal simulate --dwdp`, by the parameters of TensorRT-LLM's blog 19 (R1 in
-NVFP4 on 4 GB200). --check compares instead of writing.
+NVFP4 on 4 GB200). The prediction takes V4-Flash's from `hadal plan`. --check compares instead of writing.
 """
 
 import json
@@ -14,17 +14,24 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "experts.md"
+PREDICTION = ROOT / "docs" / "perf" / "log" / "2026-11-29-dwdp-nvlink.md"
 BEGIN, END = "<!-- made by scripts/make_dwdp.py -->\n", "<!-- end of what it made -->\n"
 COMPUTE, EXCHANGE, FETCH = 1031.3, 126.7, 429.0  # microseconds of a layer
 LENGTHS = [("1K", 0.19, 0.10), ("8K", 0.62, 0.73), ("16K", 1.52, 1.27), ("32K", 4.77, 1.17)]  # published
 PUBLISHED_GAIN = 1.088
+LAYERS, ROWS = 43, 16384  # of V4-Flash; of a rank and step
+SKEWED = "lognormal:1,layers:8,experts:256,top-k:6,tokens:65536,passes:20"  # a generated load
+MEASURED_US = 2 * 168e3 / 8  # of a layer: 168 ms for 8 layers of 8,192 rows on an H200, log/2026-11-28-experts-host.md
+
+
+def run(*command):
+    return json.loads(subprocess.run([*map(str, command)], check=True, capture_output=True, text=True).stdout)
 
 
 def simulate(hadal, **numbers):
     """{order: result} of a layer."""
     spec = ",".join(f"{name}:{value:.6g}" for name, value in {"layers": 5800, **numbers}.items())
-    out = subprocess.run([hadal, "simulate", "--json", "--dwdp", spec], check=True, capture_output=True, text=True).stdout
-    return {r["order"]: r for r in json.loads(out)}
+    return {r["order"]: r for r in run(hadal, "simulate", "--json", "--dwdp", spec)}
 
 
 def table(head, rows):
@@ -58,6 +65,29 @@ def serving(of):
     return table(["GPU time in context steps", "output per GPU"], rows)
 
 
+def plan(hadal, layout, balancedness):
+    """Microseconds of a layer: kernels of the busiest rank, exchange, fetch."""
+    flags = ("--gpus", 4, "--users", 4, "--prompt", ROWS, "--chunk", ROWS, "--layout", layout, "--balancedness", balancedness, "--json")
+    of = run(hadal, "plan", ROOT / "tests" / "configs" / "v4_flash.json", *flags)["layouts"][0]["prefill"]
+    return [of[f"{part}_seconds"] / LAYERS * 1e6 for part in ("kernel", "exchange", "fetch")]
+
+
+def prediction(hadal):
+    skew = run(hadal, "simulate", "--generate", SKEWED, "--ranks", 4, "--plan", "none", "--json")[0]["balancedness"]
+    kernels, _, fetch = plan(hadal, "dwdp=4", 1)
+    rows = []
+    for source, compute in (("roofline", kernels), ("measured kernels", MEASURED_US)):
+        for load, balancedness in (("balanced", 1), ("skewed", skew)):
+            longer, exchange, _ = plan(hadal, "dp=4,ep=4", balancedness)
+            ep = compute * longer / kernels + exchange
+            of = simulate(hadal, ranks=4, layers=500, jitter=0, compute=compute, exchange=exchange, fetch=fetch)
+            dwdp = of["sliced"]["dwdp_us"]
+            times = [f"{x / 1e3:.1f}" for x in (compute, exchange, fetch, ep, dwdp)]
+            rows.append([source, load, f"{balancedness:.2f}", *times, f"{ep / dwdp:.2f}"])
+    head = ["compute", "load", "balancedness of EP4", "compute, ms", "exchange", "fetch", "EP4", "DWDP4", "EP4 / DWDP4"]
+    return table(head, rows)
+
+
 def text(hadal):
     of = simulate(hadal)
     return (
@@ -70,15 +100,21 @@ def text(hadal):
     )
 
 
+def update(page, made, check):
+    old = page.read_text()
+    before, rest = old.split(BEGIN)
+    new = before + BEGIN + "\n" + made + "\n" + END + rest.split(END)[1]
+    if not check:
+        page.write_text(new)
+    return new == old
+
+
 def main():
     args = [a for a in sys.argv[1:] if a != "--check"]
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    new = before + BEGIN + "\n" + text(args[0] if args else ROOT / "build" / "hadal") + "\n" + END + after
-    if "--check" in sys.argv:
-        sys.exit(0 if new == page else f"{PAGE.relative_to(ROOT)} is not what the simulation gives")
-    PAGE.write_text(new)
+    hadal, check = args[0] if args else ROOT / "build" / "hadal", "--check" in sys.argv
+    for page, made in ((PAGE, text(hadal)), (PREDICTION, prediction(hadal))):
+        if not update(page, made, check) and check:
+            sys.exit(f"{page.relative_to(ROOT)} is not what the simulation gives")
 
 
 main()
