@@ -260,13 +260,15 @@ static hd_status trace(hd_capacity *c, const hd_capacity_args *a, hd_dtype kv_ty
 
 /* ---- experts that are elsewhere ---- */
 
-/* The part of the experts that stays on the rank: 1 / ranks of a group, or what has
- * room. */
+/* The part of the experts that stays on the rank: 1 / ranks of a group; all if they have room; or as many as
+ * `auto` of serve's options leaves there. */
 static double resident_part(const hd_capacity *c, const hd_capacity_args *a, double all) {
     const double memory = (a->gpu->memory_gb - a->gpu->reserved_gb) * 1e9;
-    const double room = memory - ((double)hd_rank_memory_total(&c->memory) - all);
+    const double others = (double)hd_rank_memory_total(&c->memory) - all;
+    const double beside = others - (double)c->memory.activations;
+    const double room = fmin(memory - others, HD_EXPERTS_PART * (memory - beside));
     if (c->dwdp > 1) return 1.0 / c->dwdp;
-    return fmin(1, fmax(0, room / all));
+    return memory - others >= all ? 1 : fmax(0, room / all);
 }
 
 static hd_status divide_experts(hd_capacity *c, const hd_capacity_args *a, hd_err *err) {

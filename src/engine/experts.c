@@ -15,7 +15,6 @@
 #include "model/expert_fetch.h"
 #include "model/expert_host.h"
 
-static const double AUTO_PART = 0.8; /* of the memory that is free beside the KV pools */
 static const double HOST_PART = 0.9; /* of the host memory that is free */
 static const double MOST_GB = 1e9;
 enum { MOST_SENT_ROWS = 512 }; /* that the host computes of a layer */
@@ -94,7 +93,7 @@ static size_t free_bytes(const engine_rank *rank, const hd_engine_options *o) {
     const size_t kv = hd_engine_kv_bytes(&z, e->spec, n_layers, rank->ops.kv_type);
     const double left =
         (double)hd_device_free_bytes(rank->device) - (double)kv - o->kv_host_gb * 1e9;
-    return left > 0 ? (size_t)(left * AUTO_PART) : 0;
+    return left > 0 ? (size_t)(left * HD_EXPERTS_PART) : 0;
 }
 
 static hd_status open_disk(engine_rank *rank, const hd_engine_options *o, hd_err *err) {

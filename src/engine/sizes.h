@@ -31,6 +31,9 @@ hd_model_runner_options hd_engine_runner_options(const hd_engine_sizes *z);
 /* Of free memory, for KV pools: activations and graphs take the rest. */
 #define HD_POOLS_PART 0.875
 
+/* Of the memory that is free beside weights and KV pools, for experts that are elsewhere. */
+#define HD_EXPERTS_PART 0.8
+
 /* If the pools do not fit into that part of the free bytes: entries that attention reads by choice go to host
  * memory (HiSparse), and the buffers get what the other pools leave. */
 void hd_engine_sizes_fit(hd_engine_sizes *z, const hd_model_spec *spec, int32_t n_layers,

@@ -185,16 +185,17 @@ def test_experts_in_host_memory():
     """Of what has no room, a step copies what rows chose, and its kernels wait for that."""
     args = ("--gpu", "h100", "--users", 1, "--experts", "host")
     (x,) = predicted("v4_flash", *args, "--host-memory", 192)["layouts"]
-    assert x["fits"] and 0.4 < x["resident_experts"] < 0.55
+    assert x["fits"] and 0.35 < x["resident_experts"] < 0.45
     others = 1 - x["resident_experts"]
     assert x["elsewhere_bytes"] == pytest.approx(43 * others * 256 * (3 * 4096 * 2048 * 17 / 32), rel=0.01)
     step = x["decode"]
     assert step["fetch_bytes"] == pytest.approx(x["elsewhere_bytes"] * (1 - (1 - 1 / 256) ** 6))
     assert step["fetch_seconds"] == pytest.approx(step["fetch_bytes"] / 55.4e9)
     assert step["seconds"] == pytest.approx(step["kernel_seconds"] + step["fetch_seconds"])
-    assert x["bytes"]["free"] == pytest.approx(0, abs=1e6)
+    b, experts = x["bytes"], x["bytes"]["weights_by_part"]["routed experts"]
+    assert experts == pytest.approx(0.8 * (85.5e9 - 2e9 - b["kv"] - (b["weights"] - experts)), rel=1e-3)  # as serve's auto
     text = plan("v4_flash", *args)
-    assert "GB in host memory" in text and "predicted: " in text and "--experts-host auto" in text
+    assert "GB in host memory" in text and "predicted: " in text and "--experts-host auto" in text and "--precision official" in text
     assert x["prefill"]["seconds"] == pytest.approx(max(x["prefill"]["kernel_seconds"], x["prefill"]["fetch_seconds"]))
     # processors of the host as fast as the link: each does half
     (both,) = predicted("v4_flash", *args, "--host-rate", 55.4)["layouts"]

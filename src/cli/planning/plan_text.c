@@ -55,6 +55,7 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
                -c->free / 1e9);
         return;
     }
+    static const char *const precisions[] = {"exact", "fast", "official"};
     char ranks[80], by_cp[24] = "";
     const int32_t cp = plan_cp(&c->parallel);
     if (cp > 1) snprintf(by_cp, sizeof by_cp, " --cp %d", cp);
@@ -75,11 +76,11 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
     }
     printf("\n* no other layout that fits has more of both tokens/s\n"
            "serve's options of the one with most: %s%s%s%s%s --max-running %d "
-           "--context %d --kv-tokens %lld --chunk %d\n",
+           "--context %d --kv-tokens %lld --chunk %d --precision %s\n",
            ranks, flag, entries, hisparse, s->sum_in_ranks ? " --sum-in-ranks" : "",
            c->sizes.running, c->sizes.context,
-           (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens,
-           c->sizes.chunk);
+           (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens, c->sizes.chunk,
+           precisions[s->args.precision]);
 }
 
 /* Entries in host memory: what fetching them takes, and what the larger batch gains. */
