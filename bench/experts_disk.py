@@ -7,8 +7,8 @@ A random checkpoint (V2-Lite's shape in FP8 with fewer layers, an expert takes 8
 server answers one prompt; *read* is what it fetched in the time of that answer, *disk* the rate at which
 eight threads read pieces of the same size with O_DIRECT, at random places of the same file, right after.
 All in memory: the answer's time when every expert is staged, over that of a server without the option.
-The page cache forgets the file before each run. Needs numpy, and the space; the checkpoint is deleted at
-the end."""
+The page cache forgets the file before each run. Needs the program, Python alone and the space; the checkpoint
+is deleted at the end."""
 
 import argparse
 import concurrent.futures

@@ -4,12 +4,15 @@ fewer layers), its files in the page cache, and whole runs of hadal generate.
 
     bench/start.py [--hadal build/hadal] [--backend cpu] [--layers 14] [--folder /tmp] [--runs 5] [--cold]
 
-With --cold the page cache forgets the file before each run. Needs numpy, and the space; the checkpoint is deleted at the end. Beside the clock it prints
+With --cold the page cache forgets the file before each run. Needs the space; the checkpoint is deleted at the end. Beside the clock it prints
 processor time, which other programs on the machine do not lengthen."""
 
 import argparse
+import array
 import json
+import math
 import os
+import random
 import resource
 import shutil
 import signal
@@ -20,14 +23,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-from make_model import shapes  # noqa: E402
+from model_shapes import shapes  # noqa: E402
 
 BLOCK = 128
-CHUNK = 1 << 26
+CHUNK, NORMAL = 1 << 26, 1 << 20
 
 
 def entries(config):
@@ -36,20 +37,27 @@ def entries(config):
         is_fp8 = kind == "matrix" and not name.startswith(("lm_head", "model.embed")) and ".gate.w" not in name
         if not is_fp8:
             wide = kind.endswith("f32")
-            yield name, "F32" if wide else "BF16", shape, int(np.prod(shape)) * (4 if wide else 2)
+            yield name, "F32" if wide else "BF16", shape, math.prod(shape) * (4 if wide else 2)
             continue
-        yield name, "F8_E4M3", shape, int(np.prod(shape))
+        yield name, "F8_E4M3", shape, math.prod(shape)
         blocks = [-(-n // BLOCK) for n in shape]
-        yield name + "_scale_inv", "F32", blocks, int(np.prod(blocks)) * 4
+        yield name + "_scale_inv", "F32", blocks, math.prod(blocks) * 4
 
 
-def data(dtype, n, random):
-    if dtype == "F32":
-        return np.full(n // 4, 0.01, np.float32).tobytes()
-    if dtype == "BF16":
-        wide = random.standard_normal(n // 2, np.float32) * np.float32(0.02)
-        return (wide.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    return (random.integers(0, 256, n, np.uint8) & 0xBF).tobytes()  # no NaN, nothing large
+def repeated(piece, at, n):
+    """n bytes of an endless repetition, from byte `at` on."""
+    at %= len(piece)
+    return (piece * -(-(at + n) // len(piece)))[at : at + n]
+
+
+def pieces():
+    """Bytes of each type, which arrays repeat: FP8 without NaN and large numbers, standard deviation 0.02, 0.01."""
+    source = random.Random(1)
+    normal = array.array("f", (source.gauss(0, 0.02) for _ in range(NORMAL))).tobytes()
+    bf16 = bytearray(2 * NORMAL)
+    bf16[0::2], bf16[1::2] = normal[2::4], normal[3::4]
+    fp8 = source.randbytes(CHUNK).translate(bytes(byte & 0xBF for byte in range(256)))
+    return {"F8_E4M3": fp8, "BF16": bytes(bf16), "F32": array.array("f", [0.01] * 1024).tobytes()}
 
 
 def write(folder, config):
@@ -59,12 +67,11 @@ def write(folder, config):
         at += n
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    random = np.random.default_rng(1)
-    pool = data("F8_E4M3", CHUNK, random)
+    of = pieces()
     with open(folder / "model.safetensors", "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
-        for _, dtype, _, n in entries(config):
-            f.write(pool[:n] if dtype == "F8_E4M3" and n <= CHUNK else data(dtype, n, random))
+        for name, dtype, _, n in entries(config):
+            f.write(repeated(of[dtype], header[name]["data_offsets"][0] // 64 * 64, n))
     (folder / "config.json").write_text(json.dumps(config))
     for name in "tokenizer.json", "tokenizer_config.json":
         shutil.copy(ROOT / "models" / "tiny-v4" / name, folder)
