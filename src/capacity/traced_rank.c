@@ -89,6 +89,12 @@ static hd_status open_batch(hd_traced_rank *r, hd_err *err) {
     return hd_batch_open(&r->batch, &limits, r->device, err);
 }
 
+/* Whether a float of 4 bytes takes longer to send than its product with a row of hidden elements. */
+static bool sends_slowly(const hd_traced_rank *r) {
+    const hd_gpu *m = r->o.gpu;
+    return 4 / (m->link_gb_s * 1e9) > 2.0 * r->o.spec->hidden / (m->tflops_8bit * 1e12);
+}
+
 static void open_table(hd_traced_rank *r) {
     hd_op_trace_init(&r->silent, r->o.act_type, ignore_call, NULL);
     r->silent.kv_type = r->o.kv_type;
@@ -98,6 +104,7 @@ static void open_table(hd_traced_rank *r) {
     traced_comm_init(&r->comm, &r->parallel, r->o.rank);
     r->comm.report = at_exchange;
     r->comm.ctx = r;
+    r->comm.comm.slower_than_products = sends_slowly(r);
     r->comm.node = (int32_t)r->o.gpu->node;
     r->comm.act_bytes = hd_act_bytes(&r->ops);
     r->comm.n_experts = hd_max_i32(1, r->o.spec->route.n_experts);

@@ -119,6 +119,8 @@ typedef struct hd_comm {
     bool one_round; /* no other rank sends anything: all that arrives has room */
     /* dispatch_send alone queues that rows travel, combine_arrive alone that results do */
     bool one_sided;
+    /* a column of some rows arrives later than every rank has computed it: between GPUs */
+    bool slower_than_products;
     comm_figures *figures; /* NULL: exchanges are not counted */
 } hd_comm;
 

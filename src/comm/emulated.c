@@ -211,6 +211,7 @@ hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_o
     e->comm = hd_comm_of(&table, e, &o->shard->parallel, o->shard->rank);
     e->comm.one_round = true;
     e->comm.one_sided = true;
+    e->comm.slower_than_products = !hd_device_is_host(o->device);
     const hd_status st = o->shard->parallel.ep > 1 ? draw(e, err) : HD_OK;
     if (st != HD_OK) {
         hd_comm_emulated_close(e);

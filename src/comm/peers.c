@@ -309,6 +309,7 @@ void comm_peer_set_host(comm_peer *r, const hd_comm *host) {
     r->host = host;
     r->comm = *host;
     r->comm.one_sided = true;
+    r->comm.slower_than_products = true;
     r->comm.table = &table;
     r->comm.ctx = r;
 }

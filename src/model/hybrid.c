@@ -30,15 +30,24 @@ static void norm_rope(const model_step *s, int32_t layer, const float *weight, h
                                                   .eps = c->norm_eps});
 }
 
-/* Stores the vectors kv in this layer's window. */
-static void store_window(const model_step *s, int32_t layer) {
+/* Norms and rotates the window vectors kv. */
+static void finish_window(const model_step *s, int32_t layer) {
     norm_rope(s, layer, hd_weights_vector(s->m->env.weights, layer, HD_KV_NORM), s->t->kv, 1);
+}
+
+/* Stores the finished vectors in this layer's window. */
+static void keep_window(const model_step *s, int32_t layer) {
     s->m->env.ops->kv_store(s->stream,
                             &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_SLIDING),
                                                 .x = s->t->kv,
                                                 .seq = s->b->device.seq,
                                                 .pos = s->b->device.pos,
                                                 .rows = s->b->n_rows});
+}
+
+static void store_window(const model_step *s, int32_t layer) {
+    finish_window(s, layer);
+    keep_window(s, layer);
 }
 
 void model_store_window(const model_step *s, int32_t layer) {
@@ -96,6 +105,19 @@ static void project(const model_step *s, int32_t layer, bool keys, bool queries)
     model_linear_set(s, layer, t->h, of_h, HD_LEN(of_h));
 }
 
+/* Elements of a row of the compressors' inputs. */
+typedef struct inputs {
+    int32_t entries, index;
+} inputs;
+
+static inputs inputs_of(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const parts p = parts_of(&c->layers[layer]);
+    const int32_t tokens = c->layers[layer].attention == HD_ATTN_CSA ? 2 : 1;
+    return (inputs){p.entries ? tokens * c->head_dim : 0,
+                    p.own_index ? tokens * c->index_dim : 0};
+}
+
 /* The products of the query's low rank run beside what becomes of the keys. */
 static void store_beside(const model_step *s, int32_t layer) {
     model_fork(s);
@@ -115,14 +137,52 @@ static void make_queries(const model_step *s, int32_t layer) {
     rotate_query(s, layer);
 }
 
+/* Keys and queries of the rank's own rows; the others gather the keys. */
+static void project_part(const model_step *s, int32_t layer) {
+    const inputs k = inputs_of(s, layer);
+    model_part own;
+    if (!model_own_part(s, &own)) return;
+    own.t.compress_kv += (int64_t)own.first * k.entries;
+    own.t.compress_gate += (int64_t)own.first * k.entries;
+    own.t.index_kv += (int64_t)own.first * k.index;
+    own.t.index_gate += (int64_t)own.first * k.index;
+    project(&own.step, layer, true, true);
+    finish_window(&own.step, layer);
+    make_queries(&own.step, layer);
+}
+
 void model_hybrid_project(const model_step *s, int32_t layer) {
     const bool divided = model_divides_rows(s);
     model_part own;
+    if (model_gathers_keys(s)) {
+        project_part(s, layer);
+        return;
+    }
     project(s, layer, true, !divided);
     store_beside(s, layer);
     if (!model_own_part(s, &own)) return;
     if (divided) project(&own.step, layer, false, true);
     make_queries(&own.step, layer);
+}
+
+/* Finished window vectors, and the inputs of compressors, which every rank keeps for later steps: an entry reads
+ * rows of several ranks. */
+static void gather_keys(const model_step *s, int32_t layer) {
+    if (!model_gathers_keys(s)) return;
+    const inputs k = inputs_of(s, layer);
+    const model_activations *t = s->t;
+    model_gather_part(s, t->kv, s->m->env.spec->head_dim);
+    model_gather_part(s, hd_f32(t->compress_kv), k.entries);
+    model_gather_part(s, hd_f32(t->compress_gate), k.entries);
+    model_gather_part(s, hd_f32(t->index_kv), k.index);
+    model_gather_part(s, hd_f32(t->index_gate), k.index);
+}
+
+static void keep_gathered(const model_step *s, int32_t layer) {
+    if (!model_gathers_keys(s)) return;
+    model_fork(s);
+    const model_step beside = model_beside(s);
+    keep_window(&beside, layer);
 }
 
 void model_hybrid_keys(const model_step *s, int32_t layer) {
@@ -305,6 +365,8 @@ const model_stage model_rebuild_queries[] = {
 const model_stage model_window_stages[] = {
     {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                  false},
     {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                  false},
+    {"gather keys",  gather_keys,            HD_LANE_COMM,    model_may_gather_keys, false},
+    {"keep keys",    keep_gathered,          HD_LANE_COMPUTE, model_may_gather_keys, false},
     {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                  false},
     {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                  false},
     {"gather heads", model_gather_heads,     HD_LANE_COMM,    model_gathers_heads,   true },
@@ -317,6 +379,8 @@ const model_stage model_window_stages[] = {
 const model_stage model_hca_stages[] = {
     {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                  false},
     {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                  false},
+    {"gather keys",  gather_keys,            HD_LANE_COMM,    model_may_gather_keys, false},
+    {"keep keys",    keep_gathered,          HD_LANE_COMPUTE, model_may_gather_keys, false},
     {"compress",     compress,               HD_LANE_COMPUTE, NULL,                  false},
     {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                  false},
     {"values",       model_hybrid_values,    HD_LANE_COMPUTE, NULL,                  false},
@@ -330,6 +394,8 @@ const model_stage model_hca_stages[] = {
 const model_stage model_csa_stages[] = {
     {"attn_in",      model_attn_in,          HD_LANE_COMPUTE, NULL,                  false},
     {"project",      model_hybrid_project,   HD_LANE_COMPUTE, NULL,                  false},
+    {"gather keys",  gather_keys,            HD_LANE_COMM,    model_may_gather_keys, false},
+    {"keep keys",    keep_gathered,          HD_LANE_COMPUTE, model_may_gather_keys, false},
     {"index",        index_entries,          HD_LANE_COMPUTE, NULL,                  false},
     {"compress",     compress,               HD_LANE_COMPUTE, NULL,                  false},
     {"attention",    model_hybrid_attention, HD_LANE_COMPUTE, NULL,                  false},

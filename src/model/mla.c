@@ -24,8 +24,8 @@ static void norm_query(const model_step *s, int32_t layer) {
                                                            .eps = inner_eps});
 }
 
-/* Stores the latents kv. */
-static void store_latents(const model_step *s, int32_t layer) {
+/* Norms and rotates the latents: kv from kv_raw. */
+static void finish_latents(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const int32_t n = s->b->n_rows;
     if (s->t->kv_raw.data != s->t->kv.data) {
@@ -45,12 +45,15 @@ static void store_latents(const model_step *s, int32_t layer) {
                        .pairs = c->rope_dim / 2,
                        .half_split = c->rope_half_split,
                        .eps = inner_eps});
+}
+
+static void keep_latents(const model_step *s, int32_t layer) {
     s->m->env.ops->kv_store(s->stream,
                             &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_LATENT),
                                                 .x = s->t->kv,
                                                 .seq = s->b->device.seq,
                                                 .pos = s->b->device.pos,
-                                                .rows = n});
+                                                .rows = s->b->n_rows});
     model_forget_entries(s, layer, HD_POOL_LATENT);
 }
 
@@ -85,18 +88,77 @@ static void project_low_rank(const model_step *s, int32_t layer) {
     model_linear_set(s, layer, t->q_low, of_q_low, HD_LEN(of_q_low));
 }
 
+/* The indexer rotates its first rope_dim elements in half-split pairs. */
+static void rope_index(const model_step *s, hd_rows x, int32_t heads) {
+    const hd_model_spec *c = s->m->env.spec;
+    s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = x,
+                                                   .x = x,
+                                                   .cos_sin = s->t->cos_sin,
+                                                   .rows = s->b->n_rows,
+                                                   .heads = heads,
+                                                   .pairs = c->rope_dim / 2,
+                                                   .out_head = c->index_dim,
+                                                   .x_head = c->index_dim,
+                                                   .half_split = true});
+}
+
+/* Norms and rotates the index keys. */
+static void finish_index_keys(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_weights *w = s->m->env.weights;
+    s->m->env.ops->layer_norm(
+        s->stream, &(hd_layer_norm_args){.out = s->t->index_k,
+                                         .x = s->t->index_k,
+                                         .weight = hd_weights_vector(w, layer, HD_INDEX_K_NORM),
+                                         .bias = hd_weights_vector(w, layer, HD_INDEX_K_BIAS),
+                                         .rows = s->b->n_rows,
+                                         .cols = c->index_dim,
+                                         .eps = inner_eps});
+    rope_index(s, s->t->index_k, 1);
+}
+
+/* Keys and queries of the rank's own rows; the others gather the keys. */
+static void project_part(const model_step *s, int32_t layer) {
+    model_part own;
+    if (!model_own_part(s, &own)) return;
+    project_input(&own.step, layer, true, true);
+    finish_latents(&own.step, layer);
+    if (selects(s, layer)) finish_index_keys(&own.step, layer);
+    project_low_rank(&own.step, layer);
+}
+
 /* All products of the layer's input, then those of the query's low rank; beside them the
  * latents. */
 static void project(const model_step *s, int32_t layer) {
     const bool divided = model_divides_rows(s);
     model_part own;
+    if (model_gathers_keys(s)) {
+        project_part(s, layer);
+        return;
+    }
     project_input(s, layer, true, !divided);
     model_fork(s);
     const model_step beside = model_beside(s);
-    store_latents(&beside, layer);
+    finish_latents(&beside, layer);
+    keep_latents(&beside, layer);
     if (!model_own_part(s, &own)) return;
     if (divided) project_input(&own.step, layer, false, true);
     project_low_rank(&own.step, layer);
+}
+
+/* Finished latents and index keys. */
+static void gather_keys(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    if (!model_gathers_keys(s)) return;
+    model_gather_part(s, s->t->kv, c->kv_rank + c->rope_dim);
+    model_gather_part(s, s->t->index_k, selects(s, layer) ? c->index_dim : 0);
+}
+
+static void keep_gathered(const model_step *s, int32_t layer) {
+    if (!model_gathers_keys(s)) return;
+    model_fork(s);
+    const model_step beside = model_beside(s);
+    keep_latents(&beside, layer);
 }
 
 /* ---- rows by form ---- */
@@ -227,41 +289,15 @@ static void absorb(const model_step *s, int32_t layer) {
     on_spans(&own.step, layer, false, absorb_span);
 }
 
-/* The indexer rotates its first rope_dim elements in half-split pairs. */
-static void rope_index(const model_step *s, hd_rows x, int32_t heads) {
-    const hd_model_spec *c = s->m->env.spec;
-    s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = x,
-                                                   .x = x,
-                                                   .cos_sin = s->t->cos_sin,
-                                                   .rows = s->b->n_rows,
-                                                   .heads = heads,
-                                                   .pairs = c->rope_dim / 2,
-                                                   .out_head = c->index_dim,
-                                                   .x_head = c->index_dim,
-                                                   .half_split = true});
-}
-
 static void index_tokens(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    const hd_weights *w = s->m->env.weights;
-    const hd_ops *op = s->m->env.ops;
-    model_activations *t = s->t;
-    const int32_t n = s->b->n_rows;
     hd_paged keys = model_pool(s, layer, HD_POOL_INDEX);
-    op->layer_norm(s->stream,
-                   &(hd_layer_norm_args){.out = t->index_k,
-                                         .x = t->index_k,
-                                         .weight = hd_weights_vector(w, layer, HD_INDEX_K_NORM),
-                                         .bias = hd_weights_vector(w, layer, HD_INDEX_K_BIAS),
-                                         .rows = n,
-                                         .cols = c->index_dim,
-                                         .eps = inner_eps});
-    rope_index(s, t->index_k, 1);
-    op->kv_store(s->stream, &(hd_kv_store_args){.pool = keys,
-                                                .x = t->index_k,
-                                                .seq = s->b->device.seq,
-                                                .pos = s->b->device.pos,
-                                                .rows = n});
+    if (!model_gathers_keys(s)) finish_index_keys(s, layer);
+    s->m->env.ops->kv_store(s->stream, &(hd_kv_store_args){.pool = keys,
+                                                           .x = s->t->index_k,
+                                                           .seq = s->b->device.seq,
+                                                           .pos = s->b->device.pos,
+                                                           .rows = s->b->n_rows});
     model_part own;
     if (!model_own_part(s, &own)) return;
     rope_index(&own.step, own.step.t->index_q, c->index_heads);
@@ -359,6 +395,8 @@ static void values(const model_step *s, int32_t layer) {
 const model_stage model_mla_stages[] = {
     {"attn_in",      model_attn_in,      HD_LANE_COMPUTE, NULL,                  false},
     {"project",      project,            HD_LANE_COMPUTE, NULL,                  false},
+    {"gather keys",  gather_keys,        HD_LANE_COMM,    model_may_gather_keys, false},
+    {"keep keys",    keep_gathered,      HD_LANE_COMPUTE, model_may_gather_keys, false},
     {"absorb",       absorb,             HD_LANE_COMPUTE, NULL,                  false},
     {"attention",    attention_all,      HD_LANE_COMPUTE, NULL,                  false},
     {"values",       values,             HD_LANE_COMPUTE, NULL,                  false},
@@ -372,6 +410,8 @@ const model_stage model_mla_stages[] = {
 const model_stage model_mla_sparse_stages[] = {
     {"attn_in",      model_attn_in,      HD_LANE_COMPUTE, NULL,                  false},
     {"project",      project,            HD_LANE_COMPUTE, NULL,                  false},
+    {"gather keys",  gather_keys,        HD_LANE_COMM,    model_may_gather_keys, false},
+    {"keep keys",    keep_gathered,      HD_LANE_COMPUTE, model_may_gather_keys, false},
     {"absorb",       absorb,             HD_LANE_COMPUTE, NULL,                  false},
     {"index",        index_tokens,       HD_LANE_COMPUTE, NULL,                  false},
     {"attention",    attention_selected, HD_LANE_COMPUTE, NULL,                  false},

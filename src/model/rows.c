@@ -98,6 +98,14 @@ bool model_divides_rows(const model_step *s) {
            s->b->most_rows > MOST_DECODED && s->b->n_rows >= layout(s->m)->cp * LEAST_PART;
 }
 
+bool model_may_gather_keys(const hd_model *m) {
+    return model_may_divide_rows(m) && !m->env.comm->slower_than_products;
+}
+
+bool model_gathers_keys(const model_step *s) {
+    return model_may_gather_keys(s->m) && model_divides_rows(s);
+}
+
 static hd_extent own_part(const model_step *s) {
     const hd_rank_group g = group_at(s->m, HD_GROUP_CP);
     const int64_t n = s->b->n_rows;
@@ -111,13 +119,16 @@ static void move_rows(hd_rows *x, int64_t elements) {
 
 bool model_own_part(const model_step *s, model_part *to) {
     to->step = *s;
+    to->first = 0;
     if (!model_divides_rows(s)) return s->b->n_rows > 0;
     const hd_model_spec *c = s->m->env.spec;
     const hd_extent own = own_part(s);
     const int64_t first = own.first, heads = s->m->shard->n_heads;
     const bool mla = !hd_is_hybrid(c);
+    const int64_t kv = mla ? c->kv_rank + c->rope_dim : c->head_dim;
     int32_t width;
     model_head_columns(s->m, &width);
+    to->first = own.first;
     to->batch = *s->b;
     to->batch.n_rows = own.n;
     to->batch.device.seq += first;
@@ -133,6 +144,9 @@ bool model_own_part(const model_step *s, model_part *to) {
     move_rows(&t->q_wide, first * heads * (c->kv_rank + c->rope_dim));
     move_rows(&t->context, first * heads * (mla ? c->kv_rank : c->head_dim));
     move_rows(&t->o_low, first * width);
+    move_rows(&t->kv, first * kv);
+    move_rows(&t->kv_raw, first * kv);
+    move_rows(&t->index_k, first * c->index_dim);
     move_rows(&t->index_q, first * c->index_heads * c->index_dim);
     if (t->index_weight) t->index_weight += first * c->index_heads;
     if (t->selected) t->selected += first * c->index_topk;
@@ -210,12 +224,14 @@ void model_spread_rows(const model_step *s, hd_rows batch, int32_t rows, int32_t
     gather_rows(s, HD_GROUP_TP, batch.data, rows, words_of(batch, cols), own);
 }
 
+void model_gather_part(const model_step *s, hd_rows x, int32_t cols) {
+    if (cols == 0) return;
+    gather_rows(s, HD_GROUP_CP, x.data, s->b->n_rows, words_of(x, cols), own_part(s));
+}
+
 void model_gather_parts(const model_step *s, int32_t layer) {
-    const int32_t hidden = s->m->env.spec->hidden;
     (void)layer;
-    if (!model_divides_rows(s)) return;
-    gather_rows(s, HD_GROUP_CP, s->t->y.data, s->b->n_rows, words_of(s->t->y, hidden),
-                own_part(s));
+    if (model_divides_rows(s)) model_gather_part(s, s->t->y, s->m->env.spec->hidden);
 }
 
 hd_rows model_columns_at(hd_rows x, hd_extent own, int32_t all) {

@@ -48,18 +48,24 @@ void model_return_rows(const model_step *s, hd_group group, const model_rows *r,
 void model_gather_ints(const model_step *s, hd_group group, int32_t *x, int32_t n, int32_t each,
                        hd_extent own);
 
-/* Context parallelism: of the rows of a step that are queries, a rank computes a part. Whether this step
- * divides them: with few rows it does not pay. A rank's part of the step, in which its rows are all rows:
- * their keys, of which each rank has all, are no part of it. False: it has no rows. */
+/* Context parallelism: of the rows of a step a rank computes a part. Whether this step divides them: with few
+ * rows it does not pay. A rank's part of the step, in which its rows are all rows. Each rank stores the keys
+ * of all rows: it gathers what the parts leave for them (model_gathers_keys), or computes all. Buffers whose
+ * width is the layer's stay those of the step. False: it has no rows. */
 typedef struct model_part {
+    int32_t first; /* its first row in the step */
     model_step step;
     hd_batch batch;
     model_activations t;
 } model_part;
 bool model_divides_rows(const model_step *s);
 bool model_own_part(const model_step *s, model_part *to);
+bool model_gathers_keys(const model_step *s);
 bool model_may_divide_rows(const hd_model *m);
+bool model_may_gather_keys(const hd_model *m);
 void model_gather_parts(const model_step *s, int32_t layer); /* the block's results */
+/* x [rows of the step, cols]: gathers the parts; none if cols is 0 */
+void model_gather_part(const model_step *s, hd_rows x, int32_t cols);
 
 /* Gathers the batch's rows of the ranks that own them. */
 void model_spread_rows(const model_step *s, hd_rows batch, int32_t rows, int32_t cols);

@@ -54,6 +54,8 @@ typedef struct rank {
     hd_parallel_config parallel;
     int32_t owner;        /* the attention group whose rows it has */
     int64_t dispatches;   /* that it has made */
+    int64_t gathered;     /* bytes that it received by all-gathers in the prompt */
+    int32_t vocab;        /* rows of the LM head that it has */
     float *logits[STEPS]; /* [SEQS, vocab] */
     struct body *body;
     hd_err err;
@@ -218,11 +220,20 @@ static void run_block(body *b, const rank *r) {
     hd_model_draft_place(b->model, 0, b->before, n, n);
 }
 
+static hd_rank_figures figures_of(body *b) {
+    hd_rank_figures f = {0};
+    hd_stream_wait(b->stream);
+    if (b->comm) hd_comm_read_figures(b->comm, &f);
+    return f;
+}
+
 /* Runs a prompt, one token more, and its draft if there is a drafter. */
-static void run_body(body *b, const rank *r) {
+static void run_body(body *b, rank *r) {
     rotate_slots(b, r);
     write_rows(b, r, PASS_PROMPT);
     hd_model_step(b->model, b->kv, &b->batch);
+    r->vocab = hd_weights_shard(b->weights)->vocab;
+    r->gathered = figures_of(b).of[HD_COMM_OP_ALL_GATHER].bytes;
     keep(b, r, 0);
     rotate_slots(b, r);
     write_rows(b, r, PASS_TOKEN);
@@ -247,11 +258,9 @@ static void run_body(body *b, const rank *r) {
 /* A rank that fails ends communication, or the others would wait for it. */
 static void *run_rank(void *arg) {
     rank *r = arg;
-    hd_rank_figures f;
     run_body(r->body, r);
     const hd_status st = hd_stream_sync(r->body->stream, &r->err);
-    hd_comm_read_figures(r->body->comm, &f);
-    r->dispatches = f.of[HD_COMM_OP_DISPATCH].calls;
+    r->dispatches = figures_of(r->body).of[HD_COMM_OP_DISPATCH].calls;
     if (st != HD_OK) hd_comm_local_abort(r->world, r->err.msg);
     return NULL;
 }
@@ -506,6 +515,48 @@ static void divided_rows_have_the_same_bits(void **state) {
     }
 }
 
+/* Floats of a row that ranks gather in all layers (docs/ranks.md): the results of both blocks, and unless each
+ * computes all, what attention keeps. */
+static int64_t gathered_floats(const hd_model_spec *c) {
+    int64_t n = 0;
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        const hd_attention kind = c->layers[i].attention;
+        n += 2 * c->hidden;
+        if (on_gpus) continue;
+        n += hd_is_hybrid(c) ? c->head_dim : c->kv_rank + c->rope_dim;
+        if (kind == HD_ATTN_MLA_SPARSE) n += c->index_dim;
+        if (kind == HD_ATTN_HCA) n += 2 * c->head_dim;
+        if (kind == HD_ATTN_CSA) n += 2 * (2 * c->head_dim + 2 * c->index_dim);
+    }
+    return n;
+}
+
+static void check_gathered(const char *name, int32_t cp) {
+    hd_model_spec *spec = config_open(name);
+    hd_weights *whole = make_weights(spec);
+    const hd_parallel_config l = hd_parallel_context(1, cp, 1, cp, spec);
+    rank ranks[MAX_RANKS];
+    run_world(ranks, &l, whole, spec, (variant){.n_micro = 1});
+    for (int32_t r = 0; r < cp; r++) {
+        const int64_t rows = ROWS - (ROWS * (r + 1) / cp - ROWS * r / cp);
+        const int64_t words = spec->vocab - ranks[r].vocab;
+        assert_int_equal(ranks[r].gathered, (rows * gathered_floats(spec) + SEQS * words) *
+                                                (int64_t)sizeof(float));
+        close_rank(&ranks[r]);
+    }
+    hd_weights_close(whole);
+    hd_model_spec_close(spec);
+}
+
+/* A rank receives the rows of the others once for each block, and nothing else but logits. */
+static void divided_rows_exchange_what_the_formula_says(void **state) {
+    (void)state;
+    for (size_t k = 0; k < HD_LEN(names); k++) {
+        check_gathered(names[k], 2);
+        check_gathered(names[k], 3);
+    }
+}
+
 /* Layouts of all kinds: groups that lie in others, contain them, or overlap them; parts that are
  * not equal; rows of one step that all belong to another attention group. */
 static void any_layout_has_the_same_bits(void **state) {
@@ -672,6 +723,7 @@ int test_ranks(void) {
         cmocka_unit_test(expert_ranks_have_the_same_bits),
         cmocka_unit_test(common_rows_have_the_same_bits),
         cmocka_unit_test(divided_rows_have_the_same_bits),
+        cmocka_unit_test(divided_rows_exchange_what_the_formula_says),
         cmocka_unit_test(any_layout_has_the_same_bits),
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(room_is_bounded),
