@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Prompts on one process and on several that divide their rows (--cp), each with one core, in turn.
+"""Prompts on one process, and on several that divide experts alone (--ep) or the rows of prompts too (--cp), each with
+one core.
 
-    bench/cp.py MODEL [--ranks 2] [--lengths 512 4096] [--chunk 512] [--rounds 5] [--hadal build/hadal] [-- FLAG...]
+    bench/cp.py MODEL [--ranks 2] [--lengths 512 4096] [--chunk 512] [--rounds 5] [--best] [--hadal build/hadal] [-- FLAG...]
 
-MODEL is a folder with weights. Prints a table for docs/perf: the median seconds until a prompt of so many random
-tokens has its first token, and what rank 0 received by all-gathers. FLAGs go to all servers, for instance --ep 2
-to those of several processes only if they name it behind `--many`.
+MODEL is a folder with weights; FLAGs go to all servers. Prints a table for docs/perf: seconds until a prompt of so many
+random tokens has its first token, the median of rounds or with --best the least, as is right beside other load; the
+same of processor time, of the busiest process; and the bytes of a token that rank 0 received by all-gathers.
 """
 
 import argparse
@@ -33,11 +34,11 @@ def free_port():
 class Server:
     """hadal serve as n processes, rank i on core i."""
 
-    def __init__(self, a, n):
+    def __init__(self, a, n, *layout):
         self.port, meet = free_port(), free_port()
         common = [a.hadal, "serve", a.model, "--backend", "cpu", "--port", str(self.port), "--no-sandbox", "--no-drafts", "--threads", "1", "--chunk", str(a.chunk),
                   "--step-tokens", str(a.chunk + 64), "--context", str(max(a.lengths) + 64), *a.flags]  # fmt: skip
-        ranks = ["--cp", str(n), "--world", str(n), "--meet", f"127.0.0.1:{meet}", *a.many] if n > 1 else []
+        ranks = [*layout, "--world", str(n), "--meet", f"127.0.0.1:{meet}"] if n > 1 else []
         self.processes = []
         for i in range(n):
             words = ["taskset", "-c", str(i % os.cpu_count()), *common, *ranks, *(["--rank", str(i)] if n > 1 else [])]
@@ -77,6 +78,20 @@ class Server:
             p.wait()
 
 
+def measure(a, server):
+    """Of each length the seconds and processor seconds of a prompt, and the bytes of a token."""
+    draw, rows = random.Random(7), {}
+    for length in a.lengths:
+        prompt = lambda: server.prompt([draw.randrange(10, a.vocab) for _ in range(length)])
+        prompt()
+        before = server.gathered()
+        took = list(zip(*[prompt() for _ in range(a.rounds)]))
+        bytes_each = (server.gathered() - before) / a.rounds / length
+        rows[length] = [min(x) if a.best else statistics.median(x) for x in took] + [bytes_each]
+    server.close()
+    return rows
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("model")
@@ -85,30 +100,21 @@ def main():
     p.add_argument("--lengths", type=int, nargs="+", default=[512, 4096])
     p.add_argument("--chunk", type=int, default=512)
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--many", nargs="*", default=[], help="words NAME=VALUE: flags of the servers of several processes")
+    p.add_argument("--best", action="store_true")
     p.add_argument("flags", nargs="*")
     a = p.parse_args()
-    a.many = [w for word in a.many for w in (f"--{word.split('=')[0]}", word.split("=")[1])]
-    servers = [Server(a, 1), Server(a, a.ranks)]
-    draw = random.Random(7)
-    print(f"| tokens | one, s | {a.ranks} processes, s | x | one, s of a core | busiest of {a.ranks} | x | gathered, bytes a token |\n{'|---' * 8}|")
+    a.vocab = json.loads((Path(a.model) / "config.json").read_text())["vocab_size"]
+    n = str(a.ranks)
+    ways = {"one": measure(a, Server(a, 1)),
+            f"ep {n}": measure(a, Server(a, a.ranks, "--ep", n)),
+            f"cp {n} ep {n}": measure(a, Server(a, a.ranks, "--cp", n, "--ep", n))}  # fmt: skip
+    heads = ["tokens", *(f"{way}, ms" for way in ways), "one / cp", "ep / cp", *(f"{way}, ms of a core" for way in ways), "one / cp", "bytes of a token"]
+    print(f"Load average {os.getloadavg()[0]:.1f}:\n\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for length in a.lengths:
-        took, rounds = ([], []), a.rounds
-        for s in servers:
-            s.prompt([draw.randrange(10, 4000) for _ in range(length)])
-        before = servers[1].gathered()
-        for _ in range(rounds):
-            ids = [draw.randrange(10, 4000) for _ in range(length)]
-            for k, s in enumerate(servers):
-                took[k].append(s.prompt(ids))
-        gathered = (servers[1].gathered() - before) / rounds / length
-        cells = [f"{length:,}"]
-        for which in (0, 1):
-            one, many = (statistics.median(t[which] for t in x) for x in took)
-            cells += [f"{one:.3f}", f"{many:.3f}", f"{one / many:.2f}"]
-        print(f"| {' | '.join(cells)} | {gathered:.0f} |", flush=True)
-    for s in servers:
-        s.close()
+        one, ep, cp = (rows[length] for rows in ways.values())
+        cells = [f"{length:,}", *(f"{1e3 * x[0]:.1f}" for x in (one, ep, cp)), f"{one[0] / cp[0]:.2f}", f"{ep[0] / cp[0]:.2f}"]
+        cells += [*(f"{1e3 * x[1]:.1f}" for x in (one, ep, cp)), f"{one[1] / cp[1]:.2f}", f"{cp[2]:.0f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 main()

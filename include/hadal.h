@@ -33,6 +33,8 @@ typedef struct hd_world_options {
 
 #define HD_WORLD_RENDEZVOUS "127.0.0.1:30100"
 
+enum { HD_CP_AUTO = -1 }; /* hd_engine_options.cp */
+
 typedef struct hd_engine_options {
     size_t size;           /* sizeof(hd_engine_options): the version of this struct */
     const char *model_dir; /* checkpoint directory, never NULL */
@@ -191,7 +193,8 @@ typedef struct hd_engine_options {
      * For one rank. */
     bool replay[HD_N_REPLAYS];
     /* Context parallelism: cp times as many ranks in an attention group, which divide the rows of
-     * prompts in attention; each has the complete KV pools. Default 1. */
+     * prompts in attention; each has the complete KV pools. Default 1. HD_CP_AUTO: as many as there are
+     * ranks with the same heads (world, or ep), and prompts so short that it does not pay run on each. */
     int32_t cp;
     /* How the rows of an expert go to its copies, where redundant gives it some: "turns", the default:
      * one after the other; "local": exactly, so that each rank sends equal rows to all ranks as far as

@@ -92,9 +92,9 @@ static const engine_option rows[] = {
     {INT("dp", options.dp, 1, HD_LOCAL_MAX_RANKS),
      HELP("attention groups of --tp ranks, each with its own requests and KV pools; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
-    {INT("cp", options.cp, 1, HD_LOCAL_MAX_RANKS),
-     HELP("times as many ranks in a group, which divide the rows of prompts in attention; "
-          "default 1"),
+    {INT("cp", options.cp, HD_CP_AUTO, HD_LOCAL_MAX_RANKS), .option.min_word = "auto",
+     HELP("times as many ranks in a group, which divide the rows of prompts in attention; auto or "
+          "-1: all ranks with the same heads, of prompts so long that it pays; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
     {INT("dwdp", options.dwdp, 1, HD_LOCAL_MAX_RANKS),
      HELP("instead of --tp, --dp and --ep: attention groups that divide the memory of the experts "

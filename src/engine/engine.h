@@ -52,6 +52,8 @@ int32_t hd_engine_read_pair(const hd_engine *e, int32_t i, hd_engine_pair *out);
 
 /* Returns the micro-batches of a step, 1: one; *from: of an attention group's rows, from so many on. */
 int32_t hd_engine_micro_batches(const hd_engine *e, int32_t *from);
+/* Returns from how many rows on --cp auto divides a step; 0: the ranks do not choose by length. */
+int32_t hd_engine_cp_from(const hd_engine *e);
 bool hd_engine_thinks(const hd_engine *e); /* whether the model reasons by default */
 
 /* ---- update.c: new weights ---- */

@@ -58,8 +58,13 @@ static hd_status check_backend(const hd_engine_options *o, hd_err *err) {
     return HD_OK;
 }
 
+static bool asks_for_cp(const hd_engine_options *o) {
+    return o->cp > 1 || o->cp == HD_CP_AUTO;
+}
+
 static hd_status check_degrees(const hd_engine_options *o, hd_err *err) {
-    const int32_t degrees[] = {o->tp, o->cp, o->dp, o->ep, o->dwdp};
+    const int32_t cp = o->cp == HD_CP_AUTO ? 0 : o->cp;
+    const int32_t degrees[] = {o->tp, cp, o->dp, o->ep, o->dwdp};
     static const char *const names[] = {"tp", "cp", "dp", "ep", "dwdp"};
     for (size_t i = 0; i < HD_LEN(degrees); i++) {
         if (degrees[i] >= 0 && degrees[i] <= HD_LOCAL_MAX_RANKS) continue;
@@ -146,6 +151,7 @@ static hd_status add_redundant(hd_engine *e, int32_t redundant, hd_err *err) {
 static hd_status check_dwdp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
     if (o->tp > 1 || o->dp > 1 || o->ep > 1) why = "it takes the place of tp, dp and ep";
+    if (asks_for_cp(o)) why = "cp divides the rows of ranks that exchange them";
     if (e->spec->route.n_experts == 0) why = "the model has no experts";
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp %d cannot be used here: %s", o->dwdp, why);
@@ -229,9 +235,10 @@ static hd_status check_free_choice(const hd_engine_options *o, int32_t n, hd_err
     if (strcmp(o->layout, "auto") != 0) {
         return HD_FAIL(err, HD_EINVAL, "layout '%s' is not auto", o->layout);
     }
-    if (o->tp > 1 || o->dp > 1 || o->ep > 1 || o->dwdp > 1) {
-        return HD_FAIL(err, HD_EINVAL,
-                       "layout auto chooses tp, dp and ep: give none of them, and no dwdp");
+    if (o->tp > 1 || o->dp > 1 || o->ep > 1 || o->dwdp > 1 || asks_for_cp(o)) {
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "layout auto chooses tp, dp and ep: give none of them, no dwdp and no cp");
     }
     if (n >= 1 && n <= HD_LOCAL_MAX_RANKS) return HD_OK;
     return HD_FAIL(err, HD_EINVAL, "layout auto is for 1 to %d ranks, not for %d",
@@ -283,8 +290,12 @@ static hd_status choose_freely(hd_engine *e, const hd_engine_options *o, hd_err 
 
 /* ---- the layout ---- */
 
+/* Rows for each rank from which --cp auto divides a step: on CPUs measured, on GPUs predicted
+ * (docs/ranks.md#context-parallelism). */
+enum { CP_PAYS_FROM = 8, CP_PAYS_FROM_ON_GPUS = 128 };
+
 static hd_status check_cp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    if (o->cp <= 1) return HD_OK;
+    if (!asks_for_cp(o)) return HD_OK;
     if (o->mla && strcmp(o->mla, "naive") == 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "mla naive with cp: it computes whole sequences, of which a rank has a "
@@ -296,8 +307,19 @@ static hd_status check_cp(const hd_engine *e, const hd_engine_options *o, hd_err
                    hd_family_name(e->spec->family));
 }
 
+/* auto: as many as there are processes, or ranks that share the experts, for each part of the heads. */
+static int32_t choose_cp(hd_engine *e, const hd_engine_options *o) {
+    const int32_t apart = at_least_one(o->tp) * at_least_one(o->dp);
+    const int32_t ranks = o->world.size ? o->world.size : at_least_one(o->ep);
+    const bool on_gpus = o->backend && strcmp(o->backend, "cuda") == 0;
+    e->cp_part = 0;
+    if (o->cp != HD_CP_AUTO) return at_least_one(o->cp);
+    e->cp_part = on_gpus ? CP_PAYS_FROM_ON_GPUS : CP_PAYS_FROM;
+    return hd_max_i32(ranks / apart, 1);
+}
+
 static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    const engine_degrees d = {at_least_one(o->tp), at_least_one(o->cp), at_least_one(o->dp),
+    const engine_degrees d = {at_least_one(o->tp), choose_cp(e, o), at_least_one(o->dp),
                               at_least_one(o->ep), o->sum_in_ranks};
     int64_t most;
     e->parallel = hd_parallel_single();
@@ -322,6 +344,10 @@ static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err 
     e->degrees = d;
     e->parallel = layout_of(e, &e->degrees);
     return plan_shards(e, &e->parallel, &most, err);
+}
+
+int32_t hd_engine_cp_from(const hd_engine *e) {
+    return e->cp_part * e->parallel.cp;
 }
 
 /* ---- micro-batches ---- */

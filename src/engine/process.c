@@ -57,6 +57,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                engine_rebalance_is_on(o),
                                e->n_micro,
                                e->micro_from,
+                               e->cp_part,
                                (int64_t)(o->kv_host_gb * 1e9)};
     hd_siphash_init(&s, (const uint64_t[2]){0});
     hd_siphash_add(&s, numbers, sizeof numbers);

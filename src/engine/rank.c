@@ -148,7 +148,8 @@ static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
                               .stage = rank->stage,
                               .comm = engine_fetches(e) ? NULL : rank->comm,
                               .mla = e->mla,
-                              .split = e->split};
+                              .split = e->split,
+                              .cp_part = e->cp_part};
     hd_model_runner_options x = hd_engine_runner_options(z);
     x.n_ids = e->n_ids;
     x.vocab = e->vocab;

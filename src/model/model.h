@@ -79,7 +79,12 @@ typedef struct hd_model_env {
      * latents (V2, V3) */
     hd_mla_form mla;
     hd_expert_split split; /* of rows over copies of experts; the same on all ranks */
+    /* Rows for each rank from which context parallelism divides a step, the same on all ranks;
+     * 0: HD_LEAST_CP_PART */
+    int32_t cp_part;
 } hd_model_env;
+
+enum { HD_LEAST_CP_PART = 4 };
 
 /* Opens a model and allocates its activations. */
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,

@@ -85,17 +85,17 @@ hd_rows model_rows_in(const model_rows *r, hd_rows batch, hd_rows gathered, int3
 
 /* ---- context parallelism ---- */
 
-/* Rows of a rank below which they are not divided; nor are steps without a prompt, or that rebuild
- * windows, in which most rows are dropped. */
-enum { LEAST_PART = 4, MOST_DECODED = HD_MAX_DRAFTS + 1 };
+/* Steps without a prompt are not divided, nor those that rebuild windows, in which most rows are dropped. */
+enum { MOST_DECODED = HD_MAX_DRAFTS + 1 };
 
 bool model_may_divide_rows(const hd_model *m) {
     return layout(m)->cp > 1;
 }
 
 bool model_divides_rows(const model_step *s) {
+    const int32_t part = s->m->env.cp_part ? s->m->env.cp_part : HD_LEAST_CP_PART;
     return model_may_divide_rows(s->m) && !s->rest->rebuilds &&
-           s->b->most_rows > MOST_DECODED && s->b->n_rows >= layout(s->m)->cp * LEAST_PART;
+           s->b->most_rows > MOST_DECODED && s->b->n_rows >= layout(s->m)->cp * part;
 }
 
 bool model_may_gather_keys(const hd_model *m) {

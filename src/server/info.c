@@ -169,6 +169,8 @@ static json_t *describe_ranks(const hd_engine *e) {
                           "ep", l->ep, "etp", l->etp, "dense_tp", l->dense_tp, "head_tp",
                           l->head_tp, "sum_in_ranks", l->sum_in_ranks, "reason", reason);
     if (l->cp > 1) json_object_set_new(o, "cp", json_integer(l->cp));
+    const int32_t cp_from = hd_engine_cp_from(e);
+    if (cp_from) json_object_set_new(o, "cp_from", json_integer(cp_from));
     if (l->dwdp > 1) json_object_set_new(o, "dwdp", json_integer(l->dwdp));
     const int32_t micro = hd_engine_micro_batches(e, &from);
     if (micro > 1) json_object_set_new(o, "overlap", json_integer(micro));

@@ -17,6 +17,7 @@ LAYOUTS = {
     ("--tp", 4): {"ranks": 4, "dp": 1, "heads": 4, "ep": 1, "etp": 4, "dense_tp": 4, "head_tp": 4},
     ("--tp", 2, "--ep", 2): {"ranks": 2, "dp": 1, "heads": 2, "ep": 2, "etp": 1, "dense_tp": 2, "head_tp": 2},
     ("--cp", 2, "--ep", 2): {"ranks": 2, "dp": 1, "heads": 1, "cp": 2, "ep": 2, "etp": 1, "dense_tp": 1, "head_tp": 2},
+    ("--cp", "auto", "--ep", 2): {"ranks": 2, "dp": 1, "heads": 1, "cp": 2, "cp_from": 16, "ep": 2, "etp": 1, "dense_tp": 1, "head_tp": 2},
     ("--dp", 2, "--ep", 2): {"ranks": 2, "dp": 2, "heads": 1, "ep": 2, "etp": 1, "dense_tp": 1, "head_tp": 1},
 }
 
