@@ -63,6 +63,7 @@
     X(kv) \
     X(cache) \
     X(cache_order) \
+    X(cache_faults) \
     X(lease) \
     X(lease_world) \
     X(handover) \

@@ -13,6 +13,15 @@
 /* PAGE, LONG: of the worlds that are not a released model's. */
 enum { PAGE = 8, LONG = 256, MAX_PAGE = 128, MAX_TOKENS = 10240, N_SEQS = 6, MAX_PAGES = 512 };
 
+/* Who moves pages between device and host memory. The faulty ones show that the world notices. */
+typedef enum mover {
+    MOVER_HONEST,
+    MOVER_SAVES_NOTHING, /* says that it copied a page to host memory, and did not */
+    MOVER_SAVES_LATE, /* copies it after the step: another sequence has written to it by then */
+    MOVER_MIXES_NUMBERS, /* takes the number of a page in host memory for one on the device, and conversely */
+    N_MOVERS
+} mover;
+
 typedef struct content {
     uint64_t token[MAX_PAGE]; /* 0: empty */
     uint8_t layers[MAX_PAGE]; /* a bit for every layer with a tail that stored its vector */
@@ -30,6 +39,10 @@ typedef struct world {
     uint64_t weights;  /* with which pages are computed */
     int64_t tail_rows; /* computed by layers with tails */
     int64_t rebuilds;  /* sequences that began before their prefix ended */
+    mover mover;
+    int64_t wrong_reads; /* of a faulty mover */
+    hd_page_copy late[MAX_PAGES];
+    int32_t n_late;
 } world;
 
 void cache_world_open(world *w, const hd_cache_options *o, uint64_t seed);
@@ -39,7 +52,7 @@ uint32_t cache_world_draw(world *w, uint32_t below);
 void cache_world_run_copies(world *w);
 
 /* Everything that the next step of a sequence would read is present and is its own prefix. */
-void cache_world_assert_readable(const world *w, int32_t l);
+void cache_world_assert_readable(world *w, int32_t l);
 void cache_world_compute(world *w, int32_t l, int32_t end);
 
 /* A sequence has been opened. */
@@ -47,5 +60,8 @@ void cache_world_begin(world *w, int32_t l, int32_t hit);
 
 /* Writes the tokens of sequence l, closed until now, and its salt. */
 void cache_world_choose_text(world *w, int32_t l);
+
+/* What happens at random in a turn: a sequence begins, computes, decodes or ends. */
+void cache_world_step(world *w);
 
 #endif

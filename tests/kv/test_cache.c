@@ -10,50 +10,6 @@
 #include "kv/cache_world.h"
 #include "weights/configs.h"
 
-static void start(world *w, int32_t l) {
-    int32_t hit;
-    cache_world_choose_text(w, l);
-    if (hd_cache_acquire(w->cache, l, w->salt[l], w->tokens[l], w->n_tokens[l], &hit) !=
-        HD_OK) {
-        return;
-    }
-    cache_world_begin(w, l, hit);
-}
-
-static void step_once(world *w) {
-    const int32_t l = (int32_t)cache_world_draw(w, N_SEQS);
-    if (!w->open[l]) {
-        start(w, l);
-    } else if (w->done[l] < w->n_tokens[l]) {
-        int32_t end = w->done[l] + 1 + (int32_t)cache_world_draw(w, 30);
-        if (end > w->n_tokens[l]) end = w->n_tokens[l];
-        if (hd_cache_extend(w->cache, l, end) == HD_OK)
-            cache_world_compute(w, l, end);
-        else if (cache_world_draw(w, 3) == 0) {
-            hd_cache_release(w->cache, l, false);
-            w->open[l] = false;
-        }
-    } else if (w->n_tokens[l] < LONG && cache_world_draw(w, 3)) {
-        w->tokens[l][w->n_tokens[l]++] = (int32_t)cache_world_draw(w, 3); /* it decodes */
-    } else {
-        hd_cache_release(w->cache, l, cache_world_draw(w, 2));
-        w->open[l] = false;
-    }
-    if (cache_world_draw(w, 500) == 0) hd_cache_flush(w->cache);
-    if (w->o.write_through) {
-        for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-            hd_cache_save_unwritten(w->cache, (hd_kv_group)g, 3);
-        }
-    }
-    if (cache_world_draw(w, 50) == 0) {
-        hd_cache_set_costs(
-            w->cache,
-            &(hd_cache_costs){
-                .token = 1, .page = {cache_world_draw(w, 3) * PAGE, cache_world_draw(w, 40)}
-        });
-    }
-}
-
 /* Positions of tokens[n] that sequence l finds in the cache. */
 static int32_t found(hd_cache *c, int32_t l, const int32_t *tokens, int32_t n) {
     int32_t hit = -1;
@@ -126,7 +82,7 @@ static void every_page_holds_its_own_prefix(void **state) {
         cache_world_open(w, &o, seed);
         w->shape = shape;
         for (int i = 0; i < 3000; i++) {
-            step_once(w);
+            cache_world_step(w);
             if (i % 16) continue;
             hd_err err = {0};
             if (hd_cache_check(w->cache, false, &err) != HD_OK)
