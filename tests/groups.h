@@ -87,6 +87,7 @@
     X(engine_ranks) \
     X(engine_layouts) \
     X(capacity) \
+    X(rank_memory) \
     X(engine_updates) \
     X(wire) \
     X(answers) \

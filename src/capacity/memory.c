@@ -74,9 +74,10 @@ static void ignore_exchange(void *ctx, const char *name, double inside, double o
     (void)ctx, (void)name, (void)inside, (void)outside;
 }
 
-static hd_status open_runner(rig *r, const hd_rank_memory_args *a, hd_err *err) {
+static hd_status open_runner(rig *r, const hd_rank_memory_args *a, int32_t rank, hd_err *err) {
     const bool alone = hd_parallel_world(a->parallel) == 1;
-    const hd_dummy_options shapes = {.parallel = *a->parallel, .shapes_only = true};
+    const hd_dummy_options shapes = {
+        .parallel = *a->parallel, .rank = rank, .shapes_only = true};
     const hd_ops_options threads = {
         .cpu = {.n_threads = a->threads, .untouched = true}
     };
@@ -86,7 +87,7 @@ static hd_status open_runner(rig *r, const hd_rank_memory_args *a, hd_err *err) 
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     hd_op_trace_init(&r->ops, a->act_type, ignore_call, NULL);
     r->ops.kv_type = a->kv_type;
-    traced_comm_init(&r->comm, a->parallel, 0);
+    traced_comm_init(&r->comm, a->parallel, rank);
     r->comm.report = ignore_exchange;
     r->comm.node = 1;
     const hd_model_env env = {.spec = a->spec,
@@ -102,16 +103,19 @@ static hd_status open_runner(rig *r, const hd_rank_memory_args *a, hd_err *err) 
     o.n_ids = a->spec->vocab;
     o.vocab = a->vocab;
     o.fixed_steps = a->graphs && alone;
-    o.role = alone ? HD_RUNNER_ALONE : HD_RUNNER_LEADS;
+    o.role = alone ? HD_RUNNER_ALONE : rank > 0 ? HD_RUNNER_FOLLOWS : HD_RUNNER_LEADS;
     o.n_micro = hd_parallel_exchanges(a->parallel) ? a->n_micro : 1;
     return hd_model_runner_open(&r->runner, &env, &o, err);
 }
 
 static hd_status count_activations(hd_rank_memory *out, const hd_rank_memory_args *a,
-                                   hd_err *err) {
+                                   int32_t rank, hd_err *err) {
     rig r = {0};
-    const hd_status st = open_runner(&r, a, err);
-    if (st == HD_OK) out->activations = (int64_t)hd_model_runner_bytes(r.runner);
+    const hd_status st = open_runner(&r, a, rank, err);
+    if (st == HD_OK) {
+        const int64_t bytes = (int64_t)hd_model_runner_bytes(r.runner);
+        if (bytes > out->activations) out->activations = bytes;
+    }
     hd_model_runner_close(r.runner);
     hd_stream_close(r.stream);
     hd_device_close(r.device);
@@ -131,7 +135,10 @@ hd_status hd_rank_memory_of(hd_rank_memory *out, const hd_rank_memory_args *a, h
                                                     a->kv_type, a->sizes->drafts);
     }
     out->entries = (int64_t)hd_engine_mirror_bytes(a->sizes, a->spec, n_layers, a->kv_type);
-    return count_activations(out, a, err);
+    /* parts that are not equal: the first ranks of a group have more heads, or the last ones */
+    const int32_t last = a->parallel->tp - 1;
+    HD_TRY(count_activations(out, a, 0, err));
+    return last > 0 ? count_activations(out, a, last, err) : HD_OK;
 }
 
 int64_t hd_rank_memory_weights(const hd_rank_memory *m) {

@@ -1,5 +1,5 @@
-/* test_capacity.c - predictions of memory against engines that are opened, of steps against counts by
- * hand, of exchanges and times against formulas; layouts and the best of them; refusals. */
+/* test_capacity.c - predictions of memory by formulas (test_rank_memory.c: against ranks that are opened), of steps
+ * against counts by hand, of exchanges and times against formulas; layouts and the best of them; refusals. */
 #include "check.h"
 
 #include <math.h>
@@ -8,8 +8,6 @@
 
 #include "capacity/pools.h"
 #include "capacity/traced_comm_internal.h"
-#include "engine/rank.h"
-#include "fakes/engine_rig.h"
 #include "weights/configs.h"
 
 static hd_gpu gpu_named(const char *name) {
@@ -24,74 +22,6 @@ static void assert_near(double a, double b, double most) {
 }
 
 /* ---- memory ---- */
-
-typedef struct layout {
-    const char *model;
-    int32_t tp, dp, ep;
-    bool sums;
-    int32_t cp;
-} layout;
-
-static const layout layouts[] = {
-    {TINY,             1, 1, 1, false, 1},
-    {TINY,             2, 1, 1, false, 1},
-    {TINY,             2, 1, 2, false, 1},
-    {TINY,             2, 1, 2, true,  1},
-    {TINY,             1, 2, 2, false, 1},
-    {TINY,             2, 2, 4, false, 1},
-    {"models/tiny-v3", 1, 1, 1, false, 1},
-    {"models/tiny-v3", 4, 1, 1, false, 1},
-    {"models/tiny-v3", 1, 3, 1, false, 1},
-    {TINY,             1, 1, 2, false, 2},
-    {"models/tiny-v3", 2, 1, 4, false, 2},
-};
-
-/* What an engine says of its first rank. */
-/* overlap: NULL, "2" or "3". */
-static void check_memory(const layout *l, const char *overlap) {
-    const hd_engine_options o = {.model_dir = l->model,
-                                 .overlap = overlap,
-                                 .tp = l->tp,
-                                 .dp = l->dp,
-                                 .ep = l->ep,
-                                 .cp = l->cp,
-                                 .sum_in_ranks = l->sums,
-                                 .max_running = 5,
-                                 .max_context = 512,
-                                 .chunk_tokens = 96};
-    hd_engine *e = rig_open("cpu", &o);
-    const engine_rank *rank = &e->ranks[0];
-    const hd_engine_sizes sizes = hd_engine_sizes_of(e->spec, e->drafts, &o);
-    const hd_rank_memory_args args = {.spec = e->spec,
-                                      .parallel = &e->parallel,
-                                      .sizes = &sizes,
-                                      .act_type = HD_F32,
-                                      .kv_type = HD_F32,
-                                      .threads = 1,
-                                      .vocab = e->vocab,
-                                      .n_micro = overlap ? overlap[0] - '0' : 0};
-    hd_rank_memory m;
-    hd_err err = {0};
-    if (hd_rank_memory_of(&m, &args, &err) != HD_OK) fail_msg("%s", err.msg);
-    assert_int_equal(m.activations, hd_model_runner_bytes(rank->model_runner));
-    assert_int_equal(m.kv * e->parallel.tp, rank->totals.kv_bytes); /* with its followers' */
-    if (hd_parallel_world(&e->parallel) == 1) {
-        assert_near((double)hd_rank_memory_weights(&m), (double)hd_weights_bytes(e->whole),
-                    0.01);
-    }
-    assert_int_equal(hd_rank_memory_total(&m),
-                     hd_rank_memory_weights(&m) + m.kv + m.activations);
-    hd_engine_close(e);
-}
-
-static void memory_is_that_of_an_engine(void **state) {
-    (void)state;
-    for (size_t i = 0; i < HD_LEN(layouts); i++) {
-        const layout *l = &layouts[i];
-        check_memory(l, NULL);
-        if (l->tp * l->dp * l->ep * l->cp > 1) check_memory(l, i % 2 ? "2" : "3");
-    }
-}
 
 static hd_rank_memory memory_of(const hd_model_spec *spec, const hd_parallel_config *l,
                                 int32_t chunk, int32_t n_micro) {
@@ -599,7 +529,6 @@ static void pools_are_servers(void **state) {
 
 int test_capacity(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_that_of_an_engine),
         cmocka_unit_test(spare_slots_are_counted),
         cmocka_unit_test(micro_batches_share_scratch),
         cmocka_unit_test(tables_are_in_host_memory),

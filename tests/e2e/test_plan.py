@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from conftest import HADAL, ROOT, run_hadal
+from serving import Server
 
 CONFIGS = ROOT / "tests" / "configs"
 
@@ -241,6 +242,42 @@ def test_prompts_and_answers_on_gpus_of_their_own():
 def test_the_shipped_model():
     done = run_hadal("plan", ROOT / "models" / "tiny-v4")
     assert done.returncode == 0 and "* tp=1,dp=1,ep=1" in done.stdout
+
+
+@pytest.mark.parametrize("tp, dp", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("model", ["tiny-v4", "tiny-v3"])
+def test_serve_has_the_planned_bytes(model, tp, dp):
+    """As serve says after opening: the KV pools of all ranks, and the weights of one that has all."""
+    load = ("--users", 6, "--prompt", 400, "--output", 112, "--chunk", 96)
+    done = run_hadal("plan", ROOT / "models" / model, "--gpus", tp * dp, "--layout", f"tp={tp},dp={dp},ep={tp * dp}", "--kv-cache-dtype", "bfloat16", *load, "--json")
+    (x,) = json.loads(done.stdout)["layouts"]
+    ranks = [w for k, n in (("--tp", tp), ("--dp", dp), ("--ep", tp * dp)) if n > 1 for w in (k, n)]
+    server = Server(*ranks, "--max-running", 6 // dp, "--context", 512, "--kv-tokens", 6 // dp * 512, "--chunk", 96, "--no-drafts", "--kv-cache-dtype", "bfloat16", model=ROOT / "models" / model)
+    used = server.get("/server_info").json["internal_states"][0]["memory_usage"]
+    server.close()
+    assert tp * dp * x["bytes"]["kv"] / 1e9 == pytest.approx(used["kvcache"], rel=1e-6)
+    if tp * dp == 1:
+        assert x["bytes"]["weights"] / 1e9 == pytest.approx(used["weight"], rel=0.01)
+
+
+# 2 layers of the model, one with experts, and 4,096 words: a rank of it takes some seconds to make
+MADE_UP = {"num_hidden_layers": 2, "vocab_size": 4096, "num_nextn_predict_layers": 0}
+
+
+@pytest.mark.parametrize(
+    "config, layout, changes",
+    [("v4_flash", (1, 16), {"num_hash_layers": 1, "compress_ratios": [4, 128]}), ("v3", (1, 32), {"first_k_dense_replace": 1}), ("r1_nvfp4", (8, 1), {"first_k_dense_replace": 1})],
+)
+def test_a_made_up_rank_has_the_planned_bytes(tmp_path, config, layout, changes):
+    (tp, ep), made_up = layout, {**json.loads((CONFIGS / f"{config}.json").read_text()), **MADE_UP, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(made_up))
+    done = run_hadal("plan", tmp_path, "--gpus", tp * ep, "--layout", f"tp={tp},dp={ep},ep={ep}", "--json")
+    assert done.returncode == 0, done.stderr
+    rank = f"ep={ep}" if ep > 1 else f"tp={tp}"
+    opened = run_hadal("bench", "latency", "--dummy-weights", tmp_path, "--emulate-rank", rank, "--context", 256, "--steps", 1, "--json")
+    assert opened.returncode == 0, opened.stderr
+    planned = json.loads(done.stdout)["layouts"][0]["bytes"]["weights"]
+    assert planned == pytest.approx(json.loads(opened.stdout)["weight_bytes"], rel=0.01)
 
 
 def training_plan(model, *args):
