@@ -22,7 +22,9 @@ static const char details[] =
     "Traffic is an expert record of single passes or tokens (hadal record), or generated:\n"
     "--generate zipf:1 or lognormal:1, with further numbers behind commas: jitter and drift\n"
     "(deviation per pass of each expert's share, for that pass or for good), switch (passes\n"
-    "after which all shares change), tokens, passes, layers, experts, top-k, seed.\n"
+    "after which all shares change), tokens, passes, layers, experts, top-k, seed. With\n"
+    "--switch N the topic changes: --record has records with commas between them, of which N\n"
+    "passes each are taken in turn.\n"
     "\n"
     "A plan is made from --window steps and judged on later ones. none: experts in order.\n"
     "published and flow are made anew every --every steps; hadal is repaired. --split auto is\n"
@@ -39,7 +41,7 @@ static const char details[] =
 
 typedef struct settings {
     const char *record, *generate, *slots, *plan, *fabric_file, *dwdp;
-    int64_t ranks, nodes, window, every, batch, horizon, budget;
+    int64_t ranks, nodes, window, every, batch, horizon, budget, turn;
     int split, phase;
     bool json;
     hd_traffic traffic;
@@ -105,23 +107,60 @@ static hd_status read_spec(settings *s) {
     return hd_traffic_generate(&s->traffic, p, &s->err);
 }
 
-static hd_status read_record(settings *s) {
+static hd_status read_record(settings *s, const char *file, hd_traffic *to) {
     const unsigned phases = hd_traffic_phases(s->phase);
     hd_record_head head;
     bool cut;
-    FILE *in = fopen(s->record, "rb");
-    if (!in) return HD_FAIL(&s->err, HD_EIO, "cannot read %s: %s", s->record, strerror(errno));
-    const hd_status st =
-        hd_traffic_read(&s->traffic, &head, &cut, in, s->record, phases, &s->err);
+    FILE *in = fopen(file, "rb");
+    if (!in) return HD_FAIL(&s->err, HD_EIO, "cannot read %s: %s", file, strerror(errno));
+    const hd_status st = hd_traffic_read(to, &head, &cut, in, file, phases, &s->err);
     fclose(in);
     free(head.slot_expert);
     HD_TRY(st);
     if (head.mode == HD_RECORD_STAT) {
         return HD_FAIL(&s->err, HD_EINVAL,
-                       "%s has no single passes: record with --expert-record per-pass",
-                       s->record);
+                       "%s has no single passes: record with --expert-record per-pass", file);
     }
     return HD_OK;
+}
+
+/* Splits "a,b" into a copy's words. */
+static hd_status split_list(settings *s, const char *name, char *copy, char *words[MAX_LIST],
+                            int *n) {
+    *n = 0;
+    for (char *rest = NULL, *word = strtok_r(copy, ",", &rest); word;
+         word = strtok_r(NULL, ",", &rest)) {
+        if (*n == MAX_LIST) break;
+        words[(*n)++] = word;
+    }
+    if (*n > 0 && *n < MAX_LIST) return HD_OK;
+    return HD_FAIL(&s->err, HD_EINVAL, "--%s takes 1 to %d words with commas", name,
+                   MAX_LIST - 1);
+}
+
+/* Records in turn. */
+static hd_status read_topics(settings *s) {
+    hd_traffic parts[MAX_LIST] = {{0}};
+    char *files[MAX_LIST], *copy = strdup(s->record);
+    int n = 0;
+    hd_status st = copy ? split_list(s, "record", copy, files, &n)
+                        : HD_FAIL(&s->err, HD_ENOMEM, "no memory for names");
+    for (int i = 0; i < n && st == HD_OK; i++) st = read_record(s, files[i], &parts[i]);
+    if (st == HD_OK) {
+        st = hd_traffic_switch(&s->traffic, parts, n, (int32_t)s->turn, &s->err);
+    }
+    for (int i = 0; i < n; i++) hd_traffic_close(&parts[i]);
+    free(copy);
+    return st;
+}
+
+static hd_status read_traffic(settings *s) {
+    if (s->turn && !s->record) {
+        return HD_FAIL(&s->err, HD_EINVAL,
+                       "--switch is for records; generated traffic has a switch of its own");
+    }
+    if (!s->record) return read_spec(s);
+    return s->turn ? read_topics(s) : read_record(s, s->record, &s->traffic);
 }
 
 static hd_status read_fabric(settings *s) {
@@ -320,20 +359,6 @@ static hd_status run_dwdp(settings *s) {
 
 /* ---- all ---- */
 
-/* Splits "a,b" into a copy's words. */
-static hd_status split_list(settings *s, const char *name, char *copy, char *words[MAX_LIST],
-                            int *n) {
-    *n = 0;
-    for (char *rest = NULL, *word = strtok_r(copy, ",", &rest); word;
-         word = strtok_r(NULL, ",", &rest)) {
-        if (*n == MAX_LIST) break;
-        words[(*n)++] = word;
-    }
-    if (*n > 0 && *n < MAX_LIST) return HD_OK;
-    return HD_FAIL(&s->err, HD_EINVAL, "--%s takes 1 to %d words with commas", name,
-                   MAX_LIST - 1);
-}
-
 static hd_status run_all(settings *s, char *slots, char *plans, json_t *to) {
     char *of_slots[MAX_LIST], *of_plans[MAX_LIST];
     int n_slots, n_plans;
@@ -368,7 +393,7 @@ static hd_status run(settings *s) {
             "--dwdp SPEC");
     }
     HD_TRY(read_fabric(s));
-    HD_TRY(s->record ? read_record(s) : read_spec(s));
+    HD_TRY(read_traffic(s));
     snprintf(own, sizeof own, "%d", s->traffic.experts);
     char *slots = strdup(s->slots ? s->slots : own), *plans = strdup(s->plan);
     json_t *all = json_array();
@@ -392,7 +417,9 @@ int cmd_simulate(int argc, char **argv) {
         .spec = {.passes = 64, .layers = 4, .experts = 256, .top_k = 8, .tokens = 4096}
     };
     const option options[] = {
-        option_text("record", &s.record, "FILE", "an expert record of passes or tokens"),
+        option_text("record", &s.record, "FILE",
+                    "an expert record of passes or tokens; with --switch several"),
+        option_int("switch", &s.turn, 1, 1 << 20, "passes of each of the records in turn"),
         option_choice("phase", &s.phase, hd_traffic_phase_names,
                       "of the record; all: but drafts"),
         option_text("generate", &s.generate, "SPEC", "traffic: lognormal:1,jitter:0.3,..."),

@@ -1,4 +1,5 @@
-/* traffic.c - passes of an expert record, summed over their rows; and passes drawn from shares. */
+/* traffic.c - passes of an expert record, summed over their rows; of several in turn; and passes drawn
+ * from shares. */
 #include "moe/traffic.h"
 
 #include <math.h>
@@ -112,6 +113,57 @@ hd_status hd_traffic_read(hd_traffic *out, hd_record_head *head, bool *cut, FILE
     hd_record_close(&r);
     if (st != HD_OK) hd_traffic_close(out);
     return st;
+}
+
+/* ---- several recordings ---- */
+
+static hd_status check_parts(const hd_traffic *parts, int32_t n, int32_t every, hd_err *err) {
+    const hd_traffic *a = &parts[0];
+    for (int32_t i = 0; i < n; i++) {
+        const hd_traffic *b = &parts[i];
+        const size_t bytes = (size_t)a->layers * sizeof *a->layer;
+        if (a->layers != b->layers || a->experts != b->experts || a->top_k != b->top_k ||
+            memcmp(a->layer, b->layer, bytes) != 0) {
+            return HD_FAIL(err, HD_EINVAL,
+                           "record %d has %d layers and %d of %d experts for a token, the "
+                           "first %d layers and %d of %d: not of one model",
+                           i + 1, b->layers, b->top_k, b->experts, a->layers, a->top_k,
+                           a->experts);
+        }
+        if (b->passes >= every) continue;
+        return HD_FAIL(err, HD_EINVAL, "record %d has %d passes, fewer than %d of one turn",
+                       i + 1, b->passes, every);
+    }
+    return HD_OK;
+}
+
+hd_status hd_traffic_switch(hd_traffic *out, const hd_traffic *parts, int32_t n, int32_t every,
+                            hd_err *err) {
+    const hd_traffic *a = &parts[0];
+    const size_t each = (size_t)a->layers * (size_t)a->experts;
+    int32_t turns = a->passes / every;
+    *out = (hd_traffic){.layers = a->layers, .experts = a->experts, .top_k = a->top_k};
+    HD_TRY(check_parts(parts, n, every, err));
+    for (int32_t i = 1; i < n; i++) turns = hd_min_i32(turns, parts[i].passes / every);
+    const int64_t passes = (int64_t)turns * n * every;
+    if (passes > MOST_NUMBERS) return no_memory(out, passes, err);
+    out->passes = (int32_t)passes;
+    out->layer = calloc((size_t)a->layers + 1, sizeof *out->layer);
+    out->tokens = calloc((size_t)passes, sizeof *out->tokens);
+    out->rows = calloc((size_t)passes * each + 1, sizeof *out->rows);
+    if (!out->layer || !out->tokens || !out->rows) {
+        hd_traffic_close(out);
+        return no_memory(a, passes, err);
+    }
+    memcpy(out->layer, a->layer, (size_t)a->layers * sizeof *a->layer);
+    for (int32_t p = 0; p < out->passes; p += every) {
+        const hd_traffic *from = &parts[p / every % n];
+        const int32_t at = p / every / n * every;
+        memcpy(out->tokens + p, from->tokens + at, (size_t)every * sizeof *out->tokens);
+        memcpy(out->rows + (size_t)p * each, hd_traffic_rows(from, at, 0),
+               (size_t)every * each * sizeof *out->rows);
+    }
+    return HD_OK;
 }
 
 /* ---- generation ---- */

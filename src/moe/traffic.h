@@ -30,6 +30,12 @@ unsigned hd_traffic_phases(int choice);
 hd_status hd_traffic_read(hd_traffic *out, hd_record_head *head, bool *cut, FILE *in,
                           const char *name, unsigned phases, hd_err *err);
 
+/* Joins n recordings of one model: `every` passes of the first, as many of the next, and so on in turn; each goes on
+ * where it was left. It ends with the last turn for which all have passes. HD_EINVAL: a part has fewer passes than one
+ * turn, or other layers or experts than the first. */
+hd_status hd_traffic_switch(hd_traffic *out, const hd_traffic *parts, int32_t n, int32_t every,
+                            hd_err *err);
+
 /* Traffic whose tokens are independent, but for what changes the experts' shares. */
 typedef struct hd_traffic_spec {
     int32_t passes, layers, experts, top_k;

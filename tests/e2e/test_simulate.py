@@ -50,6 +50,21 @@ def test_a_plan_of_the_past_is_judged_by_later_steps(tmp_path):
     assert again["steps"][-1]["balancedness"] > 0.9 and again["moves"] > 0
 
 
+def test_records_of_topics_take_turns(tmp_path):
+    """Two passes of each record in turn, as if one had been recorded so; the last pass of the longer one has no turn."""
+    a, b, both = (tmp_path / f"{name}.eplb" for name in ("a", "b", "both"))
+    one, other = [[80, 10, 5, 5], [70, 20, 5, 5], [60, 20, 10, 10], [50, 30, 10, 10]], [[5, 5, 10, 80], [5, 5, 20, 70], [10, 10, 20, 60], [10, 10, 30, 50], [1, 1, 1, 1]]
+    for file, passes in (a, one), (b, other), (both, one[:2] + other[:2] + one[2:] + other[2:4]):
+        write_record(file, passes)
+    flags = ("--ranks", 2, "--slots", 6, "--window", 1, "--every", 1, "--plan", "none,published,hadal", "--json")
+    turns, joined = (json.loads(simulate("--record", record, *flags, *more)) for record, more in ((f"{a},{b}", ("--switch", 2)), (both, ())))
+    measured = {"planner_ms", "split_us"}
+    assert [{k: v for k, v in r.items() if k not in measured} for r in turns] == [{k: v for k, v in r.items() if k not in measured} for r in joined]
+    assert len(turns[0]["steps"]) == 7
+    switches = [r["steps"][i]["balancedness"] for r in turns[1:] for i in (1, 3, 5)]
+    assert max(switches) < 0.75 < turns[2]["steps"][2]["balancedness"]
+
+
 @pytest.mark.slow
 def test_ten_million_choices(tmp_path):
     """A record is read as it is needed: 20 MB of it fit into a process that may have 16."""
@@ -110,6 +125,16 @@ def test_counts_have_no_passes(tmp_path):
     assert "has no single passes" in run_hadal("simulate", "--record", tmp_path / "r.eplb", "--ranks", 2).stderr
     (tmp_path / "f.json").write_text('{"link_gb_s": 0}')
     assert "link_gb_s is no number" in run_hadal("simulate", "--generate", "zipf:1", "--ranks", 2, "--fabric", tmp_path / "f.json").stderr
+
+
+def test_topics_that_do_not_fit(refused, tmp_path):
+    a, b = tmp_path / "a.eplb", tmp_path / "b.eplb"
+    write_record(a, [[1, 2, 3, 4]] * 8)
+    write_record(b, [[1, 2, 3, 4, 5]] * 8)
+    assert "record 2 has 1 layers and 1 of 5 experts" in refused("simulate", "--record", f"{a},{b}", "--switch", 2, "--ranks", 2)
+    assert "record 1 has 8 passes, fewer than 9 of one turn" in refused("simulate", "--record", f"{a},{a}", "--switch", 9, "--ranks", 2)
+    assert "--switch is for records" in refused("simulate", "--generate", "zipf:1", "--switch", 9, "--ranks", 2)
+    assert "--record takes 1 to 15 words" in refused("simulate", "--record", ",", "--switch", 9, "--ranks", 2)
 
 
 def test_dwdp_is_as_published():
