@@ -23,13 +23,11 @@ import itertools
 import json
 import os
 import pathlib
-import socket
 import statistics
 import subprocess
-import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
+from served import HADAL, ROOT, Served, hadal
+
 CORES = len(os.sched_getaffinity(0))
 CONTEXT, OUTPUT, PROMPT, PROMPTS = 32, 96, 256, 6
 MOST_WORK = 200  # us; with more, exchanges take hardly longer, and a bench of them does
@@ -54,10 +52,6 @@ def result(process):
     if process.returncode:
         raise RuntimeError(why.strip()[-300:])
     return json.loads(out)
-
-
-def hadal(*words):
-    return result(start(*words))
 
 
 class Step:
@@ -104,38 +98,21 @@ class Step:
         return ["--concurrency" if server else "--max-running", n if server else self.seqs, "--num-prompts", n, "--input-len", CONTEXT,
                 "--output-len", OUTPUT]  # fmt: skip
 
-    def seconds_of(self, m):
-        """Prompts come one at a time; those of several groups at once, which need not begin together."""
+    def seconds_of(self, m, each):
+        """Of a step of decode `each`. Prompts come one at a time; those of several groups at once, which need not begin together."""
         if not self.prefill:
-            return m["median_itl_ms"] / 1e3
+            return m[each] / 1e3
         return m["median_ttft_ms"] / 1e3 if self.dp == 1 else m["duration"] / PROMPTS
 
     def measured_threads(self):
         m = hadal("bench", "throughput", self.model, *self.options, "--threads", CORES, "--no-drafts", "-q", "--chunk", PROMPT, *self.load(False))
-        return self.seconds_of(m)
+        return self.seconds_of(m, "median_itl_ms")
 
     def measured_processes(self):
-        with socket.socket() as s, socket.socket() as t:
-            s.bind(("127.0.0.1", 0)), t.bind(("127.0.0.1", 0))
-            port, meet = s.getsockname()[1], f"127.0.0.1:{t.getsockname()[1]}"
-        words = [HADAL, "serve", self.model, *self.options, "--threads", 1, "--no-drafts", "--chunk", PROMPT, "--max-running", self.seqs,
-                 "--context", 512, "--world", self.ranks, "--meet", meet, "--port", port, "--backend", "cpu"]  # fmt: skip
-        env = {**os.environ, "HADAL_RANK_KEY": "a secret of all ranks"}
-        ranks = [subprocess.Popen([*map(str, words), "--rank", str(r)], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                 for r in range(self.ranks)]  # fmt: skip
-        try:
-            for _ in range(300):
-                with socket.socket() as s:
-                    if s.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.1)
-            load = self.load(True) + ["--ignore-eos", "--token-ids", 1000, "--endpoint", "completions"]
-            return self.seconds_of(hadal("bench", "serve", f"http://127.0.0.1:{port}", *load)["levels"][0])
-        finally:
-            for r in ranks:
-                r.terminate()
-            for r in ranks:
-                r.wait()
+        options = ["--threads", 1, "--no-drafts", "--chunk", PROMPT, "--max-running", self.seqs, "--context", 512]
+        with Served(self.model, *self.options, *options, world=self.ranks) as server:
+            m = server.load(*self.load(True))
+        return self.seconds_of(m, "median_tpot_ms")  # tokens may be read several at a time
 
 
 def time_of(comm, transport, operation, size):
