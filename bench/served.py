@@ -74,13 +74,6 @@ class Served:
             found = hadal("bench", "serve", self.url, *words, "--ignore-eos", "--token-ids", 1000, "--endpoint", "completions", "-q", json_to=to.name)
         return found["levels"][0]
 
-    def metric(self, name, *labels):
-        """The sum of a metric's series that have these labels, such as 'rank="0"'."""
-        with urllib.request.urlopen(f"{self.url}/metrics") as reply:
-            lines = reply.read().decode().splitlines()
-        of = [line for line in lines if line.startswith(f"hadal_{name}") and line[len(f"hadal_{name}")] in " {"]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in of if all(label in line for label in labels))
-
     def close(self):
         for r in self.ranks:
             if r.poll() is None:
