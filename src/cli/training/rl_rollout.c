@@ -83,7 +83,8 @@ static uint64_t seed_of(const work *w, int32_t i) {
     return ((uint64_t)seed.v[0] << 32 | seed.v[1]) >> 1; /* JSON has no more */
 }
 
-static hd_status submit(work *w, int32_t i, hd_err *err) {
+/* *full: the engine has no room for it yet. */
+static hd_status submit(work *w, int32_t i, bool *full, hd_err *err) {
     const rl_rollout_options *o = w->o;
     const rl_sample *s = &w->r->samples[i * o->group];
     group *g = &w->groups[i];
@@ -98,8 +99,8 @@ static hd_status submit(work *w, int32_t i, hd_err *err) {
                                 .logprob_mode = HD_LOGPROB_TEMPERED,
                                 .draft_tokens = o->draft_tokens,
                                 .unparsed = true};
-    g->id = hd_engine_submit(w->e, &request, NULL, why, sizeof why);
-    if (g->id) return HD_OK;
+    g->id = hd_engine_submit(w->e, &request, full, why, sizeof why);
+    if (g->id || *full) return HD_OK;
     return HD_FAIL(err, HD_EINVAL, "prompt %lld: %s", (long long)(o->first + i), why);
 }
 
@@ -124,27 +125,40 @@ static int32_t group_of(const work *w, uint64_t id) {
     return -1;
 }
 
-static hd_status collect(work *w, hd_err *err) {
-    int32_t left = w->o->n_groups;
+/* Takes what comes next; *left groups are not over. */
+static hd_status collect(work *w, int32_t *left, hd_err *err) {
     hd_event e;
-    while (left > 0) {
-        if (!hd_engine_poll(w->e, &e, -1)) continue;
-        const int32_t i = group_of(w, e.id);
-        if (i < 0) continue;
-        if (e.step.finish_reason == HD_FINISH_ERROR) {
-            return HD_FAIL(err, HD_EDEVICE, "sampling: %s", e.why);
-        }
-        rl_sample *s = &w->r->samples[i * w->o->group + e.choice];
-        HD_TRY(keep(s, e.step.tokens, e.step.logprobs, e.step.n_tokens, err));
-        s->truncated = e.step.finish_reason == HD_FINISH_LENGTH;
-        left -= e.last;
+    if (!hd_engine_poll(w->e, &e, -1)) return HD_OK;
+    const int32_t i = group_of(w, e.id);
+    if (i < 0) return HD_OK;
+    if (e.step.finish_reason == HD_FINISH_ERROR) {
+        return HD_FAIL(err, HD_EDEVICE, "sampling: %s", e.why);
     }
+    rl_sample *s = &w->r->samples[i * w->o->group + e.choice];
+    HD_TRY(keep(s, e.step.tokens, e.step.logprobs, e.step.n_tokens, err));
+    s->truncated = e.step.finish_reason == HD_FINISH_LENGTH;
+    *left -= e.last;
     return HD_OK;
 }
 
+/* As many groups at a time as the engine's queue has room for. */
 static hd_status sample_here(work *w, hd_err *err) {
-    for (int32_t i = 0; i < w->o->n_groups; i++) HD_TRY(submit(w, i, err));
-    return collect(w, err);
+    const int32_t n = w->o->n_groups;
+    for (int32_t sent = 0, left = n; left > 0;) {
+        bool full = false;
+        if (sent < n) HD_TRY(submit(w, sent, &full, err));
+        if (sent < n && !full) {
+            sent++;
+        } else if (sent == n - left) {
+            return HD_FAIL(
+                err, HD_EINVAL,
+                "%d samples of a prompt are more than the engine's queue has room for",
+                w->o->group);
+        } else {
+            HD_TRY(collect(w, &left, err));
+        }
+    }
+    return HD_OK;
 }
 
 /* ---- a remote sampler ---- */
