@@ -140,9 +140,8 @@ struct hd_engine {
     bool has_model, drafts, forced_acceptance; /* has_model: else the null runner */
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
-    int32_t n_notices, n_micro, micro_from; /* micro: of hd_model_limits, while rows travel */
-    int32_t cp_part; /* of hd_model_env */
-    int32_t n_experts, n_loads;             /* experts per layer; layers times experts */
+    int32_t n_notices, n_micro, micro_from, cp_part; /* of hd_model_limits and hd_model_env */
+    int32_t n_experts, n_loads; /* experts per layer; layers times experts */
     hd_grammar_vocab *vocab;
     engine_grammar_cache *grammars;      /* have their own locks */
     engine_token_history *token_history; /* NULL: disabled */
