@@ -517,14 +517,14 @@ static void divided_rows_have_the_same_bits(void **state) {
     }
 }
 
-/* Floats of a row that ranks gather in all layers (docs/ranks.md): the results of the feed-forward block, if rows
- * are divided those of attention, and unless each rank computes all, what attention keeps. */
+/* Floats of a row that ranks gather in all layers (docs/ranks.md): the results of the feed-forward block, and if
+ * rows are divided those of attention, and what it keeps. */
 static int64_t gathered_floats(const hd_model_spec *c, bool divided) {
     int64_t n = 0;
     for (int32_t i = 0; i < c->n_layers; i++) {
         const hd_attention kind = c->layers[i].attention;
         n += (divided ? 2 : 1) * c->hidden;
-        if (on_gpus || !divided) continue;
+        if (!divided) continue;
         n += hd_is_hybrid(c) ? c->head_dim : c->kv_rank + c->rope_dim;
         if (kind == HD_ATTN_MLA_SPARSE) n += c->index_dim;
         if (kind == HD_ATTN_HCA) n += 2 * c->head_dim;
