@@ -123,7 +123,7 @@ static void multiply_set(hd_stream *s, set_job *j) {
     int64_t outs = 0;
     for (int32_t i = 0; i < j->n; i++) outs += j->part[i].n_rows;
     launch_small_m_plan(
-        (int32_t)outs, 1, j->part[0].s.cols / span_of<R>::COLS, hd_stream_workers(s), INT_MAX,
+        (int32_t)outs, 1, hd_stream_workers(s), INT_MAX,
         [&](auto shape, int groups) { launch_set<R, P, decltype(shape)>(s, j, groups); });
 }
 
@@ -205,11 +205,10 @@ template <int R, int P>
 static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
     if (h.rows > 32 && hd_cuda_is_sm90()) return launch_large_m<R, P, 64>(s, h, w);
     if (h.rows > SMALL_M_ROWS) return launch_large_m<R, P, 32>(s, h, w);
-    launch_small_m_plan(h.n_rows, h.heads, w->cols / span_of<R>::COLS, hd_stream_workers(s),
-                        INT_MAX, [&](auto shape, int groups) {
-                            launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), h, w,
-                                                                  groups);
-                        });
+    launch_small_m_plan(
+        h.n_rows, h.heads, hd_stream_workers(s), INT_MAX, [&](auto shape, int groups) {
+            launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), h, w, groups);
+        });
 }
 
 template <int P>

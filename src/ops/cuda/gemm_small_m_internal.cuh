@@ -3,8 +3,8 @@
  * A block has groups of 16 * MT stored rows, one after another, and its warps have a slice of
  * them each: weights stream through the warp's part of shared memory, from one group to the next,
  * and a lane splits the columns of x that its weights take. So no warp waits for anybody until
- * the slices of a group are added up. Where there are groups for all warps of the GPU, each has groups
- * of its own instead, with all slices, and adds these up itself. */
+ * the slices of a group are added up. Of rows so short that half of the slices are empty, a warp has groups of
+ * its own instead, with all slices, and adds these up itself. */
 #ifndef HD_OPS_CUDA_GEMM_SMALL_M_INTERNAL_CUH
 #define HD_OPS_CUDA_GEMM_SMALL_M_INTERNAL_CUH
 
@@ -23,7 +23,7 @@ struct small_m_wide {
     static constexpr bool SLICED = true;
 };
 struct small_m_by_warp { /* a warp has groups of its own */
-    static constexpr int MT = 1, DEPTH = 12;
+    static constexpr int MT = 2, DEPTH = 12;
     static constexpr bool SLICED = false;
 };
 struct small_m_generic { /* two of them on every multiprocessor */
@@ -168,62 +168,44 @@ static __device__ void mma_small_m(uint8_t *bytes, const mma_job &job, const mma
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* How the stored rows of some matrices are shared out. */
-struct small_m_plan {
-    int groups;
-    int64_t cost; /* a warp's work with one span of 16 stored rows is one */
-};
-
-constexpr int MEETING = 2; /* what the beginning, or adding up the slices of a group, costs */
-
-/* Groups of `rows` stored rows that a block has, at most `most`, so that the last block ends first: two are on
- * a multiprocessor at once. */
-static inline small_m_plan plan_slices(int32_t outs, int64_t others, int32_t workers, int rows,
-                                       int32_t spans, int most) {
+/* How many groups of `rows` stored rows a block has, at most `most`: those with which the last block ends
+ * first, where two are on a multiprocessor at once, and beginning takes as long as one group. */
+static inline int groups_of_block(int32_t outs, int64_t others, int32_t workers, int rows,
+                                  int most) {
     const int64_t fill = 2 * (int64_t)workers, all = blocks_for(outs, rows);
-    const int64_t each =
-        (int64_t)(rows / 16) * ((spans + MMA_SLICES - 1) / MMA_SLICES) + MEETING;
-    small_m_plan best = {1, INT64_MAX};
+    int best = 1;
+    int64_t least = INT64_MAX;
     for (int groups = 1; groups <= most; groups++) {
         const int64_t blocks = (all + groups - 1) / groups * others;
-        const int64_t cost = (blocks + fill - 1) / fill * (groups * each + MEETING);
-        if (cost < best.cost) best = {groups, cost};
+        const int64_t cost = (blocks + fill - 1) / fill * (groups + 1);
+        if (cost < least) {
+            least = cost;
+            best = groups;
+        }
         if (blocks <= fill) break;
     }
     return best;
 }
 
-/* Groups of 16 stored rows that each warp has. */
-static inline small_m_plan plan_warps(int32_t outs, int64_t others, int32_t workers,
-                                      int32_t spans, int most) {
-    constexpr int WARPS = SMALL_M_THREADS / WARP;
-    const int64_t fill = 2 * (int64_t)workers, all = blocks_for(outs, 16);
-    small_m_plan best = {1, INT64_MAX};
-    for (int groups = 1; groups <= most; groups++) {
-        const int64_t blocks = (all + groups * WARPS - 1) / (groups * WARPS) * others;
-        const int64_t cost = (blocks + fill - 1) / fill * ((int64_t)groups * spans + MEETING);
-        if (cost < best.cost) best = {groups, cost};
-        if (blocks <= fill) break;
-    }
-    return best;
-}
-
-/* How `others` matrices of `spans` spans in a row are shared out over all blocks: launch(S(), groups). */
+/* How `others` matrices are shared out over all blocks: launch(S(), groups of a block). */
 template <typename F>
-static void launch_small_m_plan(int32_t outs, int64_t others, int32_t spans, int32_t workers,
-                                int most, F launch) {
+static void launch_small_m_plan(int32_t outs, int64_t others, int32_t workers, int most,
+                                F launch) {
     if (!hd_cuda_is_sm90()) {
-        launch(small_m_generic(), plan_slices(outs, others, workers, 16, spans, most).groups);
-        return;
-    }
-    if (blocks_for(outs, 16) * others <= 2 * workers) return launch(small_m_narrow(), 1);
-    const small_m_plan wide = plan_slices(outs, others, workers, 32, spans, most);
-    const small_m_plan warps = plan_warps(outs, others, workers, spans, most);
-    if (warps.cost < wide.cost) {
-        launch(small_m_by_warp(), warps.groups);
+        launch(small_m_generic(), groups_of_block(outs, others, workers, 16, most));
+    } else if (blocks_for(outs, 16) * others <= 2 * workers) {
+        launch(small_m_narrow(), 1);
     } else {
-        launch(small_m_wide(), wide.groups);
+        launch(small_m_wide(), groups_of_block(outs, others, workers, 32, most));
     }
+}
+
+/* Groups that each warp has where warps have groups of their own; 0: slices are better. */
+static inline int groups_of_warp(int32_t outs, int64_t others, int32_t workers, int32_t spans) {
+    const int64_t warps = 2 * (int64_t)workers * (SMALL_M_THREADS / WARP);
+    const int64_t groups = blocks_for(outs, 16 * small_m_by_warp::MT) * others;
+    if (!hd_cuda_is_sm90() || 2 * spans > MMA_SLICES || groups < warps) return 0;
+    return (int)((groups + warps - 1) / warps);
 }
 
 #endif

@@ -162,11 +162,14 @@ static bool has_few_places(const grouped_job &g) {
 template <int R, int P>
 static void launch_few_places(hd_stream *s, const grouped_job &g, const hd_weight *w) {
     const int64_t others = (int64_t)most_experts(g) * g.tables;
-    launch_small_m_plan(w->rows, others, w->cols / span_of<R>::COLS, hd_stream_workers(s),
-                        EXPERT_GROUPS, [&](auto shape, int groups) {
-                            launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), g, w,
-                                                                  groups);
-                        });
+    const int32_t workers = hd_stream_workers(s), spans = w->cols / span_of<R>::COLS;
+    const int groups = groups_of_warp(w->rows, others, workers, spans);
+    if (groups > 0) {
+        return launch_small_m<R, P, small_m_by_warp>(hd_cuda_stream(s), g, w, groups);
+    }
+    launch_small_m_plan(w->rows, others, workers, EXPERT_GROUPS, [&](auto shape, int each) {
+        launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), g, w, each);
+    });
 }
 
 template <int R, int P>

@@ -102,7 +102,8 @@ static __device__ __forceinline__ void decode_codes(float *to, const weight_shap
 }
 
 /* Weights on their way through shared memory: a lane copies what it will read itself, of MT
- * tiles of 16 stored rows, STAGES - 1 spans ahead, so that nobody waits for anybody. */
+ * tiles of 16 stored rows, STAGES - 1 spans ahead, so that nobody waits for anybody. The first of 256 bytes
+ * brings all to the L2 cache: pieces of 64 bytes of many rows are slow to read from memory. */
 template <int R, int MT, int THREADS, int STAGES>
 struct weight_ring {
     uint4 at[STAGES][MT][2][span_of<R>::QUADS][THREADS];
@@ -163,7 +164,7 @@ static __device__ __forceinline__ void send_span(weight_ring<R, MT, THREADS, STA
             for (int k = 0; k < span_of<R>::QUADS; k++) {
                 const unsigned to = (unsigned)__cvta_generic_to_shared(
                     &ring->at[w->send_stage][i / 2][i % 2][k][threadIdx.x]);
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
+                asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to),
                              "l"(from + 64 * k)
                              : "memory");
             }
