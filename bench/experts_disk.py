@@ -6,7 +6,8 @@
 A random checkpoint (V2-Lite's shape in FP8 with fewer layers, an expert takes 8.7 MB). For each room, a
 server answers one prompt; *read* is what it fetched in the time of that answer, *disk* the rate at which
 eight threads read pieces of the same size with O_DIRECT, at random places of the same file, right after.
-All in memory: the answer's time when every expert is staged, over that of a server without the option.
+All in memory: the answer's time when every expert is staged, over that of a server without the option. *Limit* is
+the longer of that time and of the same reads at the disk's rate.
 The page cache forgets the file before each run. Needs the program, Python alone and the space; the checkpoint
 is deleted at the end."""
 
@@ -98,7 +99,7 @@ def answer(a, folder, *flags, warm=0):
         return server.answer(a.tokens)
 
 
-def print_room(a, folder, room):
+def print_room(a, folder, room, compute):
     runs = []
     for _ in range(a.runs):
         took, grew = answer(a, folder, "--experts-disk", room)
@@ -108,9 +109,10 @@ def print_room(a, folder, room):
         right = grew["experts_predicted_right_total"] / max(1, grew["experts_predicted_total"])
         ahead = grew["experts_fetched_ahead_total"] / grew["experts_fetched_total"]
         rate = grew["expert_fetch_bytes_total"] / took
-        runs.append((took, grew["experts_staged_total"] / used, right, ahead, rate / 1e9, disk / 1e9, rate / disk))
-    took, hit, right, ahead, read, disk, ratio = (statistics.median(r) for r in zip(*runs))
-    print(f"| {room:g} GB | {a.tokens / took:.1f} | {hit:.0%} | {right:.0%} | {ahead:.0%} | {read:.2f} | {disk:.2f} | {ratio:.2f} |", flush=True)
+        limit = max(took * rate / disk, compute) / took
+        runs.append((took, grew["experts_staged_total"] / used, right, ahead, rate / 1e9, disk / 1e9, rate / disk, limit))
+    took, hit, right, ahead, read, disk, ratio, limit = (statistics.median(r) for r in zip(*runs))
+    print(f"| {room:g} GB | {a.tokens / took:.1f} | {hit:.0%} | {right:.0%} | {ahead:.0%} | {read:.2f} | {disk:.2f} | {ratio:.2f} | {limit:.2f} |", flush=True)
 
 
 def main():
@@ -129,14 +131,14 @@ def main():
         size = make(folder, a.layers)
         os.sync()
         print(f"{size / 1e9:.2f} GB, {a.threads} threads, load average {os.getloadavg()[0]:.1f}, medians of {a.runs}:\n")
-        print("| room | tokens/s | were there | predicted right | read ahead | read GB/s | disk GB/s | read / disk |")
-        print("|---|---|---|---|---|---|---|---|")
-        for room in a.rooms:
-            print_room(a, folder, room)
         pairs = [(answer(a, folder, "--experts-disk", "auto", warm=1)[0], answer(a, folder, warm=1)[0]) for _ in range(a.runs)]
         staged, plain = (statistics.median(t) for t in zip(*pairs))
         ratio = statistics.median(x / y for x, y in pairs)
-        print(f"\nall in memory: {a.tokens / staged:.1f} tokens/s, without the option {a.tokens / plain:.1f}; median ratio of the times {ratio:.3f}")
+        print(f"all in memory: {a.tokens / staged:.1f} tokens/s, without the option {a.tokens / plain:.1f}; median ratio of the times {ratio:.3f}\n", flush=True)
+        print("| room | tokens/s | were there | predicted right | read ahead | read GB/s | disk GB/s | read / disk | limit / ours |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for room in a.rooms:
+            print_room(a, folder, room, staged)
 
 
 if __name__ == "__main__":
