@@ -122,7 +122,7 @@ def test_draft_blocks(tmp_path):
         (("--dwdp", 2, "--redundant", 15), "redundant is 15: with dwdp 2 it must be 0 to 14"),
         (("--dwdp", 2, "--redundant", 2, "--expert-split", "local"), "experts have no copies without redundant slots"),
         (("--dwdp", 2, "--experts-disk", 1), "several ranks hold parts of them"),
-        (("--dwdp", 2, "--layout", "auto", "--ranks", 2), "and no dwdp"),
+        (("--dwdp", 2, "--layout", "auto", "--ranks", 2), "give none of them, no dwdp"),
         (("--prefetch-depth", 2), "prefetch_depth is for dwdp above 1"),
         (("--dwdp", 2, "--rebalance", "auto"), "experts are on one rank"),
         (("--dwdp-from", 8), "dwdp_from is for dwdp above 1"),
