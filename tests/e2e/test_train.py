@@ -250,6 +250,13 @@ def test_prompts_of_a_file_and_held_out_ones(hadal, tmp_path):
         assert abs(right - round(right)) < 1e-9 and best in (0, 1, 2) and best <= right <= 5 * best
 
 
+def test_more_samples_than_the_queue_takes(hadal, tmp_path):
+    args = ["--task", "format", "--groups", "1", "--samples", "1", "--max-tokens", "1", "--context", "64", "--reward-control", "zero"]
+    done = hadal("rl", MODEL, *args, "--steps", "1", "--held-out", "150", "--held-out-samples", "8", "--out", tmp_path / "out", "--log", tmp_path / "log", "-q")
+    assert done.returncode == 0, done.stderr
+    assert 0 <= steps(tmp_path / "log")[0]["held_out_reward"] <= 1
+
+
 def test_a_model_from_random_weights(refused, hadal, data, tmp_path):
     """It begins at the loss of a uniform choice, learns, goes on to the same bits, and is served."""
     config = json.loads((MODEL / "config.json").read_text())
