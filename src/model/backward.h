@@ -14,12 +14,18 @@
 
 typedef struct hd_backward hd_backward;
 
+typedef struct hd_backward_options {
+    /* the activations of the last blocks, as many as these bytes hold, are kept and not computed again: no
+     * bit depends on it */
+    int64_t keep_bytes;
+    bool drafts;  /* losses may be those of the MTP layer, too, which the weights must have */
+    bool indexer; /* and of the indexers, which the model must have; needs a CPU */
+} hd_backward_options;
+
 /* Opens the backward pass of a model with one rank, one micro-batch, float32 activations and
- * MLA in the absorbed form; others are refused. m and ops must outlive it. The activations of the
- * last blocks, as many as keep_bytes hold, are kept and not computed again: no bit depends on it.
- * drafts: losses may be those of the MTP layer, too, which the weights must have. */
+ * MLA in the absorbed form; others are refused. m and ops must outlive it. */
 hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
-                           int64_t keep_bytes, bool drafts, hd_err *err);
+                           const hd_backward_options *o, hd_err *err);
 void hd_backward_close(hd_backward *b); /* NULL is fine */
 
 size_t hd_backward_bytes(const hd_backward *b); /* device memory */
@@ -51,7 +57,14 @@ typedef struct hd_loss {
     /* likewise [layers with an indexer, rows, index_topk] keys that are used in place of the indexers'
      * selection, ascending, then -1 */
     const int32_t *keys;
+    /* of the indexers' loss, factor times the sum over rows and layers of KL(p || softmax(score)) over the
+     * selected keys, where p is what attention gives them: gradients of the indexers alone; 0: none */
+    float indexer;
 } hd_loss;
+
+/* [rows] of hd_backward_step(): the divergence of each row's indexers from attention, summed over layers;
+ * device memory. */
+const float *hd_backward_divergence(const hd_backward *b);
 
 /* Rows of MoE layers whose experts were given, rows of indexers whose keys were, and those of them for
  * which others would have been selected, since open. */

@@ -10,11 +10,12 @@ typedef struct hd_gradients hd_gradients;
 /* Returns whether a tensor is trained; of a layer's experts it is asked for one. */
 typedef bool hd_trains_fn(void *ctx, const hd_tensor_decl *decl);
 
-/* Returns false for what has no gradient: the indexer, the router's bias and hash table. */
+/* Returns false for what the model's loss has no gradient of: the indexer, the router's bias and hash
+ * table. The indexer has one of a loss of its own (hd_loss). */
 bool hd_gradients_exist(const hd_tensor_decl *decl);
 
 /* Allocates gradients, zero, for the tensors of complete weights that are trained; trains NULL:
- * all that have one. MTP layers that the weights lack are left out. */
+ * all of hd_gradients_exist(). MTP layers that the weights lack are left out. */
 hd_status hd_gradients_open(hd_gradients **out, const hd_weights *w, hd_device *d,
                             hd_trains_fn *trains, void *ctx, hd_err *err);
 void hd_gradients_close(hd_gradients *g); /* NULL is fine */

@@ -18,6 +18,7 @@
 #include "base/expert_table.h"
 #include "base/router_rule.h"
 #include "ops/attention_back.h"
+#include "ops/indexer_back.h"
 #include "ops/linear.h"
 #include "ops/optimizer.h"
 #include "ops/row_sums.h"
@@ -218,18 +219,17 @@ typedef struct hd_cross_entropy_args {
     X(hc_pre_back)             \
     X(hc_head_back)            \
     X(cross_entropy)           \
-    X(sum_squares)             \
-    X(adamw)                   \
-    X(muon)                    \
-    X(round_weights)
+    X(sum_squares) X(adamw) X(muon) X(round_weights)
 
 #define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
 HD_BACKWARD_OP_LIST(X)
+HD_BACKWARD_HOST_OP_LIST(X)
 #undef X
 
 typedef struct hd_backward_ops {
 #define X(op) hd_##op##_fn *op;
     HD_BACKWARD_OP_LIST(X)
+    HD_BACKWARD_HOST_OP_LIST(X)
 #undef X
     /* linear_heads with `transpose`, in another order of sums; NULL: linear_heads has to do */
     void (*linear_back)(hd_stream *s, const hd_linear_heads_args *a);

@@ -78,10 +78,16 @@ hd_status hd_frozen_of(uint32_t *out, const char *words, hd_err *err) {
     return HD_OK;
 }
 
-static bool trains(void *ctx, const hd_tensor_decl *d) {
-    const hd_parameters *p = ctx;
+/* Whether the options leave it to training. */
+static bool changes(const hd_parameters *p, const hd_tensor_decl *d) {
     const bool among = d->layer < p->spec->n_layers || p->o.drafts;
     return among && !(p->o.frozen >> hd_param_group_of(d->role) & 1);
+}
+
+static bool trains(void *ctx, const hd_tensor_decl *d) {
+    const hd_parameters *p = ctx;
+    const bool of_indexer = hd_param_group_of(d->role) == HD_PARAM_GROUP_INDEXER;
+    return changes(p, d) && (of_indexer ? p->o.indexer : hd_gradients_exist(d));
 }
 
 /* ---- the list ---- */
@@ -168,7 +174,7 @@ static hd_status list(hd_parameters *p, hd_err *err) {
     HD_TRY(add_trained(p, err));
     for (int32_t i = 0; i < schema->n && p->o.biases; i++) {
         const hd_tensor_decl *d = &schema->decls[i];
-        if (d->role == HD_ROUTER_BIAS && !hd_weights_missing(p->w, i) && trains(p, d)) {
+        if (d->role == HD_ROUTER_BIAS && !hd_weights_missing(p->w, i) && changes(p, d)) {
             add_bias(p, i);
         }
     }

@@ -27,13 +27,14 @@ typedef struct hd_parameters_options {
     hd_update_kind matrices; /* the rule of hidden matrices; AdamW updates all else */
     int32_t threads;         /* that round to the stored formats; 0: one per core */
     bool drafts;             /* the MTP layer, too */
+    bool indexer;            /* the indexer, too, by a loss of its own */
     bool shapes_only;        /* without masters and moments: only their size is asked for */
     bool biases;             /* the routers' biases change by hd_parameters_balance() */
     int32_t rank, n_ranks;   /* whose slice; 0 ranks: 1 */
 } hd_parameters_options;
 
 /* Opens the parameters of w, which must be updatable: the masters are the stored values. The
- * indexer and hash tables are not trained. Gradients, masters and moments are in memory of d, whose stream
+ * indexer, unless o says so, and hash tables are not trained. Gradients, masters and moments are in memory of d, whose stream
  * is s; ops are its operators and must outlive p. */
 hd_status hd_parameters_open(hd_parameters **out, const hd_model_spec *spec,
                              const hd_weights *w, hd_device *d, hd_stream *s,

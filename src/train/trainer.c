@@ -68,8 +68,9 @@ static hd_status open_model(hd_trainer *t, hd_err *err) {
     };
     HD_TRY(hd_model_open(&t->model, &env, &limits, err));
     init_backward_ops(t);
-    return hd_backward_open(&t->backward, t->model, &t->back_ops, keep_bytes(t), o->drafts,
-                            err);
+    const hd_backward_options backward = {
+        .keep_bytes = keep_bytes(t), .drafts = o->drafts, .indexer = o->indexer > 0.0};
+    return hd_backward_open(&t->backward, t->model, &t->back_ops, &backward, err);
 }
 
 /* Sequences of a micro-batch: each may leave a page nearly empty, so there are no more than full pages. */
@@ -182,6 +183,7 @@ static hd_status open_all(hd_trainer *t, hd_comm_local *world, hd_err *err) {
                                               .matrices = o->matrices,
                                               .threads = o->threads,
                                               .drafts = o->drafts,
+                                              .indexer = o->indexer > 0.0,
                                               .shapes_only =
                                                   o->shapes_only || o->gradients_only,
                                               .biases = o->balance > 0.0,
@@ -203,6 +205,10 @@ hd_status trainer_open_rank(hd_trainer **out, const hd_trainer_options *o, hd_co
     const bool has_mtp = o->spec->drafter == HD_DRAFTER_MTP && hd_weights_n_mtp(o->weights) > 0;
     if (o->drafts && !has_mtp) {
         return HD_FAIL(err, HD_EINVAL, "this model has no MTP layer that could be trained");
+    }
+    if (o->indexer > 0.0 && o->n_ranks > 1) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "--indexer-loss: indexers are trained by one rank only");
     }
     hd_trainer *t = calloc(1, sizeof *t);
     if (!t) return HD_FAIL(err, HD_ENOMEM, "no memory for a trainer");
@@ -468,6 +474,26 @@ hd_status trainer_check(const hd_trainer *t, const hd_train_sequence *s, int32_t
     return HD_OK;
 }
 
+static int64_t rows_of(const hd_train_sequence *s, int32_t n) {
+    int64_t rows = 0;
+    for (int32_t i = 0; i < n; i++) rows += s[i].n - 1;
+    return rows;
+}
+
+/* The indexers' divergence in this batch. */
+static void add_divergence(hd_trainer *t) {
+    const float *rows = hd_backward_divergence(t->backward); /* host memory */
+    for (int32_t r = 0; rows && r < t->batch.n_rows; r++) t->divergence += (double)rows[r];
+    t->divergence_rows += rows ? t->batch.n_rows : 0;
+}
+
+double hd_trainer_take_divergence(hd_trainer *t) {
+    const double mean = t->divergence / (double)hd_max_i64(t->divergence_rows, 1);
+    t->divergence = 0.0;
+    t->divergence_rows = 0;
+    return mean;
+}
+
 hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool accumulates,
                       hd_err *err) {
     const hd_gradients *g = accumulates ? hd_parameters_gradients(t->parameters) : NULL;
@@ -478,6 +504,7 @@ hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool
                     .temperature = t->at.temperature,
                     .logprob = t->at.logprob,
                     .entropy = t->at.entropy};
+    if (g && n > 0) loss.indexer = (float)(t->o.indexer / (double)rows_of(s, n));
     if (n > 0 && s->keys) {
         HD_TRY(open_keys(t, err));
         loss.keys = t->keys;
@@ -504,6 +531,7 @@ hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool
         give_results(t, s + done, now);
         if (g) {
             give_drafts(t, s + done, now);
+            add_divergence(t);
             HD_TRY(count_selected(t, true, err));
         }
     }

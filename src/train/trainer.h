@@ -45,6 +45,10 @@ typedef struct hd_trainer_options {
     bool detached;  /* the loss of the MTP layer changes that layer alone, and nothing that it
                       shares with the main model */
     double balance; /* change of a router's bias per step, against its load; 0: none */
+    /* coefficient of the indexers' own loss, which trains them: the mean over the rows of a call of
+     * hd_trainer_accumulate() of KL(p || softmax(score)) over the selected keys, summed over layers, where p
+     * is what attention gives them; 0: none. Needs a CPU and one rank */
+    double indexer;
     hd_update_kind matrices;
     hd_optimizer_options optimizer;
 } hd_trainer_options;
@@ -86,6 +90,9 @@ hd_status hd_trainer_score(hd_trainer *t, const hd_train_sequence *s, int32_t n,
  * how they are divided into calls and micro-batches. */
 hd_status hd_trainer_accumulate(hd_trainer *t, const hd_train_sequence *s, int32_t n,
                                 hd_err *err);
+
+/* That mean, without the coefficient, of the rows since the last call. */
+double hd_trainer_take_divergence(hd_trainer *t);
 
 /* Completes the gradients since the last step, those of hd_parameters_all(). hd_trainer_step() does
  * it. */

@@ -38,6 +38,8 @@ struct hd_trainer {
     int64_t *selected, *selected_before;
     int64_t *expert_rows; /* of hd_model_expert_rows(), on the host */
     int64_t n_selected;
+    double divergence; /* of the indexers, a sum over so many rows */
+    int64_t divergence_rows;
     train_ranks ranks;
     train_crew *crew;          /* of rank 0, if the others are threads; else NULL */
     hd_replay_count *replayed; /* of rank 0: [n_ranks], what the others counted */

@@ -12,6 +12,7 @@
 #include "base/random_fill.h"
 #include "model/backward.h"
 #include "weights/configs.h"
+#include "weights/summary.h"
 
 enum { N_SEQS = 3, ROWS = 160, MOST_LOGITS = 64, POSITIONS = 192 };
 
@@ -62,13 +63,22 @@ static hd_weight *matrix_of(const trained *t, const hd_tensor_decl *d) {
     return writable(&table->slots[d->expert]);
 }
 
+static bool is_of_indexer(const hd_tensor_decl *d) {
+    return hd_param_group_of(d->role) == HD_PARAM_GROUP_INDEXER;
+}
+
+static bool has_gradient(void *ctx, const hd_tensor_decl *d) {
+    (void)ctx;
+    return hd_gradients_exist(d) || is_of_indexer(d);
+}
+
 static void make_f32(trained *t) {
     const hd_schema *schema = hd_weights_schema(t->weights);
     t->made = calloc((size_t)schema->n, sizeof *t->made);
     assert_non_null(t->made);
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_tensor_decl *d = &schema->decls[i];
-        if (d->duplicate || hd_weights_missing(t->weights, i) || !hd_gradients_exist(d))
+        if (d->duplicate || hd_weights_missing(t->weights, i) || !has_gradient(NULL, d))
             continue;
         const int64_t n = (int64_t)d->rows * d->cols;
         const float *vector = hd_weights_vector(t->weights, d->layer, d->role);
@@ -179,8 +189,9 @@ static void open_trained(trained *t, const char *name, const char *changes, int3
     open_model(t, &t->model, MOST_LOGITS);
     open_model(t, &t->whole, ROWS);
     fill_batch(t);
-    assert_int_equal(hd_backward_open(&t->backward, t->model, &t->back_ops, 0, false, NULL),
-                     HD_OK);
+    assert_int_equal(
+        hd_backward_open(&t->backward, t->model, &t->back_ops, &(hd_backward_options){0}, NULL),
+        HD_OK);
     assert_int_equal(hd_gradients_open(&t->gradients, t->weights, t->device, NULL, NULL, NULL),
                      HD_OK);
 }
@@ -260,7 +271,7 @@ static void check_tensor(trained *t, int32_t i) {
     const hd_tensor_decl *d = &hd_weights_schema(t->weights)->decls[i];
     const int64_t n = (int64_t)d->rows * d->cols;
     const float *all = hd_gradients_at(t->gradients, d->layer, d->role);
-    if (!t->made[i] || d->layer >= t->spec->n_layers) return;
+    if (!t->made[i] || d->layer >= t->spec->n_layers || is_of_indexer(d)) return;
     assert_non_null(all);
     const float *g = all + (d->expert > 0 ? d->expert * n : 0);
     double square = 0.0;
@@ -313,6 +324,113 @@ static void gradients_of_v4(void **state) {
     check_family("tiny_v4", "{\"index_topk\": 64}", 133);
 }
 
+/* ---- the indexers' own loss ---- */
+
+enum { INDEXER_FACTOR = 3 };
+
+/* Adds the gradients of both losses to g; returns that of the indexers. */
+static double run_indexers(trained *t, hd_gradients *g) {
+    const hd_loss loss = {.target = t->target,
+                          .factor = t->factor,
+                          .entropy_factor = t->entropy_factor,
+                          .temperature = t->temperature,
+                          .logprob = t->logprob,
+                          .entropy = t->entropy,
+                          .indexer = INDEXER_FACTOR};
+    double sum = 0.0;
+    hd_backward_step(t->backward, t->kv, &t->batch, &loss, g);
+    assert_int_equal(hd_stream_sync(t->stream, NULL), HD_OK);
+    for (int32_t r = 0; r < t->batch.n_rows; r++) {
+        sum += INDEXER_FACTOR * (double)hd_backward_divergence(t->backward)[r];
+    }
+    return sum;
+}
+
+/* The divergence changes by the gradient's length along it, as the loss in check_tensor(). */
+static void check_index_tensor(trained *t, hd_gradients *g, hd_gradients *other, int32_t i) {
+    const hd_tensor_decl *d = &hd_weights_schema(t->weights)->decls[i];
+    const int64_t n = (int64_t)d->rows * d->cols;
+    const float *at = hd_gradients_at(g, d->layer, d->role);
+    float *values = t->made[i], *before = malloc((size_t)n * sizeof *before);
+    double square = 0.0, loss[2];
+    assert_non_null(at);
+    assert_non_null(before);
+    memcpy(before, values, (size_t)n * sizeof *before);
+    for (int64_t k = 0; k < n; k++) square += (double)at[k] * (double)at[k];
+    const double length = sqrt(square);
+    if (!(length > 1e-6)) fail_msg("%s: the gradient is %g long", d->name, length);
+    const double step = fmin(1e-2, fmax(2e-4, 0.05 / length));
+    for (int side = 0; side < 2; side++) {
+        const double by = (side ? -step : step) / length;
+        for (int64_t k = 0; k < n; k++)
+            values[k] = (float)((double)before[k] + by * (double)at[k]);
+        loss[side] = run_indexers(t, other);
+    }
+    memcpy(values, before, (size_t)n * sizeof *before);
+    free(before);
+    const double got = (loss[0] - loss[1]) / (2.0 * step);
+    if (!(fabs(got - length) <= 0.02 * length + 1e-4)) {
+        fail_msg("%s: the divergence changes by %g along a gradient of length %g", d->name, got,
+                 length);
+    }
+}
+
+/* And the model beside the indexers has the gradients that it has without this loss. */
+static void check_indexers(const char *name, int32_t longest) {
+    trained t;
+    hd_gradients *g, *other;
+    int checked = 0;
+    open_trained(&t, name, "{\"index_topk\": 64}", longest);
+    run_backward(&t);
+    hd_backward_close(t.backward);
+    const hd_backward_options o = {.keep_bytes = 1 << 20, .indexer = true};
+    assert_int_equal(hd_backward_open(&t.backward, t.model, &t.back_ops, &o, NULL), HD_OK);
+    assert_int_equal(hd_gradients_open(&g, t.weights, t.device, has_gradient, NULL, NULL),
+                     HD_OK);
+    assert_int_equal(hd_gradients_open(&other, t.weights, t.device, has_gradient, NULL, NULL),
+                     HD_OK);
+    assert_true(run_indexers(&t, g) > 0.0);
+    const hd_schema *schema = hd_weights_schema(t.weights);
+    for (int32_t i = 0; i < schema->n; i++) {
+        const hd_tensor_decl *d = &schema->decls[i];
+        const size_t bytes = (size_t)d->rows * (size_t)d->cols * sizeof(float);
+        if (!t.made[i] || d->layer >= t.spec->n_layers) continue;
+        if (is_of_indexer(d)) {
+            check_index_tensor(&t, g, other, i);
+            checked++;
+        } else if (d->expert <= 0) {
+            assert_memory_equal(hd_gradients_at(g, d->layer, d->role),
+                                hd_gradients_at(t.gradients, d->layer, d->role), bytes);
+        }
+    }
+    assert_true(checked > 4);
+    hd_gradients_close(other);
+    hd_gradients_close(g);
+    close_trained(&t);
+}
+
+static void indexers_of_v32(void **state) {
+    (void)state;
+    check_indexers("tiny_v32", 29);
+}
+
+static void indexers_of_v4(void **state) {
+    (void)state;
+    check_indexers("tiny_v4", 133);
+}
+
+static void models_without_indexers_are_refused(void **state) {
+    (void)state;
+    trained t;
+    hd_backward *b;
+    hd_err err = {0};
+    open_trained(&t, "tiny_v3", "{}", 29);
+    const hd_backward_options o = {.indexer = true};
+    assert_int_equal(hd_backward_open(&b, t.model, &t.back_ops, &o, &err), HD_EINVAL);
+    assert_non_null(strstr(err.msg, "no indexer"));
+    close_trained(&t);
+}
+
 static bool trains_norms(void *ctx, const hd_tensor_decl *d) {
     (void)ctx;
     return d->role == HD_ATTN_NORM || d->role == HD_FFN_NORM;
@@ -352,7 +470,8 @@ static void check_kept(const char *name) {
     for (int all_blocks = 1; all_blocks >= 0; all_blocks--) {
         const int64_t keep = all_blocks ? (int64_t)1 << 32 : (int64_t)(all - none) / 2;
         hd_backward_close(t.backward);
-        assert_int_equal(hd_backward_open(&t.backward, t.model, &t.back_ops, keep, false, NULL),
+        assert_int_equal(hd_backward_open(&t.backward, t.model, &t.back_ops,
+                                          &(hd_backward_options){.keep_bytes = keep}, NULL),
                          HD_OK);
         assert_int_equal(hd_gradients_open(&t.gradients, t.weights, t.device, NULL, NULL, NULL),
                          HD_OK);
@@ -384,6 +503,9 @@ int test_model_backward(void) {
         cmocka_unit_test(gradients_of_v3),
         cmocka_unit_test(gradients_of_v32),
         cmocka_unit_test(gradients_of_v4),
+        cmocka_unit_test(indexers_of_v32),
+        cmocka_unit_test(indexers_of_v4),
+        cmocka_unit_test(models_without_indexers_are_refused),
         cmocka_unit_test(frozen_tensors_change_no_gradient),
         cmocka_unit_test(kept_activations_change_no_gradient),
     };

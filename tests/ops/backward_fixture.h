@@ -50,6 +50,8 @@ float *take_zeros(int64_t n);
     X(loss_gradients)                   \
     X(attention_gradients)              \
     X(naive_attention_gradients)        \
+    X(indexer_gradients)                \
+    X(layer_norm_gradients)             \
     X(compress_gradients)               \
     X(hc_post_gradients)                \
     X(hc_pre_gradients)                 \

@@ -194,6 +194,232 @@ void attention_gradients(void **state) {
     for (size_t i = 0; i < HD_LEN(attention_cases); i++) check_attention(&attention_cases[i]);
 }
 
+/* ---- the indexer's own loss ---- */
+
+static double *take_doubles(const float *x, int64_t n) {
+    double *to = take((size_t)n * sizeof *to);
+    for (int64_t i = 0; i < n; i++) to[i] = (double)x[i];
+    return to;
+}
+
+typedef struct indexer_case {
+    const char *name;
+    int32_t ratio, top_k, heads, width, attention_heads;
+} indexer_case;
+
+static const indexer_case indexer_cases[] = {
+    {"indexer of tokens",             1, 5,  3, 6,  2},
+    {"indexer, every key selected",   1, 45, 2, 8,  1},
+    {"indexer of compressed entries", 4, 3,  4, 10, 3},
+    {"indexer, one key of each row",  2, 1,  2, 4,  2},
+};
+
+typedef struct indexer_world {
+    hd_indexer_back_args a;
+    const int32_t *seq;
+    const double *share; /* [rows, top_k] what attention gives, summed over heads, normalized */
+    double *divergence;  /* [rows] of the last call */
+    int32_t rows;
+} indexer_world;
+
+/* in: q, weight, keys [n, width] */
+static double indexer_loss(const void *args, double *const *in) {
+    const indexer_world *w = args;
+    const hd_indexer_back_args *a = &w->a;
+    const int32_t width = a->keys.width;
+    double loss = 0.0;
+    for (int32_t r = 0; r < w->rows; r++) {
+        const int32_t *selected = a->selected + r * a->top_k;
+        double score[64], total = 0.0, sum = 0.0;
+        int32_t n = 0;
+        for (; n < a->top_k && selected[n] >= 0; n++) {
+            const double *key = in[2] + (a->first_entry[w->seq[r]] + selected[n]) * width;
+            score[n] = 0.0;
+            for (int32_t h = 0; h < a->heads; h++) {
+                const double *q = in[0] + (r * a->heads + h) * width;
+                double along = 0.0;
+                for (int32_t c = 0; c < width; c++) along += q[c] * key[c];
+                if (along > 0.0) score[n] += in[1][r * a->heads + h] * along;
+            }
+            score[n] *= (double)a->scale;
+            total += exp(score[n]);
+        }
+        for (int32_t i = 0; i < n; i++) {
+            const double p = w->share[r * a->top_k + i];
+            sum += p * (log(p) - score[i] + log(total));
+        }
+        w->divergence[r] = sum;
+        loss += (double)a->factor * sum;
+    }
+    return loss;
+}
+
+/* What attention gives the selected entries, and lse of these and of a window that has as much again. */
+static void set_shares(indexer_world *w, const float *q, const float *entries, float *lse) {
+    const hd_indexer_back_args *a = &w->a;
+    double *share = take((size_t)w->rows * (size_t)a->top_k * sizeof *share);
+    for (int32_t r = 0; r < w->rows; r++) {
+        const int32_t *selected = a->selected + r * a->top_k;
+        double all = 0.0, weight[64];
+        for (int32_t i = 0; i < a->top_k; i++) share[r * a->top_k + i] = 0.0;
+        for (int32_t h = 0; h < a->attention_heads; h++) {
+            double total = 1.0;
+            for (int32_t i = 0; i < a->top_k && selected[i] >= 0; i++) {
+                const float *entry =
+                    entries + (a->first_entry[w->seq[r]] + selected[i]) * a->k_dim;
+                double along = 0.0;
+                for (int32_t c = 0; c < a->k_dim; c++) {
+                    along += (double)q[(r * a->attention_heads + h) * a->k_dim + c] *
+                             (double)entry[c];
+                }
+                weight[i] = exp(along * (double)a->attention_scale);
+                total += weight[i];
+            }
+            for (int32_t i = 0; i < a->top_k && selected[i] >= 0; i++) {
+                share[r * a->top_k + i] += weight[i] / total;
+                all += weight[i] / total;
+            }
+            lse[r * a->attention_heads + h] = (float)log(total);
+        }
+        for (int32_t i = 0; i < a->top_k; i++) share[r * a->top_k + i] /= all;
+    }
+    w->share = share;
+}
+
+static void check_indexer(const indexer_case *t) {
+    const attention_case attention = {t->name, 7,        7,        t->attention_heads,
+                                      0,       t->ratio, t->top_k, NAN};
+    float *recent, *entries;
+    const attention_world world = make_world(&attention, &recent, &entries);
+    int32_t n_keys[N_SEQS];
+    for (int32_t s = 0; s < N_SEQS; s++) n_keys[s] = lengths[s] / t->ratio;
+    const hd_paged pages = take_pages(N_SEQS, n_keys, 4, t->width, 1.0f);
+    const int64_t wide = (int64_t)world.rows * t->heads, n_q = wide * t->width;
+    const int64_t n_all = (int64_t)world.n_entries * t->width;
+    const int64_t n_lse = (int64_t)world.rows * t->attention_heads;
+    float *keys = take_zeros(n_all), *lse = take_nan(n_lse);
+    float *q = take_random(n_q, 1.0f), *weight = take_random(wide, 1.0f);
+    float *dq = take_nan(n_q), *dweight = take_nan(wide), *dkeys = take_nan(n_all);
+    float *attention_q = take_random(n_lse * attention.k_dim, 1.5f);
+    float *divergence = take_zeros(world.rows);
+    for (int32_t s = 0; s < N_SEQS; s++) {
+        for (int32_t e = 0; e < n_keys[s]; e++) {
+            memcpy(keys + (int64_t)(world.a.first_entry[s] + e) * t->width,
+                   page_entry(&pages, s, e), (size_t)t->width * sizeof *keys);
+        }
+    }
+    indexer_world w = {
+        .a = {.dq = dq,
+              .dweight = dweight,
+              .dkeys = dkeys,
+              .divergence = divergence,
+              .q = hd_f32(q),
+              .weight = weight,
+              .keys = pages,
+              .selected = world.a.selected,
+              .attention_q = hd_f32(attention_q),
+              .entries = world.a.entries,
+              .lse = lse,
+              .first_entry = world.a.first_entry,
+              .seqs = world.a.seqs,
+              .heads = t->heads,
+              .ratio = t->ratio,
+              .top_k = t->top_k,
+              .attention_heads = t->attention_heads,
+              .k_dim = attention.k_dim,
+              .scale = 0.7f,
+              .attention_scale = 0.4f,
+              .factor = 0.3f},
+        .seq = world.seq,
+        .divergence = take((size_t)world.rows * sizeof(double)),
+        .rows = world.rows
+    };
+    set_shares(&w, attention_q, entries, lse);
+    backward_ops()->indexer_back(backward_stream(), &w.a);
+    check_gradient(&(gradient_case){
+        .op = t->name,
+        .in = {{"q", q, dq, n_q},
+               {"weight", weight, dweight, wide},
+               {"keys", keys, dkeys, n_all}},
+        .args = &w,
+        .loss = indexer_loss
+    });
+    indexer_loss(&w, (double *const[]){take_doubles(q, n_q), take_doubles(weight, wide),
+                                       take_doubles(keys, n_all)});
+    for (int32_t r = 0; r < w.rows; r++) {
+        assert_true(fabs((double)divergence[r] - w.divergence[r]) < 1e-5);
+        if (w.a.seqs.pos[r] + 1 >= t->ratio) continue;
+        assert_true(divergence[r] == 0.0f); /* it sees no key */
+        for (int32_t c = 0; c < t->heads * t->width; c++)
+            assert_true(dq[r * t->heads * t->width + c] == 0.0f);
+    }
+}
+
+void indexer_gradients(void **state) {
+    (void)state;
+    if (!backward_ops()->indexer_back) return; /* a GPU has none */
+    for (size_t i = 0; i < HD_LEN(indexer_cases); i++) check_indexer(&indexer_cases[i]);
+}
+
+/* ---- layer norm ---- */
+
+typedef struct layer_norm_case {
+    int32_t rows, cols;
+    const float *g;
+} layer_norm_case;
+
+/* in: x, weight, bias */
+static double layer_norm_loss(const void *args, double *const *in) {
+    const layer_norm_case *t = args;
+    double loss = 0.0;
+    for (int32_t r = 0; r < t->rows; r++) {
+        const double *x = in[0] + r * t->cols;
+        double mean = 0.0, square = 0.0;
+        for (int32_t c = 0; c < t->cols; c++) mean += x[c] / t->cols;
+        for (int32_t c = 0; c < t->cols; c++) square += (x[c] - mean) * (x[c] - mean) / t->cols;
+        for (int32_t c = 0; c < t->cols; c++) {
+            const double y = (x[c] - mean) / sqrt(square + (double)1e-3f) * in[1][c] + in[2][c];
+            loss += (double)t->g[r * t->cols + c] * y;
+        }
+    }
+    return loss;
+}
+
+void layer_norm_gradients(void **state) {
+    static const int32_t sizes[][2] = {
+        {1,   2 },
+        {3,   7 },
+        {129, 16}
+    };
+    (void)state;
+    if (!backward_ops()->layer_norm_back) return; /* a GPU has none */
+    for (size_t i = 0; i < HD_LEN(sizes); i++) {
+        const int32_t rows = sizes[i][0], cols = sizes[i][1];
+        const int64_t n = (int64_t)rows * cols;
+        const layer_norm_case t = {rows, cols, take_random(n, 1.0f)};
+        const float *x = take_random(n, 2.0f), *weight = take_random(cols, 1.0f);
+        float *dx = take_zeros(n), *dweight = take_zeros(cols), *dbias = take_zeros(cols);
+        memcpy(dx, t.g, (size_t)n * sizeof *dx);
+        backward_ops()->layer_norm_back(backward_stream(),
+                                        &(hd_layer_norm_back_args){.g = hd_f32(dx),
+                                                                   .dweight = dweight,
+                                                                   .dbias = dbias,
+                                                                   .x = hd_f32(x),
+                                                                   .weight = weight,
+                                                                   .rows = rows,
+                                                                   .cols = cols,
+                                                                   .eps = 1e-3f});
+        check_gradient(&(gradient_case){
+            .op = "layer_norm",
+            .in = {{"x", x, dx, n},
+                   {"weight", weight, dweight, cols},
+                   {"bias", take_zeros(cols), dbias, cols}},
+            .args = &t,
+            .loss = layer_norm_loss
+        });
+    }
+}
+
 /* ---- naive MLA ---- */
 
 enum { NAIVE_SEQS = 4, NAIVE_HEADS = 3, NOPE = 5, ROPE = 4, VALUE = 7 };
@@ -250,12 +476,6 @@ static double naive_rows(const naive_case *t, double *const *in, float *out) {
 
 static double naive_loss(const void *args, double *const *in) {
     return naive_rows(args, in, NULL);
-}
-
-static double *take_doubles(const float *x, int64_t n) {
-    double *to = take((size_t)n * sizeof *to);
-    for (int64_t i = 0; i < n; i++) to[i] = (double)x[i];
-    return to;
 }
 
 static void check_naive(const int32_t *length) {

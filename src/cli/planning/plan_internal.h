@@ -17,7 +17,7 @@ typedef struct plan_train_settings {
     int64_t keep_gib; /* -1: not given */
     const char *freeze;
     int optimizer, backend, weights;
-    bool train, drafts;
+    bool train, drafts, indexer;
 } plan_train_settings;
 
 typedef struct plan_settings {

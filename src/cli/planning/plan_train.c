@@ -23,6 +23,7 @@ void plan_train_options(option_list *list, plan_train_settings *s) {
         option_choice("weights", &s->weights, hd_plain_names, "with --train, as train's"),
         option_text("freeze", &s->freeze, "LIST", "with --train, as train's"),
         option_flag("mtp", &s->drafts, "with --train: the MTP layer is trained, too"),
+        option_flag("indexer", &s->indexer, "with --train: the indexer is trained, too"),
     };
     option_list_add(list, options, HD_LEN(options));
 }
@@ -30,17 +31,18 @@ void plan_train_options(option_list *list, plan_train_settings *s) {
 hd_status plan_check_training(plan_settings *s, hd_err *err) {
     plan_train_settings *t = &s->training;
     const bool given = t->rows || t->keep_gib >= 0 || t->ranks || t->threads || t->optimizer ||
-                       t->backend || t->weights || t->freeze || t->drafts;
+                       t->backend || t->weights || t->freeze || t->drafts || t->indexer;
     if (given && !t->train) {
         return HD_FAIL(err, HD_EINVAL,
                        "--backend, --rows, --keep-activations, --dp, --threads, --optimizer, "
-                       "--weights, --freeze and --mtp belong to --train");
+                       "--weights, --freeze, --mtp and --indexer belong to --train");
     }
     if (t->train && plan_serves(s)) {
-        return HD_FAIL(err, HD_EINVAL,
-                       "--train plans training: only --backend, --rows, --keep-activations, "
-                       "--dp, --threads, "
-                       "--optimizer, --weights, --freeze, --mtp and --json belong to it");
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "--train plans training: only --backend, --rows, --keep-activations, "
+            "--dp, --threads, "
+            "--optimizer, --weights, --freeze, --mtp, --indexer and --json belong to it");
     }
     if (!t->rows) t->rows = t->backend ? HD_TRAIN_GPU_ROWS : HD_TRAIN_ROWS;
     if (!t->ranks) t->ranks = 1;
@@ -102,6 +104,7 @@ static hd_status measure(hd_trainer_memory *out, const plan_settings *s,
         .threads = (int32_t)t->threads,
         .n_ranks = (int32_t)t->ranks,
         .drafts = t->drafts,
+        .indexer = t->indexer ? 1.0 : 0.0,
         .matrices = t->optimizer == 1 ? HD_UPDATE_MUON : HD_UPDATE_ADAMW};
     HD_TRY(hd_frozen_of(&o.frozen, t->freeze, err));
     return hd_trainer_memory_of(out, &o, err);

@@ -315,7 +315,7 @@ typedef struct held_out_rewards {
 typedef struct step_result {
     hd_policy_report policy;
     hd_optimizer_report optimizer;
-    double reward, length, entropy;
+    double reward, length, entropy, indexer_loss;
     held_out_rewards held_out;
     double train_seconds, update_seconds;
     int32_t equal, unscored, truncated; /* groups, groups, samples */
@@ -383,6 +383,8 @@ static hd_status learn(learning *l, int32_t first, int32_t n, step_result *r, hd
     hd_policy_report now = {0};
     hd_policy_factors(&l->policy, l->samples + first, n, &now);
     if (now.any) HD_TRY(add_gradients(l, first, n, err));
+    if (now.any)
+        r->indexer_loss += hd_trainer_take_divergence(l->trainer) / (double)l->set.updates;
     r->policy.kl += now.kl / (double)l->set.updates;
     r->policy.loss += now.loss / (double)l->set.updates;
     r->policy.clipped += now.clipped;
@@ -487,6 +489,8 @@ static json_t *line_of(const learning *l, const step_result *r) {
                             json_real((double)replayed.other_keys / (double)replayed.indexed));
     }
     if (line && l->set.kl > 0.0) json_object_set_new(line, "reference_kl", json_real(p->kl));
+    if (line && l->set.train.indexer > 0.0)
+        json_object_set_new(line, "indexer_loss", json_real(r->indexer_loss));
     add_held_out(l, line, &r->held_out);
     return line;
 }

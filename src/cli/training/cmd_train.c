@@ -239,8 +239,8 @@ static int64_t place_all(training *t, const hd_example *const *examples, int32_t
 }
 
 typedef struct step_result {
-    double loss, mtp_loss, held_out; /* held_out < 0: not measured */
-    int64_t tokens;                  /* with a loss */
+    double loss, mtp_loss, indexer_loss, held_out; /* held_out < 0: not measured */
+    int64_t tokens;                                /* with a loss */
     double seconds;
     hd_optimizer_report report;
 } step_result;
@@ -261,6 +261,7 @@ static hd_status step(training *t, const hd_example **examples, step_result *r, 
     HD_TRY(hd_trainer_accumulate(t->trainer, t->seqs, n, err));
     r->loss = mean_loss(t, examples, n, r->tokens);
     if (t->set.train.mtp_weight > 0.0) r->mtp_loss = mean_draft_loss(t, examples, n);
+    if (t->set.train.indexer > 0.0) r->indexer_loss = hd_trainer_take_divergence(t->trainer);
     HD_TRY(hd_trainer_step(t->trainer, &u, &r->report, err));
     t->cursor += n;
     return apply(t, u, err);
@@ -285,6 +286,8 @@ static hd_status report(const training *t, const step_result *r, hd_err *err) {
                              (int)r->report.skipped, "seconds", r->seconds);
     const bool drafts = t->set.train.mtp_weight > 0.0;
     if (line && drafts) json_object_set_new(line, "mtp_loss", json_real(r->mtp_loss));
+    const bool indexes = t->set.train.indexer > 0.0;
+    if (line && indexes) json_object_set_new(line, "indexer_loss", json_real(r->indexer_loss));
     if (line && r->held_out >= 0)
         json_object_set_new(line, "held_out_loss", json_real(r->held_out));
     if (!t->set.train.quiet) {
@@ -292,6 +295,7 @@ static hd_status report(const training *t, const step_result *r, hd_err *err) {
                r->loss, r->report.norm, t->set.train.rate * r->report.factor,
                (double)r->tokens / r->seconds, r->report.skipped ? "  skipped" : "");
         if (drafts) printf("  MTP %.4f", r->mtp_loss);
+        if (indexes) printf("  indexer %.4f", r->indexer_loss);
         if (r->held_out >= 0) printf("  held out %.4f", r->held_out);
         printf("\n");
         fflush(stdout);

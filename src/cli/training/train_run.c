@@ -64,6 +64,9 @@ void train_options_add(option_list *list, train_settings *s) {
                     "groups of weights that stay: router, experts, norms, ..."),
         option_real("mtp-weight", &s->mtp_weight, 0, 10,
                     "of the MTP layer's loss, which is then trained; 0: it is not"),
+        option_real("indexer-loss", &s->indexer, 0, 1000,
+                    "coefficient of the indexers' divergence from attention, by which they are "
+                    "trained; 0: they are not"),
         option_int("context", &s->context, 0, INT32_MAX,
                    "tokens of the longest sequence; 0: --rows + 1, or 1025"),
         option_int(
@@ -109,6 +112,7 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
         .threads = (int32_t)s->threads,
         .n_ranks = (int32_t)s->ranks,
         .drafts = s->mtp_weight > 0.0,
+        .indexer = s->indexer,
         .matrices = s->optimizer == 1 ? HD_UPDATE_MUON : HD_UPDATE_ADAMW,
         .optimizer = {
                       .rate = s->rate,
@@ -130,6 +134,11 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
                        "--kv-cache-dtype %s: gradients of rounded entries are for a CPU",
                        train_settings_kv_type(s));
     }
+    if (s->indexer > 0.0 && (s->ranks > 1 || strcmp(out->backend, "cpu") != 0)) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "--indexer-loss %g: indexers are trained by one rank on a CPU only",
+                       s->indexer);
+    }
     if (s->ranks > 1 && strcmp(out->backend, "cpu") != 0) {
         return HD_FAIL(err, HD_EINVAL, "--dp %d: several ranks train on a CPU only",
                        out->n_ranks);
@@ -146,14 +155,14 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
 static hd_status describe(const train_settings *s, json_t *options, hd_err *err) {
     json_t *more = json_pack(
         "{s:I, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:s, s:I, s:f, s:s, "
-        "s:f}",
+        "s:f, s:f}",
         "seed", (json_int_t)s->seed, "backend", train_settings_backend(s), "kv-cache-dtype",
         train_settings_kv_type(s), "weights", hd_plain_names[s->weights], "optimizer",
         optimizers[s->optimizer], "lr", s->rate, "muon-lr", s->muon_rate, "beta1", s->beta1,
         "beta2", s->beta2, "eps", s->eps, "momentum", s->momentum, "weight-decay", s->decay,
         "clip", s->clip, "schedule", schedules[s->schedule], "warmup", (json_int_t)s->warmup,
         "last-lr", s->last_rate, "freeze", s->freeze ? s->freeze : "", "mtp-weight",
-        s->mtp_weight);
+        s->mtp_weight, "indexer-loss", s->indexer);
     if (more && s->schedule == 1) json_object_set_new(more, "steps", json_integer(s->steps));
     const bool ok = more && options && json_object_update(options, more) == 0;
     json_decref(more);

@@ -17,7 +17,8 @@ typedef struct train_settings {
     const char *init; /* a config to begin with random weights of; NULL: none */
     int64_t steps, rows, keep_gib, context, threads, ranks, seed, save_every, keep, warmup;
     int optimizer, schedule, backend, kv_type, weights;
-    double rate, muon_rate, beta1, beta2, eps, decay, momentum, clip, last_rate, mtp_weight;
+    double rate, muon_rate, beta1, beta2, eps, decay, momentum, clip, last_rate, mtp_weight,
+        indexer;
     bool resume, quiet;
     rank_options processes; /* that are ranks */
 } train_settings;

@@ -39,6 +39,18 @@ static void place_mla(hd_backward *b, hd_arena *a) {
     d->context = take(a, n * c->kv_rank);
 }
 
+static void place_indexer(hd_backward *b, hd_arena *a) {
+    const hd_model_spec *c = b->m->env.spec;
+    backward_activations *d = &b->d;
+    const int64_t n = b->o.indexer ? b->m->limits.rows : 0;
+    const int64_t pairs = hd_is_hybrid(c) ? 2 * n * c->index_dim : 0;
+    d->index_q = take(a, n * c->index_heads * c->index_dim);
+    d->index_weight = take(a, n * c->index_heads);
+    d->index_keys = take(a, n * c->index_dim);
+    d->index_kv = take(a, pairs);
+    d->index_gate = take(a, pairs);
+}
+
 static void place_attention(hd_backward *b, hd_arena *a) {
     const hd_model *m = b->m;
     backward_activations *d = &b->d;
@@ -62,6 +74,7 @@ static void place_attention(hd_backward *b, hd_arena *a) {
     d->lse = take(a, n * heads);
     d->delta = take(a, n * heads);
     d->first_entry = hd_arena_take(a, (size_t)n * sizeof *d->first_entry, 64);
+    place_indexer(b, a);
 }
 
 static void place_ffn(hd_backward *b, hd_arena *a) {
@@ -93,7 +106,7 @@ static void place_head(hd_backward *b, hd_arena *a) {
 
 static void place_mtp(hd_backward *b, hd_arena *a) {
     const hd_model *m = b->m;
-    const bool pairs = b->drafts && !m->env.spec->hc_mult;
+    const bool pairs = b->o.drafts && !m->env.spec->hc_mult;
     b->d.paired = take(a, pairs ? 2 * (int64_t)m->limits.rows * m->env.spec->hidden : 0);
 }
 
@@ -103,17 +116,23 @@ static int64_t residual_size(const hd_model *m) {
 }
 
 static int32_t n_blocks(const hd_backward *b) {
-    return 2 * (b->m->env.spec->n_layers + b->drafts);
+    return 2 * (b->m->env.spec->n_layers + b->o.drafts);
 }
 
-/* The last blocks are kept, as many as fit. */
+static bool has_indexer(const hd_layer_spec *layer) {
+    return layer->attention == HD_ATTN_CSA || layer->attention == HD_ATTN_MLA_SPARSE;
+}
+
+/* The last blocks are kept, as many as fit, but for those whose indexer is trained: of it only the choice
+ * is kept. */
 static void place_kept(hd_backward *b, hd_arena *a) {
-    int64_t left = b->keep_bytes;
+    int64_t left = b->o.keep_bytes;
     for (int32_t i = n_blocks(b) - 1; i >= 0; i--) {
         kept_block *k = &b->blocks[i];
         const hd_layer_spec *layer = &b->m->env.spec->layers[i / 2];
         hd_arena alone = hd_arena_measure();
         k->t = b->m->acts;
+        if (b->o.indexer && i % 2 == 0 && has_indexer(layer)) continue;
         model_place_block(&k->t, &alone, b->m, layer, i % 2);
         left -= (int64_t)alone.peak;
         k->kept = left >= 0;
@@ -130,7 +149,8 @@ static void place_all(hd_backward *b, hd_arena *a) {
     b->kept = take(a, n_blocks(b) * residual_size(m));
     place_kept(b, a);
     b->row = hd_arena_take(a, (size_t)n * sizeof *b->row, 64);
-    b->last = take(a, b->drafts ? residual_size(m) : 0);
+    b->last = take(a, b->o.drafts ? residual_size(m) : 0);
+    b->divergence = take(a, b->o.indexer ? n : 0);
     d->x = take(a, residual_size(m));
     d->term = take(a, residual_size(m));
     d->y = take(a, n * c->hidden);
@@ -156,7 +176,14 @@ static void place_all(hd_backward *b, hd_arena *a) {
     hd_arena_take(a, end - a->used, 1);
 }
 
-static hd_status check(const hd_model *m, hd_err *err) {
+static hd_status check(const hd_model *m, const hd_backward_options *o, hd_err *err) {
+    if (o->indexer && !m->env.spec->index_topk) {
+        return HD_FAIL(err, HD_EINVAL, "--indexer-loss: this model has no indexer");
+    }
+    if (o->indexer && !hd_device_is_host(m->env.device)) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "--indexer-loss: indexers are trained on a CPU only");
+    }
     if (hd_parallel_world(&m->shard->parallel) > 1) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "training needs the complete model on one rank");
     }
@@ -196,15 +223,14 @@ static hd_status open_rows(hd_backward *b, hd_err *err) {
 }
 
 hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
-                           int64_t keep_bytes, bool drafts, hd_err *err) {
+                           const hd_backward_options *o, hd_err *err) {
     *out = NULL;
-    HD_TRY(check(m, err));
+    HD_TRY(check(m, o, err));
     hd_backward *b = calloc(1, sizeof *b);
     if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
     b->m = m;
     b->ops = ops;
-    b->keep_bytes = keep_bytes;
-    b->drafts = drafts;
+    b->o = *o;
     b->blocks = calloc((size_t)n_blocks(b), sizeof *b->blocks);
     hd_status st = b->blocks ? open_block(b, err)
                              : HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
@@ -228,6 +254,10 @@ void hd_backward_close(hd_backward *b) {
 
 hd_replay_count hd_backward_replayed(const hd_backward *b) {
     return b->replayed;
+}
+
+const float *hd_backward_divergence(const hd_backward *b) {
+    return b->divergence;
 }
 
 size_t hd_backward_bytes(const hd_backward *b) {
@@ -331,7 +361,7 @@ static void back_drafts(const back_step *k, model_step *s, const hd_batch *batch
                         const hd_loss *loss) {
     const hd_draft_loss *drafts = &loss->drafts;
     const int32_t layer = s->m->env.spec->n_layers;
-    assert(k->b->drafts);
+    assert(k->b->o.drafts);
     const hd_loss own = {.target = drafts->target,
                          .factor = drafts->factor,
                          .logprob = drafts->logprob,
@@ -383,7 +413,10 @@ void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd
     model_step s = model_step_of(b->m, kv, &rows);
     s.apart = true;
     if (loss->routes || loss->keys) s.replay = &replay;
-    const back_step k = {.b = b, .s = &s, .g = g, .detached = loss->drafts.detached};
+    const back_step k = {
+        .b = b, .s = &s, .g = g, .indexer = loss->indexer, .detached = loss->drafts.detached};
+    if (b->divergence)
+        hd_stream_clear(s.stream, b->divergence, (size_t)b->m->limits.rows * sizeof(float));
     forward(b, &s, true);
     back_clear_residual(&k);
     if (loss->drafts.rows) back_drafts(&k, &s, batch, loss);

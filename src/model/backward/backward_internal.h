@@ -22,7 +22,9 @@ typedef struct backward_activations {
     float *q, *q_wide, *context, *o_low, *kv, *entries;
     float *made, *dmade, *rotated_part; /* naive MLA: as of hd_attention_naive_back_args */
     float *compress_kv, *compress_gate;
-    float *lse, *delta;   /* [n, heads] */
+    float *lse, *delta; /* [n, heads] */
+    /* of the indexer: [n, index_heads, index_dim], [n, index_heads], [n, index_dim], [n, 2 * index_dim] */
+    float *index_q, *index_weight, *index_keys, *index_kv, *index_gate;
     int32_t *first_entry; /* [seqs] */
 
     /* feed-forward */
@@ -47,8 +49,8 @@ struct hd_backward {
     const hd_backward_ops *ops;
     float *kept;        /* [layers, 2, rows, streams, hidden] the residual before each block */
     kept_block *blocks; /* [layers, 2] */
-    int64_t keep_bytes;
-    bool drafts; /* layers include the MTP layer */
+    hd_backward_options o; /* drafts: layers include the MTP layer */
+    float *divergence;     /* [rows] as of hd_indexer_back_args; NULL without o.indexer */
     /* [rows, streams, hidden] after the main model's layers; NULL without drafts */
     float *last;
     backward_activations d;
@@ -65,6 +67,7 @@ typedef struct back_step {
     const hd_backward *b;
     const model_step *s;
     const hd_gradients *g;
+    float indexer;  /* factor of the indexers' loss; 0: none */
     bool detached;  /* what the MTP layer shares with the main model gets no gradient */
     hd_seqs logits; /* pieces of the logits rows, where the step's rows are those */
 } back_step;
@@ -112,6 +115,16 @@ void back_rope(const back_step *k, const float *cos_sin, float *x, int32_t at, i
 
 /* From d.q to d.h, of a query with a low rank; eps: of the norm between both projections. */
 void back_low_query(const back_step *k, int32_t layer, float eps);
+
+/* The gradients of a layer's indexer, if the step has any, of what attention_back left. Its queries
+ * [rows, heads, k_dim] see `entries`, of which entry e of sequence s is row first_entry[s] + e. */
+typedef struct back_indexed {
+    hd_rows queries;
+    hd_paged entries;
+    const int32_t *first_entry;
+    int32_t k_dim, ratio;
+} back_indexed;
+void back_indexer(const back_step *k, int32_t layer, const back_indexed *of);
 
 /* The blocks: from d.y to d.h, after the forward stages of the block have run. */
 typedef void back_block_fn(const back_step *k, int32_t layer);

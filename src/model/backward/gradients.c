@@ -51,9 +51,9 @@ static void place_tensors(hd_gradients *g, hd_trains_fn *trains, void *ctx) {
     const hd_schema *schema = hd_weights_schema(g->w);
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_tensor_decl *d = &schema->decls[i];
-        if (d->duplicate || hd_weights_missing(g->w, i) || !hd_gradients_exist(d)) continue;
+        if (d->duplicate || hd_weights_missing(g->w, i)) continue;
         int64_t *first = place_of(g, d->layer, d->role);
-        if (*first >= 0 || (trains && !trains(ctx, d))) continue;
+        if (*first >= 0 || !(trains ? trains(ctx, d) : hd_gradients_exist(d))) continue;
         const hd_expert_table *experts =
             d->expert < 0 ? NULL : hd_weights_experts(g->w, d->layer, d->role);
         *first = g->n;

@@ -1,5 +1,5 @@
 /* hybrid_back.c - backwards through V4's attention and its compressor. The indexer has no
- * gradient. */
+ * gradient by it: indexer_back.c. */
 #include "model/backward/backward_internal.h"
 
 /* From d.y to d.context, the gradient of the attention's own result, which is rotated. */
@@ -146,6 +146,14 @@ void back_hybrid(const back_step *k, int32_t layer) {
     place_entries(k, ratio);
     back_output(k, layer);
     back_attention(k, layer);
+    if (k->s->m->env.spec->layers[layer].attention == HD_ATTN_CSA) {
+        back_indexer(k, layer,
+                     &(back_indexed){.queries = k->s->t->q,
+                                     .entries = model_pool(k->s, layer, HD_POOL_COMPRESSED),
+                                     .first_entry = k->b->d.first_entry,
+                                     .k_dim = k->s->m->env.spec->head_dim,
+                                     .ratio = ratio});
+    }
     back_query(k, layer);
     back_window(k, layer);
     if (ratio) back_compress(k, layer);

@@ -152,6 +152,14 @@ static void back_absorbed(const back_step *k, int32_t layer, const int32_t *sele
     /* of the two halves of KV_B: out = x W_h^T for values, out = x W_h for absorbed keys */
     back_heads(k, layer, HD_KV_B, &values, d->context, d->o_low);
     back_attention(k, layer, selected);
+    if (selected) {
+        back_indexer(k, layer,
+                     &(back_indexed){.queries = s->t->q_wide,
+                                     .entries = model_pool(s, layer, HD_POOL_LATENT),
+                                     .first_entry = s->b->device.first_row,
+                                     .k_dim = c->kv_rank + c->rope_dim,
+                                     .ratio = 1});
+    }
     back_heads(k, layer, HD_KV_B, &keys, d->q, d->q_wide);
     back_rotated_query(k);
 }
