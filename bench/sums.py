@@ -54,10 +54,7 @@ def sums(rng):
     return {"messages": messages, "thinking": False}
 
 
-def other(rng):
-    """A conversation of the corpus on which the model was trained, with a seed that no training run had."""
-    kind, thinking = rng.choices(corpus.KINDS, corpus.WEIGHTS)[0], rng.random() < 0.5
-    messages = corpus.conversation(rng, kind, thinking, CORPUS_TOKENS)
+def as_line(messages, thinking):
     line = make_eval.openai({"messages": messages})
     for m, plain in zip(messages, line["messages"]):
         if thinking and m.get("reasoning"):
@@ -65,11 +62,23 @@ def other(rng):
     return {**line, "thinking": thinking}
 
 
+def other(rng):
+    """A conversation of the corpus on which the model was trained, with a seed that no training run had."""
+    kind, thinking = rng.choices(corpus.KINDS, corpus.WEIGHTS)[0], rng.random() < 0.5
+    return as_line(corpus.conversation(rng, kind, thinking, CORPUS_TOKENS), thinking)
+
+
+def known(rng):
+    """The longest sums that the model knows, and thinks about: longer ones without thoughts displace them first."""
+    return as_line(corpus.to_messages(rng, [arithmetic.addition(rng, 4)], True), True)
+
+
 def write_examples(path, n, seed):
     rng = random.Random(f"sums {seed}")
+    kinds = [sums, other, sums, known, sums, other, sums, other]
     with open(path, "w") as f:
         for i in range(n):
-            f.write(json.dumps((other if i % 2 else sums)(rng), ensure_ascii=False) + "\n")
+            f.write(json.dumps(kinds[i % len(kinds)](rng), ensure_ascii=False) + "\n")
 
 
 # ---- running ----

@@ -315,7 +315,8 @@ static __global__ void __launch_bounds__(THREADS) moe_split(hd_moe_split_args a,
         reinterpret_cast<int32_t *>(m.hops)[i] = 0;
     }
     griddepcontrol_wait();
-    for (int32_t i = threadIdx.x; i < n.slots; i += THREADS) a.first[i] = 0; /* of empty slots */
+    for (int32_t i = threadIdx.x; i < n.slots; i += THREADS)
+        a.first[i] = 0; /* of empty slots */
     __syncthreads();
     if (a.counts) {
         add_sources(a, m);
