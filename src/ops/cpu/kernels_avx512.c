@@ -69,23 +69,30 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
     for (; i < n_x; i++) dots_one(acc + i * each, x[i] + at, w, n);
 }
 
-/* Reduces sums of four rows of x and one row of w: lanes 4 h .. 4 h + 3 hold the rest of row
- * h. */
+/* Each folds two vectors into one: sums of the upper and the lower half of their lanes, of both halves,
+ * of all quarters and of pairs; those of p and of q take turns. A blend runs where a shuffle cannot. */
+static inline __m512 fold_halves(__m512 p, __m512 q) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xff00, p, q), _mm512_shuffle_f32x4(p, q, 0x4e));
+}
+
+static inline __m512 fold_quarters(__m512 p, __m512 q) {
+    const __m512 rest = _mm512_mask_blend_ps(0x0f0f, p, q);
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, p, q),
+                         _mm512_shuffle_f32x4(rest, rest, 0xb1));
+}
+
+static inline __m512 fold_pairs(__m512 p, __m512 q) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, p, q), _mm512_shuffle_ps(p, q, 0x4e));
+}
+
+static inline __m512 fold_lanes(__m512 p, __m512 q) {
+    return _mm512_add_ps(_mm512_mask_blend_ps(0xaaaa, p, q),
+                         _mm512_permute_ps(_mm512_mask_blend_ps(0x5555, p, q), 0xb1));
+}
+
+/* Sums of four rows of x and one row of w: lanes 4 h .. 4 h + 3 hold the rest of row h. */
 static inline __m512 reduce_rows(__m512 a, __m512 b, __m512 c, __m512 d) {
-    const __m512 ab =
-        _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    const __m512 cd =
-        _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
-                         _mm512_shuffle_f32x4(ab, cd, 0xdd));
-}
-
-static inline __m512 unpack_low(__m512 a, __m512 b) {
-    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
-}
-
-static inline __m512 unpack_high(__m512 a, __m512 b) {
-    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+    return fold_quarters(fold_halves(a, c), fold_halves(b, d));
 }
 
 /* Lane 4 h + j: the dot product of rows h and j, by the tree of reduce. */
@@ -94,18 +101,22 @@ static inline __m512 reduce_block(block s) {
                  b = reduce_rows(s.a.b, s.b.b, s.c.b, s.d.b),
                  c = reduce_rows(s.a.c, s.b.c, s.c.c, s.d.c),
                  d = reduce_rows(s.a.d, s.b.d, s.c.d, s.d.d);
-    const __m512 ab = _mm512_add_ps(unpack_low(a, b), unpack_high(a, b)),
-                 cd = _mm512_add_ps(unpack_low(c, d), unpack_high(c, d));
-    return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
+    return fold_lanes(fold_pairs(a, c), fold_pairs(b, d));
 }
 
 static inline void store_scores(const ops_scores *s, int32_t first, int32_t n_q, block sum) {
-    float score[X_ROWS * OPS_TILE_ROWS];
-    _mm512_storeu_ps(score, reduce_block(sum));
-    for (int32_t i = 0; i < n_q; i++) {
-        float *out = s->out + (first + i) * s->out_stride;
-        _mm_mask_storeu_ps(out, (__mmask8)first_lanes(s->n_keys),
-                           _mm_loadu_ps(score + i * OPS_TILE_ROWS));
+    const __mmask8 live = (__mmask8)first_lanes(s->n_keys);
+    const __m512 score = reduce_block(sum);
+    float *out = s->out + first * s->out_stride;
+    _mm_mask_storeu_ps(out, live, _mm512_castps512_ps128(score));
+    if (n_q > 1) {
+        _mm_mask_storeu_ps(out + s->out_stride, live, _mm512_extractf32x4_ps(score, 1));
+    }
+    if (n_q > 2) {
+        _mm_mask_storeu_ps(out + 2 * s->out_stride, live, _mm512_extractf32x4_ps(score, 2));
+    }
+    if (n_q > 3) {
+        _mm_mask_storeu_ps(out + 3 * s->out_stride, live, _mm512_extractf32x4_ps(score, 3));
     }
 }
 
