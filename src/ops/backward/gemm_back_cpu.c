@@ -7,9 +7,9 @@
 #include "ops/backward/backward_cpu_internal.h"
 
 enum {
-    OUT_ROWS = 64, /* rows of dw in a task, at most */
-    SUM_ROWS = 32, /* rows that are added between two loads of dw */
-    TASKS = 3      /* of a worker, at least, unless they have fewer than LEAST_ROWS rows */
+    OUT_ROWS = 64,                 /* rows of dw in a task, at most */
+    SUM_ROWS = OPS_TRANSPOSE_KEYS, /* rows that are added between two loads of dw */
+    TASKS = 3 /* of a worker, at least, unless they have fewer than LEAST_ROWS rows */
 };
 
 /* Rows of dw in a task, of n_rows in each of n matrices. */
@@ -24,9 +24,9 @@ static int32_t task_rows(const hd_stream *s, int32_t n_rows, int32_t n) {
 static void add_outer(const ops_kernels *k, float *dw, const float *left, int64_t left_row,
                       const float *const *right, int32_t rows, int32_t n_rows, int32_t cols) {
     float coef[OUT_ROWS * SUM_ROWS];
-    for (int32_t r = 0; r < rows; r++) {
-        for (int32_t i = 0; i < n_rows; i++) coef[i * SUM_ROWS + r] = left[r * left_row + i];
-    }
+    const float *of[SUM_ROWS]; /* the last one again for those that are missing */
+    for (int32_t r = 0; r < SUM_ROWS; r++) of[r] = left + hd_min_i32(r, rows - 1) * left_row;
+    k->transpose(coef, of, n_rows);
     for (int32_t at = 0; at < cols; at += OPS_TILE_COLS) {
         k->mix(&(ops_mix){.out = dw + at,
                           .coef = coef,
