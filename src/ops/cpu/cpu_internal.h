@@ -74,7 +74,7 @@ enum {
     OPS_TILE_STRIDE = OPS_TILE_COLS + OPS_LANES,
     OPS_X_ROWS = 64,   /* rows of x that share a dequantized tile */
     OPS_WIDE_ROWS = 8, /* rows of W in a tile of a large-M GEMM */
-    OPS_MIX_ROWS = 32, /* rows of a tile that is summed, not multiplied */
+    OPS_MIX_ROWS = 64, /* rows of a tile that is summed, not multiplied */
     /* small-M GEMM: rows of x for which a dequantized tile does not pay */
     OPS_FEW_ROWS = 16,
     /* bytes of W prefetched ahead, at least; the best of 8, 32, 64, 128 KiB */
