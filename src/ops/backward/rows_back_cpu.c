@@ -144,8 +144,24 @@ static void norm_weight_task(const void *arg, int32_t task, int32_t worker) {
     for (int32_t r = 0; r < a->rows; r++) {
         const float *restrict g = norm_g(a, r) + col, *restrict x = norm_x(a, r) + col;
         const float scale = (float)a->scale[r];
-        for (int32_t c = 0; c < n; c++) dweight[c] += g[c] * (x[c] * scale);
+        int32_t c = 0;
+        for (; c + OPS_LANES <= n; c += OPS_LANES) {
+            for (int32_t u = 0; u < OPS_LANES; u++) {
+                dweight[c + u] += g[c + u] * (x[c + u] * scale);
+            }
+        }
+        for (; c < n; c++) dweight[c] += g[c] * (x[c] * scale);
     }
+}
+
+/* dx = scale dx - pull x */
+static void pull_towards(float *restrict dx, const float *restrict x, float scale, float pull,
+                         int32_t n) {
+    int32_t i = 0;
+    for (; i + OPS_LANES <= n; i += OPS_LANES) {
+        for (int32_t u = 0; u < OPS_LANES; u++) dx[i + u] = scale * dx[i + u] - pull * x[i + u];
+    }
+    for (; i < n; i++) dx[i] = scale * dx[i] - pull * x[i];
 }
 
 static void norm_rows_task(const void *arg, int32_t task, int32_t worker) {
@@ -158,11 +174,11 @@ static void norm_rows_task(const void *arg, int32_t task, int32_t worker) {
         const float *x = norm_x(a, r), *g = norm_g(a, r);
         float *dx = act(a->dx) + r * stride_of(a->dx, a->cols); /* may be g */
         const double inverse = a->dweight ? a->scale[r] : inverse_rms(job, x);
-        for (int32_t c = 0; c < a->cols; c++) dx[c] = a->weight ? g[c] * a->weight[c] : g[c];
+        ops_scale(dx, g, a->weight, 1.0f, a->cols);
         const double along = dot(dx, x, a->cols);
         const float scale = (float)inverse,
                     pull = (float)(inverse * inverse * inverse * along / a->cols);
-        for (int32_t c = 0; c < a->cols; c++) dx[c] = scale * dx[c] - pull * x[c];
+        pull_towards(dx, x, scale, pull, a->cols);
     }
 }
 

@@ -171,7 +171,7 @@ static void add_values(const hd_attention_args *a, const ops_kernels *k, const a
                              .n_out = t->n_heads,
                              .n_rows = n,
                              .cols = cols};
-        memset(s->sum, 0, sizeof s->sum);
+        memset(s->sum, 0, (size_t)(t->n_heads * STRETCH) * sizeof *s->sum);
         if (narrows(a, k)) {
             const fast_narrow narrow = narrow_of(a, s);
             k->fast_attention->mix(&mix, &narrow);
@@ -230,10 +230,9 @@ static void join(const hd_attention_args *a, const attention_row *t, attention_p
 static void write_heads(const hd_attention_args *a, const attention_row *t,
                         const attention_part *sum) {
     for (int32_t h = 0; h < t->n_heads; h++) {
-        const float int16 = t->n_keys > 0 ? 1.0f / sum->total[h] : 0.0f;
+        const float inverse = t->n_keys > 0 ? 1.0f / sum->total[h] : 0.0f;
         float *to = act(a->out) + ((int64_t)t->row * a->heads + t->head + h) * a->v_dim;
-        const float *out = sum->out + (int64_t)h * a->v_dim;
-        for (int32_t c = 0; c < a->v_dim; c++) to[c] = out[c] * int16;
+        ops_scale(to, sum->out + (int64_t)h * a->v_dim, NULL, inverse, a->v_dim);
     }
 }
 

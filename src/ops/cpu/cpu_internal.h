@@ -4,6 +4,8 @@
 #ifndef HD_OPS_CPU_CPU_INTERNAL_H
 #define HD_OPS_CPU_CPU_INTERNAL_H
 
+#include <string.h>
+
 #include "ops/ref/act_internal.h"
 #include "ops/cpu/kernels_internal.h"
 #include "ops/ops.h"
@@ -38,6 +40,24 @@ int32_t ops_rows_per_task(int64_t steps);
 static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_t n,
                                     float eps) {
     return (float)(1.0 / sqrt(k->square_sum(x, n) / n + (double)eps));
+}
+
+/* out[i] = x[i] * scale * weight[i], without the last factor if weight is NULL; out may be x. */
+static inline void ops_scale(float *out, const float *x, const float *weight, float scale,
+                             int32_t n) {
+    typedef float vector __attribute__((vector_size(OPS_LANES * sizeof(float))));
+    int32_t i = 0;
+    for (; i + OPS_LANES <= n; i += OPS_LANES) {
+        vector y, w;
+        memcpy(&y, x + i, sizeof y);
+        y *= scale;
+        if (weight) {
+            memcpy(&w, weight + i, sizeof w);
+            y *= w;
+        }
+        memcpy(out + i, &y, sizeof y);
+    }
+    for (; i < n; i++) out[i] = weight ? x[i] * scale * weight[i] : x[i] * scale;
 }
 
 /* Softmax over a block: scores times scale become exp(score - *top), where *top now covers

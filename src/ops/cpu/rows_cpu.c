@@ -71,14 +71,22 @@ void ops_gather_cpu(hd_stream *s, const hd_gather_args *a, const ops_kernels *k)
                             .per_task = ops_rows_per_task(a->cols)});
 }
 
+/* x += y */
+static void add_row(float *restrict x, const float *restrict y, int32_t n) {
+    int32_t i = 0;
+    for (; i + OPS_LANES <= n; i += OPS_LANES) {
+        for (int32_t u = 0; u < OPS_LANES; u++) x[i + u] += y[i + u];
+    }
+    for (; i < n; i++) x[i] += y[i];
+}
+
 /* A row here is a row of y: `repeat` rows of x. */
 static void add_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
-    hd_add_args part = *(const hd_add_args *)job->args;
-    part.x = hd_rows_at(part.x, (int64_t)first * part.repeat * part.cols);
-    part.y = hd_rows_at(part.y, (int64_t)first * part.cols);
-    part.rows = (end - first) * part.repeat;
-    hd_add_ref(job->stream, &part);
+    const hd_add_args *a = job->args;
+    for (int64_t r = (int64_t)first * a->repeat; r < (int64_t)end * a->repeat; r++) {
+        add_row(act(a->x) + r * a->cols, act_in(a->y) + r / a->repeat * a->cols, a->cols);
+    }
 }
 
 void ops_add_cpu(hd_stream *s, const hd_add_args *a, const ops_kernels *k) {
@@ -97,11 +105,7 @@ static void rms_norm_rows(const ops_job *job, int32_t first, int32_t end, int32_
         const float *x = act_in(a->x) + r * stride_of(a->x, a->cols);
         float *out = act(a->out) + r * stride_of(a->out, a->cols);
         const float scale = ops_inverse_rms(job->k, x, a->cols, a->eps);
-        if (!a->weight) {
-            for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale;
-            continue;
-        }
-        for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale * a->weight[c];
+        ops_scale(out, x, a->weight, scale, a->cols);
     }
 }
 
