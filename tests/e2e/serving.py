@@ -1,10 +1,12 @@
 """A running server for tests: hadal serve on a free port, or drive_http, which is its HTTP layer
 with handlers that do nothing. Raw sockets where the bytes matter, http.client elsewhere."""
 
+import contextlib
 import http.client
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -24,6 +26,15 @@ TINY = ROOT / "models" / "tiny-v4"
 DRIVER = pathlib.Path(HADAL).parent / "drive_http"
 LEAK_CHECKED = "asan" in DRIVER.parent.name  # every program looks for leaks at its end, and is slow
 PATIENCE = 120  # seconds before a hung test gives up; no test measures time with it
+
+
+def free_port(host="127.0.0.1"):
+    """One that nobody listens at, below those that the kernel gives to connections: none takes it before it is listened at."""
+    for port in random.sample(range(20000, 32000), 1000):
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind((host, port))
+            return port
+    raise RuntimeError("no free port")
 
 
 def wait_until(condition, what):

@@ -85,7 +85,7 @@ def test_dummy_weights_need_no_checkpoint(hadal, config, backend):
     assert (r["completed"], r["failed"], r["total_output_tokens"]) == (3, 0, 12)
 
 
-@pytest.mark.parametrize("flags", [["--threads", "1"], ["--threads", "2", "--muon", "--rows", "40"]])
+@pytest.mark.parametrize("flags", [["--threads", "1"], pytest.param(["--threads", "2", "--muon", "--rows", "40"], marks=pytest.mark.long)])
 def test_training_adds_up(hadal, tmp_path, flags):
     """The loss is that of the logits, whatever the threads and micro-batches are; nothing is learned meanwhile."""
     tokens = [[3 + i * j % 500 for j in range(1, 20 + i)] for i in range(5)]

@@ -38,7 +38,7 @@ def model(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("memory", [ONE, THREE, HALF, "auto"])
+@pytest.mark.parametrize("memory", [ONE, *(pytest.param(m, marks=pytest.mark.long) for m in (THREE, HALF)), "auto"])
 def test_crowds_get_the_answers_of_resident_experts(serve, memory):
     flags = ("--threads", 2, "--max-running", 24, "--context", 512)
     want = answers(serve(*flags))
@@ -73,7 +73,7 @@ def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
     assert 0 <= shown["staged"] < shown["used"] and shown["fetch_bytes"] > 0
 
 
-@pytest.mark.parametrize("compute", ["auto", "host"])
+@pytest.mark.parametrize("compute", [pytest.param("auto", marks=pytest.mark.long), "host"])
 def test_crowds_get_the_answers_of_a_host_that_computes(serve, compute):
     """A CPU backend's host has its bits, so it does not matter which experts it computes."""
     flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)

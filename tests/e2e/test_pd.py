@@ -8,8 +8,8 @@ import re
 import socket
 
 import pytest
-from serving import Hosts, Server, TINY, read_all, wait_until
-from test_router import Router, free_port, of, settled
+from serving import Hosts, Server, TINY, free_port, read_all, wait_until
+from test_router import Router, of, settled
 
 FLAGS = ("--threads", "1", "--max-running", "8", "--kv-host", "0.2")
 PAGE = 128  # tokens, of both models

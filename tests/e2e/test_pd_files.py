@@ -10,9 +10,8 @@ import urllib.request
 
 import pytest
 from conftest import HADAL
-from serving import ROOT, TINY, wait_until
+from serving import ROOT, TINY, free_port, wait_until
 from test_package import needs
-from test_router import free_port
 
 FILES = ROOT / "examples" / "pd"
 DRAIN = 120  # seconds, by default

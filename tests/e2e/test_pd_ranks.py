@@ -5,23 +5,23 @@ import concurrent.futures
 import os
 
 import pytest
-from serving import Server, wait_until
+from serving import Server, free_port, wait_until
 from test_pd import FLAGS, PAGE, SCHEMA, Pd, Peer, flush, ids, role_flags
 from test_ranks import group_metric
-from test_router import free_port, settled
+from test_router import settled
 from worlds import World, needs_ucx
 
 LONG = os.environ.get("HADAL_TEST_LONG")
 # of the prefill side, and of the decode side
 LAYOUTS = {
     "tp 2, one rank": (["--tp", 2], []),
-    "one rank, tp 2": ([], ["--tp", 2]),
     "dp 2 ep 2, tp 2 ep 2": (["--dp", 2, "--ep", 2], ["--tp", 2, "--ep", 2]),
-    "ep 2, dp 2 tp 2": (["--ep", 2], ["--dp", 2, "--tp", 2]),
     "cp 2 hisparse, hisparse": (["--cp", 2, "--hisparse", 300], ["--hisparse", 256, "--draft-tokens", 3]),
 }
 if LONG:
     LAYOUTS |= {
+        "one rank, tp 2": ([], ["--tp", 2]),
+        "ep 2, dp 2 tp 2": (["--ep", 2], ["--dp", 2, "--tp", 2]),
         "cp 3, tp 2 hisparse": (["--cp", 3], ["--tp", 2, "--hisparse", 400]),
         "cp 4 hisparse, ep 2": (["--cp", 4, "--hisparse", 512, "--kv-write", "through"], ["--ep", 2]),
         "hisparse, cp 2": (["--hisparse", 300, "--chunk", 100], ["--cp", 2]),
@@ -29,9 +29,10 @@ if LONG:
 WORLDS = {
     "tp 2, one rank": (["--tp", 2], None),
     "cp 2 hisparse, one rank": (["--cp", 2, "--hisparse", 300], None),
-    "ep 2, tp 2": (["--ep", 2], ["--tp", 2]),
     "dp 2 ep 2, dp 2 ep 2": (["--dp", 2, "--ep", 2], ["--dp", 2, "--ep", 2]),
 }
+if LONG:
+    WORLDS["ep 2, tp 2"] = (["--ep", 2], ["--tp", 2])
 BODIES = [
     {"prompt": ids(2 * PAGE + 44, 1), "max_tokens": 16, "seed": 1, "logprobs": 2},
     {"prompt": ids(3 * PAGE + 16, 2), "max_tokens": 12, "temperature": 0, "logprobs": 2},

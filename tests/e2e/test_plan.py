@@ -166,6 +166,7 @@ def test_experts_from_other_ranks():
     assert "dense MLPs: weights / n" in plan("v3", "--gpus", 8, "--layout", "tp=8", "--explain")
 
 
+@pytest.mark.long
 def test_from_which_prompt_on_dwdp_pays(tmp_path):
     """The shortest prompt whose kernels hide the copies: twice the link halves it, or nearly so; a slow one hides nothing."""
     rows = {}
@@ -220,6 +221,7 @@ def test_experts_on_disk():
     assert "GB on disk" in text and "--experts-disk auto" in text
 
 
+@pytest.mark.long
 def test_prompts_and_answers_on_gpus_of_their_own():
     args = ("--prefill", 2, "--decode", 2, "--users", 64, "--prompt", 8000, "--output", 1000)
     x = predicted("v4_flash", *args)

@@ -7,22 +7,15 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 
 import pytest
 from conftest import HADAL
-from serving import Hosts, Listening, Server, events_of, read_all, read_until, wait_until
+from serving import Hosts, Listening, Server, events_of, free_port, read_all, read_until, wait_until
 from test_metrics import stream
 
 FLAGS = ("--threads", "1", "--max-running", "16")
 CHAT = {"messages": [{"role": "user", "content": "What is 347 + 586?"}], "seed": 7, "max_tokens": 24}
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Router(Listening):

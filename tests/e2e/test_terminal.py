@@ -67,7 +67,7 @@ TABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "operators" else []) for name in TABLES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] if name == "operators" else []) for name in TABLES])
 def test_tables_keep_to_the_width(name):
     """Words and figures of a row on lines of their own; in a pipe it is one line, and as wide as it is."""
     command, titles = TABLES[name]

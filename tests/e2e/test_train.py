@@ -70,7 +70,7 @@ def test_the_loss_falls_and_the_model_is_served(hadal, data, tmp_path):
     assert said.returncode == 0 and said.stdout.startswith("heron heron"), said.stderr + said.stdout
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
 def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(hadal, data, tmp_path, optimizer):
     """Also on other threads and micro-batches."""
     args = ["--optimizer", optimizer, "--schedule", "cosine", "--warmup", "1", "--steps", "3", "-q"]

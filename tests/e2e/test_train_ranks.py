@@ -31,7 +31,7 @@ def same_curve(log, one, names):
             assert a[name] == pytest.approx(b[name], rel=1e-3), name
 
 
-@pytest.mark.parametrize("optimizer, n", [("adamw", 2), ("muon", 1)])
+@pytest.mark.parametrize("optimizer, n", [("adamw", 2), pytest.param("muon", 1, marks=pytest.mark.long)])
 def test_ranks_have_the_curve_of_one_and_equal_bits_in_every_run(hadal, data, tmp_path, optimizer, n):
     args = ["--steps", n, "--balance", "0.001", "--optimizer", optimizer, "-q"]
     if optimizer == "muon":

@@ -13,7 +13,7 @@ from test_plan import training_plan
 from test_train import digests, steps
 
 long = pytest.mark.long
-BOTH = [("tiny-v3", "f32"), pytest.param("tiny-v3", "bf16", marks=long), ("tiny-v4", "bf16"), pytest.param("tiny-v4", "f32", marks=long)]
+BOTH = [("tiny-v3", "f32"), pytest.param("tiny-v3", "bf16", marks=long), pytest.param("tiny-v4", "bf16", marks=long), pytest.param("tiny-v4", "f32", marks=long)]
 TYPES = {"bf16": ("BF16", "bfloat16"), "f32": ("F32", "float32")}
 ARGS = ["--task", "sort", "--groups", "4", "--samples", "4", "--max-tokens", "40", "--context", "128", "--lr", "1e-4", "--seed", "3", "-q"]
 

@@ -90,7 +90,7 @@ def test_experts_that_move(folder, other, wanted, tmp_path):
     server.close()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[2:], ids=lambda x: " ".join(map(str, x)))
+@pytest.mark.parametrize("layout", [LAYOUTS[3], *(pytest.param(x, marks=pytest.mark.long) for x in (LAYOUTS[2], LAYOUTS[4]))], ids=lambda x: " ".join(map(str, x)))
 def test_swaps_under_load(folder, other, layout):
     server = serve(folder, layout)
     swap_under_load(server, [TINY, other], SWAPS)

@@ -3,12 +3,11 @@
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 
 import pytest
 from conftest import HADAL
-from serving import TINY, Server
+from serving import TINY, Server, free_port
 
 FAULTY = pathlib.Path(HADAL).parent / "drive_ranks"
 SMALL = ("--threads", 1, "--max-running", 16, "--context", 1024, "--backend", "cpu")
@@ -27,9 +26,7 @@ needs_ucx = pytest.mark.skipif(
 
 
 def free_address(host="127.0.0.1"):
-    with socket.socket() as s:
-        s.bind((host, 0))
-        return f"{host}:{s.getsockname()[1]}"
+    return f"{host}:{free_port(host)}"
 
 
 class World:

@@ -2,6 +2,7 @@
 #include "cli/training/rl_generate.h"
 
 #include <stdarg.h>
+#include <string.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,11 +146,11 @@ static int32_t join(draws *d, int32_t a, int32_t b) {
     }
 }
 
-/* What some expression of x[n] makes. */
-static int32_t make_target(draws *d, const int32_t *x, int32_t n) {
+/* What some expression of all of x makes. */
+static int32_t make_target(draws *d, const int32_t x[COUNTDOWN_NUMBERS]) {
     int32_t left[COUNTDOWN_NUMBERS];
-    for (int32_t i = 0; i < n; i++) left[i] = x[i];
-    for (; n > 1; n--) {
+    memcpy(left, x, sizeof left);
+    for (int32_t n = COUNTDOWN_NUMBERS; n > 1; n--) {
         const uint32_t i = below(d, (uint32_t)n);
         const int32_t a = left[i];
         left[i] = left[n - 1];
@@ -164,7 +165,7 @@ static void make_countdown(draws *d, prompt *p) {
     while (target < 30 || target > 999) { /* 30: no number alone */
         take_different(d, x, COUNTDOWN_NUMBERS, 25);
         for (int32_t i = 0; i < COUNTDOWN_NUMBERS; i++) x[i]++;
-        target = make_target(d, x, COUNTDOWN_NUMBERS);
+        target = make_target(d, x);
     }
     put(&p->user, "Make %d from the numbers ", target);
     put_list(&p->user, x, COUNTDOWN_NUMBERS);
