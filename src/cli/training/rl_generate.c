@@ -2,10 +2,10 @@
 #include "cli/training/rl_generate.h"
 
 #include <stdarg.h>
-#include <string.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/philox.h"
 #include "base/status.h"
