@@ -69,30 +69,30 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
     for (; i < n_x; i++) dots_one(acc + i * each, x[i] + at, w, n);
 }
 
-/* Each folds two vectors into one: sums of the upper and the lower half of their lanes, of both halves,
+/* Each reduces two vectors to one: sums of the upper and the lower half of their lanes, of both halves,
  * of all quarters and of pairs; those of p and of q take turns. A blend runs where a shuffle cannot. */
-static inline __m512 fold_halves(__m512 p, __m512 q) {
+static inline __m512 reduce_across(__m512 p, __m512 q) {
     return _mm512_add_ps(_mm512_mask_blend_ps(0xff00, p, q), _mm512_shuffle_f32x4(p, q, 0x4e));
 }
 
-static inline __m512 fold_quarters(__m512 p, __m512 q) {
+static inline __m512 reduce_quarters(__m512 p, __m512 q) {
     const __m512 rest = _mm512_mask_blend_ps(0x0f0f, p, q);
     return _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, p, q),
                          _mm512_shuffle_f32x4(rest, rest, 0xb1));
 }
 
-static inline __m512 fold_pairs(__m512 p, __m512 q) {
+static inline __m512 reduce_pairs(__m512 p, __m512 q) {
     return _mm512_add_ps(_mm512_mask_blend_ps(0xcccc, p, q), _mm512_shuffle_ps(p, q, 0x4e));
 }
 
-static inline __m512 fold_lanes(__m512 p, __m512 q) {
+static inline __m512 reduce_lanes(__m512 p, __m512 q) {
     return _mm512_add_ps(_mm512_mask_blend_ps(0xaaaa, p, q),
                          _mm512_permute_ps(_mm512_mask_blend_ps(0x5555, p, q), 0xb1));
 }
 
 /* Sums of four rows of x and one row of w: lanes 4 h .. 4 h + 3 hold the rest of row h. */
 static inline __m512 reduce_rows(__m512 a, __m512 b, __m512 c, __m512 d) {
-    return fold_quarters(fold_halves(a, c), fold_halves(b, d));
+    return reduce_quarters(reduce_across(a, c), reduce_across(b, d));
 }
 
 /* Lane 4 h + j: the dot product of rows h and j, by the tree of reduce. */
@@ -101,7 +101,7 @@ static inline __m512 reduce_block(block s) {
                  b = reduce_rows(s.a.b, s.b.b, s.c.b, s.d.b),
                  c = reduce_rows(s.a.c, s.b.c, s.c.c, s.d.c),
                  d = reduce_rows(s.a.d, s.b.d, s.c.d, s.d.d);
-    return fold_lanes(fold_pairs(a, c), fold_pairs(b, d));
+    return reduce_lanes(reduce_pairs(a, c), reduce_pairs(b, d));
 }
 
 static inline void store_scores(const ops_scores *s, int32_t first, int32_t n_q, block sum) {
