@@ -200,7 +200,7 @@ def test_unit_is_one_and_hardened(tmp_path):
 
 @pytest.mark.parametrize(
     ("release", "setting", "gpus", "built"),
-    [("13.0", None, None, "build-cuda"), ("13.0", None, "9.0 9.0", "build-cuda"), ("13.0", None, "7.5 12.0 8.9", "build-cuda"), ("12.4", None, None, "build"), ("13.0", "", "9.0", "build"), (None, None, None, "build")],
+    [("13.0", None, None, "build"), ("13.0", "nvcc", None, "build-cuda"), ("13.0", None, "9.0 9.0", "build-cuda"), ("13.0", None, "7.5 12.0 8.9", "build-cuda"), ("12.4", None, None, "build"), ("13.0", "", "9.0", "build"), (None, None, None, "build")],
 )
 def test_run_builds_for_the_gpu_where_it_can(tmp_path, release, setting, gpus, built):
     """With a compiler, a make and a setup that only say that they were called."""
@@ -217,6 +217,8 @@ def test_run_builds_for_the_gpu_where_it_can(tmp_path, release, setting, gpus, b
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **({} if setting is None else {"CUDA": setting})}
     if not release:
         env["CUDA"] = "/nowhere/nvcc"
+    if setting:
+        env["CUDA"] = f"{tmp_path}/nvcc"
     done = subprocess.run([tmp_path / "run", "version", "x y"], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path}/{built}/hadal version x y\n"
