@@ -307,14 +307,17 @@ static hd_status check_cp(const hd_engine *e, const hd_engine_options *o, hd_err
                    hd_family_name(e->spec->family));
 }
 
+static bool asks_for_gpus(const hd_engine_options *o) {
+    return o->backend && strcmp(o->backend, "cuda") == 0;
+}
+
 /* auto: as many as there are processes, or ranks that share the experts, for each part of the heads. */
 static int32_t choose_cp(hd_engine *e, const hd_engine_options *o) {
     const int32_t apart = at_least_one(o->tp) * at_least_one(o->dp);
     const int32_t ranks = o->world.size ? o->world.size : at_least_one(o->ep);
-    const bool on_gpus = o->backend && strcmp(o->backend, "cuda") == 0;
     e->cp_part = 0;
     if (o->cp != HD_CP_AUTO) return at_least_one(o->cp);
-    e->cp_part = on_gpus ? CP_PAYS_FROM_ON_GPUS : CP_PAYS_FROM;
+    e->cp_part = asks_for_gpus(o) ? CP_PAYS_FROM_ON_GPUS : CP_PAYS_FROM;
     return hd_max_i32(ranks / apart, 1);
 }
 
@@ -361,7 +364,7 @@ static hd_status choose_overlap(hd_engine *e, const hd_engine_options *o, hd_err
     const bool any = strcmp(asked, "auto") == 0;
     const bool naive = o->mla && strcmp(o->mla, "naive") == 0;
     const bool exchanges = hd_parallel_exchanges(&e->parallel);
-    const bool on_gpus = o->backend && strcmp(o->backend, "cuda") == 0;
+    const bool on_gpus = asks_for_gpus(o);
     e->n_micro = 1;
     e->micro_from = 0;
     if (strcmp(asked, "off") == 0) return HD_OK;

@@ -9,11 +9,6 @@
 #include "model/beside_internal.h"
 #include "model/rows_internal.h"
 
-/* The epsilon of the norms inside the attention, whatever rms_norm_eps says. The official
- * code, the code shipped with the checkpoints and the library all use it. Only Moonlight's
- * config says something else (models.md 8, D1). */
-static const float inner_eps = 1e-6f;
-
 static void norm_query(const model_step *s, int32_t layer) {
     const float *weight = hd_weights_vector(s->m->env.weights, layer, HD_Q_A_NORM);
     s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = s->t->q_low,
@@ -21,7 +16,7 @@ static void norm_query(const model_step *s, int32_t layer) {
                                                            .weight = weight,
                                                            .rows = s->b->n_rows,
                                                            .cols = s->m->env.spec->q_rank,
-                                                           .eps = inner_eps});
+                                                           .eps = model_inner_eps});
 }
 
 /* Norms and rotates the latents: kv from kv_raw. */
@@ -44,7 +39,7 @@ static void finish_latents(const model_step *s, int32_t layer) {
                        .rope_at = c->kv_rank,
                        .pairs = c->rope_dim / 2,
                        .half_split = c->rope_half_split,
-                       .eps = inner_eps});
+                       .eps = model_inner_eps});
 }
 
 static void keep_latents(const model_step *s, int32_t layer) {
@@ -88,8 +83,7 @@ static void project_low_rank(const model_step *s, int32_t layer) {
     model_linear_set(s, layer, t->q_low, of_q_low, HD_LEN(of_q_low));
 }
 
-/* The indexer rotates its first rope_dim elements in half-split pairs. */
-static void rope_index(const model_step *s, hd_rows x, int32_t heads) {
+void model_rope_index(const model_step *s, hd_rows x, int32_t heads, bool inverse) {
     const hd_model_spec *c = s->m->env.spec;
     s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = x,
                                                    .x = x,
@@ -99,7 +93,8 @@ static void rope_index(const model_step *s, hd_rows x, int32_t heads) {
                                                    .pairs = c->rope_dim / 2,
                                                    .out_head = c->index_dim,
                                                    .x_head = c->index_dim,
-                                                   .half_split = true});
+                                                   .half_split = true,
+                                                   .inverse = inverse});
 }
 
 /* Norms and rotates the index keys. */
@@ -113,8 +108,8 @@ static void finish_index_keys(const model_step *s, int32_t layer) {
                                          .bias = hd_weights_vector(w, layer, HD_INDEX_K_BIAS),
                                          .rows = s->b->n_rows,
                                          .cols = c->index_dim,
-                                         .eps = inner_eps});
-    rope_index(s, s->t->index_k, 1);
+                                         .eps = model_inner_eps});
+    model_rope_index(s, s->t->index_k, 1, false);
 }
 
 /* Keys and queries of the rank's own rows; the others gather the keys. */
@@ -300,7 +295,7 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                                            .rows = s->b->n_rows});
     model_part own;
     if (!model_own_part(s, &own)) return;
-    rope_index(&own.step, own.step.t->index_q, c->index_heads);
+    model_rope_index(&own.step, own.step.t->index_q, c->index_heads, false);
     model_indexer_topk(&own.step, layer, keys, 1);
 }
 

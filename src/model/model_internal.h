@@ -199,6 +199,13 @@ void model_linear_set(const model_step *s, int32_t layer, hd_rows x, const model
 void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at, int32_t heads,
                 int32_t head_width);
 
+/* The epsilon of the norms inside MLA, whatever rms_norm_eps says: that of the official code. Only
+ * Moonlight's config says something else (models.md 8, D1). */
+static const float model_inner_eps = 1e-6f;
+
+/* V3.2's indexer: rotates the first rope_dim elements of each head of x in half-split pairs, in place */
+void model_rope_index(const model_step *s, hd_rows x, int32_t heads, bool inverse);
+
 /* selected = the indexer's top-k keys, one key per `ratio` positions; keeps them */
 void model_indexer_topk(const model_step *s, int32_t layer, hd_paged keys, int32_t ratio);
 

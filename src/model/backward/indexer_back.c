@@ -2,8 +2,6 @@
  * Nothing of the model beside them gets any. */
 #include "model/backward/backward_internal.h"
 
-static const float inner_eps = 1e-6f; /* as in mla.c */
-
 /* d.index_q, d.index_weight and d.index_keys */
 static void back_scores(const back_step *k, int32_t layer, const back_indexed *of) {
     const model_step *s = k->s;
@@ -76,27 +74,12 @@ static void back_compressed_keys(const back_step *k, int32_t layer) {
 
 /* ---- V3.2: both are rotated at their beginning, and keys have a layer norm ---- */
 
-static void rotate_back(const back_step *k, float *x, int32_t heads) {
-    const model_step *s = k->s;
-    const hd_model_spec *c = s->m->env.spec;
-    s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = hd_f32(x),
-                                                   .x = hd_f32(x),
-                                                   .cos_sin = s->t->cos_sin,
-                                                   .rows = s->b->n_rows,
-                                                   .heads = heads,
-                                                   .pairs = c->rope_dim / 2,
-                                                   .out_head = c->index_dim,
-                                                   .x_head = c->index_dim,
-                                                   .half_split = true,
-                                                   .inverse = true});
-}
-
 static void back_token_keys(const back_step *k, int32_t layer) {
     const model_step *s = k->s;
     const hd_model_spec *c = s->m->env.spec;
     const backward_activations *d = &k->b->d;
     const int32_t n = s->b->n_rows;
-    rotate_back(k, d->index_keys, 1);
+    model_rope_index(s, hd_f32(d->index_keys), 1, true);
     model_linear(s, layer, HD_INDEX_K, s->t->index_k, s->t->h, n); /* before the norm */
     k->b->ops->layer_norm_back(
         s->stream, &(hd_layer_norm_back_args){
@@ -107,7 +90,7 @@ static void back_token_keys(const back_step *k, int32_t layer) {
                        .weight = hd_weights_vector(s->m->env.weights, layer, HD_INDEX_K_NORM),
                        .rows = n,
                        .cols = c->index_dim,
-                       .eps = inner_eps});
+                       .eps = model_inner_eps});
     back_matrix(k, hd_gradients_at(k->g, layer, HD_INDEX_K), hd_f32(d->index_keys), s->t->h, n,
                 c->index_dim, c->hidden);
 }
@@ -125,7 +108,7 @@ void back_indexer(const back_step *k, int32_t layer, const back_indexed *of) {
                   c->index_heads, c->index_dim);
         back_compressed_keys(k, layer);
     } else {
-        rotate_back(k, d->index_q, c->index_heads);
+        model_rope_index(s, hd_f32(d->index_q), c->index_heads, true);
         back_token_keys(k, layer);
     }
     back_matrix(k, dq, hd_f32(d->index_q), s->t->q_low, n, wide, c->q_rank);

@@ -1,8 +1,6 @@
 /* mla_back.c - backwards through MLA in its absorbed form, and V3.2's sparse attention. */
 #include "model/backward/backward_internal.h"
 
-static const float inner_eps = 1e-6f; /* as in mla.c */
-
 /* From d.q to d.h: the query's projections. */
 static void back_query(const back_step *k, int32_t layer) {
     const model_step *s = k->s;
@@ -13,7 +11,7 @@ static void back_query(const back_step *k, int32_t layer) {
         back_linear(k, layer, HD_Q, d->h, false, hd_f32(d->q), s->t->h, n);
         return;
     }
-    back_low_query(k, layer, inner_eps);
+    back_low_query(k, layer, model_inner_eps);
 }
 
 /* From d.entries, the gradient of the stored latents, to d.h. */
@@ -27,7 +25,7 @@ static void back_latents(const back_step *k, int32_t layer) {
     if (s->t->kv_raw.data == s->t->kv.data)
         model_linear(s, layer, HD_KV_A, s->t->kv, s->t->h, n);
     back_norm(k, layer, HD_KV_A_NORM, latents, latents, hd_rows_strided(s->t->kv_raw, wide), n,
-              c->kv_rank, inner_eps);
+              c->kv_rank, model_inner_eps);
     back_linear(k, layer, HD_KV_A, d->h, true, hd_f32(d->entries), s->t->h, n);
 }
 

@@ -5,12 +5,6 @@
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 
-static double dot(const float *a, const float *b, int32_t n) {
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
-    return sum;
-}
-
 /* ---- attention ---- */
 
 /* One head of one row, and what its gradient needs. */
@@ -76,15 +70,17 @@ static void find_denominator(const hd_attention_back_args *a, int32_t seq, int32
     float room[HD_MAX_ENTRY_COLS];
     double top = a->sink ? (double)a->sink[head] : -(double)INFINITY, total = 0.0;
     for (int32_t i = 0; i < n; i++) {
-        top = fmax(top, dot(q, key_of(a, seq, row, i, room).k, a->k_dim) * (double)a->scale);
+        top = fmax(top,
+                   ops_dot64(q, key_of(a, seq, row, i, room).k, a->k_dim) * (double)a->scale);
     }
     if (a->sink) total = exp((double)a->sink[head] - top);
     for (int32_t i = 0; i < n; i++) {
-        total += exp(dot(q, key_of(a, seq, row, i, room).k, a->k_dim) * (double)a->scale - top);
+        total += exp(ops_dot64(q, key_of(a, seq, row, i, room).k, a->k_dim) * (double)a->scale -
+                     top);
     }
     a->lse[at] = (float)(top + log(total));
-    a->delta[at] =
-        (float)dot(act_in(a->out) + at * a->v_dim, act_in(a->g) + at * a->v_dim, a->v_dim);
+    a->delta[at] = (float)ops_dot64(act_in(a->out) + at * a->v_dim,
+                                    act_in(a->g) + at * a->v_dim, a->v_dim);
 }
 
 /* Adds what one head of one row gives to its keys, and computes its dq. */
@@ -96,8 +92,8 @@ static void query_back(const hd_attention_back_args *a, int32_t seq, int32_t row
     for (int32_t c = 0; c < a->k_dim; c++) dq[c] = 0.0;
     for (int32_t i = 0; i < n; i++) {
         const key at = key_of(a, seq, row, i, room);
-        const double p = exp(dot(t.q, at.k, a->k_dim) * (double)a->scale - t.lse);
-        const double ds = p * (dot(t.g, at.k, a->v_dim) - t.delta) * (double)a->scale;
+        const double p = exp(ops_dot64(t.q, at.k, a->k_dim) * (double)a->scale - t.lse);
+        const double ds = p * (ops_dot64(t.g, at.k, a->v_dim) - t.delta) * (double)a->scale;
         for (int32_t c = 0; c < a->k_dim; c++) {
             dq[c] += ds * (double)at.k[c];
             at.dk[c] +=

@@ -5,12 +5,6 @@
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 
-static double dot(const float *a, const float *b, int32_t n) {
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
-    return sum;
-}
-
 /* One row, and room for its selected keys. */
 typedef struct indexer_row {
     const int32_t *selected;
@@ -28,7 +22,8 @@ static bool find_shares(const hd_indexer_back_args *a, const indexer_row *t) {
         t->share[i] = 0.0;
         for (int32_t h = 0; h < a->attention_heads; h++) {
             const int64_t at = (int64_t)t->row * a->attention_heads + h;
-            const double score = dot(act_in(a->attention_q) + at * a->k_dim, entry, a->k_dim);
+            const double score =
+                ops_dot64(act_in(a->attention_q) + at * a->k_dim, entry, a->k_dim);
             t->share[i] += exp(score * (double)a->attention_scale - (double)a->lse[at]);
         }
         total += t->share[i];
@@ -45,7 +40,7 @@ static void find_scores(const hd_indexer_back_args *a, const indexer_row *t) {
         t->score[i] = 0.0;
         for (int32_t h = 0; h < a->heads; h++) {
             const int64_t at = (int64_t)t->row * a->heads + h;
-            const double along = dot(act_in(a->q) + at * width, key, width);
+            const double along = ops_dot64(act_in(a->q) + at * width, key, width);
             t->score[i] += (double)a->weight[at] * (double)a->scale * fmax(0.0, along);
         }
     }
@@ -75,7 +70,7 @@ static void add_gradients(const hd_indexer_back_args *a, const indexer_row *t) {
         for (int32_t h = 0; h < a->heads; h++) {
             const int64_t at = (int64_t)t->row * a->heads + h;
             const float *q = act_in(a->q) + at * width;
-            const double along = dot(q, key, width);
+            const double along = ops_dot64(q, key, width);
             if (along <= 0.0) continue;
             const double ds = t->score[i] * (double)a->scale;
             const double du = ds * (double)a->weight[at];

@@ -4,12 +4,6 @@
 #include "ops/backward/backward_internal.h"
 #include "ops/ref/act_internal.h"
 
-static double dot(const float *a, const float *b, int32_t n) {
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
-    return sum;
-}
-
 /* Element c of head `head` of the key of a row. */
 static double made_key(const hd_attention_naive_back_args *a, int32_t row, int32_t head,
                        int32_t c) {
@@ -35,7 +29,7 @@ static void naive_query_back(const hd_attention_naive_back_args *a, int32_t firs
     const int32_t k_dim = a->nope_dim + a->rope_dim, wide = a->nope_dim + a->v_dim;
     const int64_t at = (int64_t)row * a->heads + head;
     const float *q = act_in(a->q) + at * k_dim, *g = act_in(a->g) + at * a->v_dim;
-    const double delta = dot(act_in(a->out) + at * a->v_dim, g, a->v_dim);
+    const double delta = ops_dot64(act_in(a->out) + at * a->v_dim, g, a->v_dim);
     double top = -(double)INFINITY, total = 0.0;
     for (int32_t j = first; j <= row; j++) top = fmax(top, made_score(a, row, j, head));
     for (int32_t j = first; j <= row; j++) total += exp(made_score(a, row, j, head) - top);
@@ -44,7 +38,7 @@ static void naive_query_back(const hd_attention_naive_back_args *a, int32_t firs
         const int64_t key = (int64_t)j * a->heads + head;
         float *dmade = a->dmade + key * wide, *drotated = a->part + key * a->rope_dim;
         const double p = exp(made_score(a, row, j, head) - top) / total;
-        const double along = dot(g, a->made + key * wide + a->nope_dim, a->v_dim);
+        const double along = ops_dot64(g, a->made + key * wide + a->nope_dim, a->v_dim);
         const double ds = p * (along - delta) * (double)a->scale;
         for (int32_t c = 0; c < k_dim; c++) {
             float *dk = c < a->nope_dim ? dmade + c : drotated + c - a->nope_dim;

@@ -63,7 +63,7 @@ static __device__ __forceinline__ void fetch_eight(float *to, const lane_walk<R,
 
 constexpr int AHEAD = 2; /* eights of x on their way */
 
-/* Spans [first, end) of one group. x: this lane's row; next: its eights on their way. */
+/* One slice of one group. x: this lane's row; next: its eights on their way. */
 template <int R, int P, int MT, typename Shared>
 static __device__ __forceinline__ void walk_slice(float (*acc)[1][4], Shared *shared,
                                                   lane_walk<R, MT> *w, const cuda_act *x,

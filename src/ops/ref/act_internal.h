@@ -77,6 +77,13 @@ static inline float rope_angle(int32_t pos, float freq) {
     return (float)pos * freq;
 }
 
+/* a . b, one product after the other, in float64. */
+static inline double ops_dot64(const float *a, const float *b, int32_t n) {
+    double sum = 0.0;
+    for (int32_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
+    return sum;
+}
+
 static inline float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
 }

@@ -3,12 +3,6 @@
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 
-static double dot(const float *a, const float *b, int32_t n) {
-    double sum = 0.0;
-    for (int32_t i = 0; i < n; i++) sum += (double)a[i] * (double)b[i];
-    return sum;
-}
-
 /* The keys of one row, in the order of hd_attention_args. */
 typedef struct key_list {
     const hd_attention_args *a;
@@ -52,7 +46,7 @@ static void attention_head(const key_list *k, int32_t head, float *score, double
     const int32_t n = k->n_recent + k->n_entries;
     float top = a->sink ? a->sink[head] : -INFINITY;
     for (int32_t i = 0; i < n; i++) {
-        score[i] = (float)(dot(q, key_at(k, i, room), a->k_dim) * (double)a->scale);
+        score[i] = (float)(ops_dot64(q, key_at(k, i, room), a->k_dim) * (double)a->scale);
         top = fmaxf(top, score[i]);
     }
     double total = a->sink ? exp((double)(a->sink[head] - top)) : 0.0;
@@ -102,8 +96,8 @@ static void attention_naive_head(const hd_attention_naive_args *a, int32_t seq, 
     for (int32_t e = 0; e < n; e++) {
         const float *latent = ops_read_entry(&a->latents, seq, e, room);
         expand(a, latent, head, 0, a->nope_dim, made);
-        const double hit =
-            dot(q, made, a->nope_dim) + dot(q + a->nope_dim, latent + a->w->cols, a->rope_dim);
+        const double hit = ops_dot64(q, made, a->nope_dim) +
+                           ops_dot64(q + a->nope_dim, latent + a->w->cols, a->rope_dim);
         score[e] = (float)(hit * (double)a->scale);
         top = fmaxf(top, score[e]);
     }
@@ -139,7 +133,7 @@ static void score_keys(const hd_indexer_topk_args *a, int32_t row, int32_t n, fl
         double sum = 0.0;
         for (int32_t h = 0; h < a->heads; h++) {
             const float *q = act_in(a->q) + ((int64_t)row * a->heads + h) * width;
-            double hit = dot(q, key, width);
+            double hit = ops_dot64(q, key, width);
             if (hit > 0.0) {
                 sum += hit * (double)(a->weight[(int64_t)row * a->heads + h] * a->scale);
             }
