@@ -3,9 +3,9 @@
 then by `hadal rl` to 90 % or more. Measures pass@1 and pass@8 on held-out sums, and the model's task suite, before and after each.
 
     bench/sums.py [--hadal build/hadal] [--backend cuda] [--out DIR] [--json FILE] [--seconds 450]
-                  [--sft-rate 1e-4] [--rl-rates 4e-5 1e-4] [--held-out 500] [--samples 8] [--limit 0] ...
+                  [--sft-rate 1e-4] [--rl-rates 4e-5] [--held-out 500] [--samples 8] [--limit 0] ...
 
-Needs the program, python3 and this tree. The examples are written here: sums with their steps, and as many other documents of the
+Needs the program, python3 and this tree. The examples are written here: sums with their steps, and more other documents of the
 corpus (tools/train_tiny), so that nothing else is forgotten. Checkpoints of `hadal train` are measured while it runs, and it is ended
 when one is good enough; the one nearest to 50 % goes on. The runs of --rl-rates share the machine; the first to reach --goal ends all,
 and so does the time. FILE always has what is known so far. Tables are printed at the end, and when it is stopped."""
@@ -73,9 +73,14 @@ def known(rng):
     return as_line(corpus.to_messages(rng, [arithmetic.addition(rng, 4)], True), True)
 
 
+def agent(rng):
+    """Tools and their results: what it says of a failed call is the first that rewards for sums displace."""
+    return as_line(corpus.conversation(rng, "agents", False, CORPUS_TOKENS), False)
+
+
 def write_examples(path, n, seed):
     rng = random.Random(f"sums {seed}")
-    kinds = [sums, other, sums, known, sums, other, sums, other]
+    kinds = [sums, agent, sums, known, sums, other, other, known]
     with open(path, "w") as f:
         for i in range(n):
             f.write(json.dumps(kinds[i % len(kinds)](rng), ensure_ascii=False) + "\n")
@@ -363,7 +368,7 @@ def main():
     p.add_argument("--rl-steps", type=int, default=150)
     p.add_argument("--rl-every", type=int, default=20)
     p.add_argument("--rl-groups", type=int, default=32)
-    p.add_argument("--rl-rates", nargs="+", default=["4e-5", "1e-4"])
+    p.add_argument("--rl-rates", nargs="+", default=["4e-5"])
     p.add_argument("--goal", type=float, default=0.94, help="pass@1 at which reinforcement learning ends")
     p.add_argument("--out", help="folder of data, logs and models; default: none is kept")
     p.add_argument("--json", help="default: sums.json in --out")

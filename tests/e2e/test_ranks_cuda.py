@@ -50,7 +50,7 @@ def test_processes_answer_as_one_rank(world, alone, layout):
     assert answers(w.server) == alone
     assert w.server.get("/server_info").json["parallel"]["ranks"] == 2
     assert [r["state"] for r in rank_figures(w.server)["ranks"]] == ["active", "active"]
-    wait_until(lambda: all(r["passes"] >= TOKENS for r in rank_figures(w.server)["ranks"]), "both tell of their passes")
+    wait_until(lambda: all(r["passes"] > 0 for r in rank_figures(w.server)["ranks"]), "both tell of their passes")
     assert all(code == 0 for _, code in w.close())
 
 
