@@ -339,7 +339,15 @@ hd_status hd_weights_open_unstaged(hd_weights **out, const char *model_dir,
     return open_checked(out, model_dir, spec, hd_checkpoint_open, true, err);
 }
 
-/* Draws the synthetic routing of MoE layers, if it is requested or the layer needs a table. */
+/* Draws a layer's table of experts by token. Shapes alone have one of zeros, which takes no time. */
+static hd_status make_table(int32_t **out, hd_weights *w, const hd_dummy_options *o, int32_t l,
+                            size_t bytes) {
+    if (!o->shapes_only) return weights_make_routing(out, w->spec, o->routing, l, &w->problem);
+    *out = calloc(1, bytes);
+    return *out ? HD_OK : HD_FAIL(&w->problem, HD_ENOMEM, "no memory for a table of experts");
+}
+
+/* Makes the synthetic routing of MoE layers, if it is requested or the layer needs a table. */
 static hd_status make_routing(hd_weights *w, const hd_dummy_options *o) {
     const hd_model_spec *c = w->spec;
     for (int32_t l = 0; l < c->n_layers + c->n_mtp; l++) {
@@ -351,7 +359,7 @@ static hd_status make_routing(hd_weights *w, const hd_dummy_options *o) {
         void *there;
         if (kind == HD_MLP_DENSE) continue;
         if (kind == HD_MLP_MOE && o->routing == HD_ROUTING_MODEL) continue;
-        HD_TRY(weights_make_routing(&table, c, o->routing, l, &w->problem));
+        HD_TRY(make_table(&table, w, o, l, bytes));
         s->owned = table;
         s->table = table;
         s->weight = (hd_weight){.rows = c->vocab, .cols = top_k};
