@@ -52,10 +52,11 @@ typedef struct hd_engine_options {
     /* Of the cuda backend: "auto", the default; "sm90": kernels for Hopper, compute capability 9.0; or
      * "generic": those of every GPU from 8.0 on. */
     const char *cuda_path;
-    /* Of the cpu and cuda backends: "exact", the default, or "fast", which rounds
-     * activations before GEMMs (docs/numerics.md). A CPU that gains no speed by it
-     * computes exactly. Of the cuda and ref backends also "official", which rounds activations
-     * to FP8, and V4.1's cached entries, where the published inference programs do. */
+    /* "auto", the default, is "official" on a GPU and "exact" elsewhere. Of the cpu and cuda backends:
+     * "exact", or "fast", which rounds activations before GEMMs (docs/numerics.md). A CPU that gains no
+     * speed by it computes exactly. Of the cuda and ref backends also "official", which rounds activations
+     * to FP8, and V4.1's cached entries, where the published inference programs do. A GPU that is to cache
+     * float32 has "exact" with "auto". */
     const char *precision;
     /* Of the cuda backend with "fast": GEMMs of many rows use cuBLASLt, so the bits of a
      * result depend on the rest of the batch (docs/numerics.md). */

@@ -35,11 +35,10 @@ static bool print_devices(void) {
 
 /* The number format of activations in products, by precision. */
 static void print_precisions(bool gpu) {
-    static const char *const names[] = {"exact", "fast", "official"};
     for (int i = HD_EXACT; i <= HD_OFFICIAL; i++) {
         const char *cpu = hd_ops_activations("cpu", (hd_precision)i);
         const char *cuda = gpu ? hd_ops_activations("cuda", (hd_precision)i) : NULL;
-        printf("%-11s%-10s", i ? "" : "precision", names[i]);
+        printf("%-11s%-10s", i ? "" : "precision", hd_precision_names[i]);
         if (!cpu && !cuda) fputs("needs a GPU", stdout);
         if (cpu) printf("cpu: %s", cpu);
         if (cuda) printf("%sgpu: %s", cpu ? "; " : "", cuda);

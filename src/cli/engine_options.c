@@ -19,7 +19,6 @@ enum {
 
 static const char *const backends[] = {"auto", "cpu", "cuda", "ref", "null", NULL};
 static const char *const step_backends[] = {"auto", "cpu", "cuda", "ref", NULL};
-static const char *const precisions[] = {"exact", "fast", "official", NULL};
 static const char *const mla_forms[] = {"absorbed", "naive", NULL};
 static const char *const drafters[] = {"auto", "mtp", "dspark", "none", NULL};
 static const char *const prompt_decoders[] = {"tail", "whole", "replay", NULL};
@@ -162,7 +161,7 @@ static const engine_option rows[] = {
     {INT("null-step-us", options.null_step_us, 0, 60000000),
      HELP("what a step of the null backend takes; default 0"), .offered = ENGINES,
      .why = "there is nothing to compute without a model"},
-    {WORD("precision", options.precision, precisions),
+    {WORD("precision", options.precision, hd_precision_names),
      HELP("number format of activations in GEMMs: exact is float32, fast and official round"),
      .option.on_machine = tell_formats, .offered = ALL},
     {FLAG("no-batch-invariance", options.no_batch_invariance),
@@ -290,7 +289,7 @@ engine_settings engine_settings_default(void) {
         .options = {.size = sizeof(hd_engine_options),
                     .backend = backends[0],
                     .cuda_path = hd_cuda_path_names[0],
-                    .precision = precisions[0],
+                    .precision = hd_precision_names[HD_AUTO],
                     .mla = mla_forms[0],
                     .kv_cache_dtype = hd_kv_type_names[0],
                     .tp = 1,

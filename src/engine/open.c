@@ -193,7 +193,7 @@ static hd_status check_null(const hd_engine *e, const hd_engine_options *o,
     if (e->forced_acceptance) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
-    if (precision != HD_EXACT) {
+    if (precision != HD_EXACT && precision != HD_AUTO) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "the null backend multiplies nothing: precision %s has no meaning",
                        o->precision);

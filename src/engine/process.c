@@ -61,7 +61,7 @@ static uint64_t hash_of_options(const hd_engine *e, const hd_engine_options *o) 
                                (int64_t)(o->kv_host_gb * 1e9)};
     hd_siphash_init(&s, (const uint64_t[2]){0});
     hd_siphash_add(&s, numbers, sizeof numbers);
-    hd_siphash_add_part(&s, o->precision ? o->precision : "exact");
+    hd_siphash_add_part(&s, o->precision ? o->precision : "auto");
     hd_siphash_add_part(&s, o->hisparse ? o->hisparse : "off");
     return hd_siphash_value(&s);
 }

@@ -42,15 +42,17 @@ void hd_ops_init_ref(hd_ops *t, hd_precision precision) {
 #undef X
 }
 
+const char *const hd_precision_names[] = {"exact", "fast", "official", "auto", NULL};
+
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
-    static const char *const names[] = {"exact", "fast", "official"};
-    *out = HD_EXACT;
+    *out = HD_AUTO;
     if (!name) return HD_OK;
-    for (size_t i = 0; i < HD_LEN(names); i++) {
+    for (int i = 0; i <= HD_AUTO; i++) {
         *out = (hd_precision)i;
-        if (strcmp(name, names[i]) == 0) return HD_OK;
+        if (strcmp(name, hd_precision_names[i]) == 0) return HD_OK;
     }
-    return HD_FAIL(err, HD_EINVAL, "precision '%s' is none of exact, fast, official", name);
+    return HD_FAIL(err, HD_EINVAL, "precision '%s' is none of auto, exact, fast, official",
+                   name);
 }
 
 const char *const hd_kv_type_names[] = {"auto", "float32", "bfloat16", "fp8", "fp4", NULL};
@@ -78,6 +80,13 @@ hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err) {
     *out = name && strcmp(name, "naive") == 0 ? HD_MLA_NAIVE : HD_MLA_ABSORBED;
     if (*out == HD_MLA_NAIVE || !name || strcmp(name, "absorbed") == 0) return HD_OK;
     return HD_FAIL(err, HD_EINVAL, "mla '%s' is neither absorbed nor naive", name);
+}
+
+static hd_precision precision_on(const char *backend, const hd_ops_options *o) {
+    if (o->precision != HD_AUTO) return o->precision;
+    const bool rounds =
+        strcmp(backend, "cuda") == 0 && hd_cuda_has_kv_type(HD_OFFICIAL, o->kv_type);
+    return rounds ? HD_OFFICIAL : HD_EXACT;
 }
 
 static hd_status check_options(const char *backend, const hd_ops_options *o, hd_err *err) {
@@ -130,11 +139,13 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
 
 /* "auto": a GPU if there is one that supports the options, else the CPU. If only the GPU
  * supports them, its error is returned. */
-static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
-    const char *const gpus_alone = o->no_batch_invariance        ? "no-batch-invariance"
-                                   : o->precision == HD_OFFICIAL ? "precision official"
-                                   : o->cuda_path                ? "cuda_path"
-                                                                 : NULL;
+static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *asked, hd_err *err) {
+    hd_ops_options of_gpu = *asked, *o = &of_gpu;
+    o->precision = precision_on("cuda", asked);
+    const char *const gpus_alone = o->no_batch_invariance            ? "no-batch-invariance"
+                                   : asked->precision == HD_OFFICIAL ? "precision official"
+                                   : o->cuda_path                    ? "cuda_path"
+                                                                     : NULL;
     hd_err why = {0};
     if (gpus_alone) HD_TRY(check_options("cuda", o, err));
     if (o->needs_cpu) {
@@ -148,7 +159,7 @@ static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     if (gpus_alone) return HD_FAIL(err, why.status, "%s is for a GPU: %s", gpus_alone, why.msg);
     hd_device_close(*d);
     if (o->no_gpu) *o->no_gpu = why;
-    return hd_ops_open(t, d, "cpu", o, err);
+    return hd_ops_open(t, d, "cpu", asked, err);
 }
 
 static void warn_exact(void) {
@@ -157,13 +168,15 @@ static void warn_exact(void) {
         hd_log_text("why", "precision fast wants AVX2, and nothing else is faster than exact"));
 }
 
-hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_ops_options *o,
-                      hd_err *err) {
+hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend,
+                      const hd_ops_options *asked, hd_err *err) {
+    hd_ops_options of_backend = *asked, *o = &of_backend;
     const hd_cpu_options one = {
         .n_threads = 1, .pin = o->cpu.pin, .untouched = o->cpu.untouched};
     *d = NULL;
-    if (strcmp(backend, "auto") == 0 && o->gpu == 0) return open_auto(t, d, o, err);
+    if (strcmp(backend, "auto") == 0 && o->gpu == 0) return open_auto(t, d, asked, err);
     if (strcmp(backend, "auto") == 0) backend = "cuda"; /* that GPU, and nothing else */
+    o->precision = precision_on(backend, asked);
     HD_TRY(check_options(backend, o, err));
     if (strcmp(backend, "cuda") == 0) return open_cuda(t, d, o, err);
     if (strcmp(backend, "ref") == 0) {

@@ -67,8 +67,9 @@ enum { HD_MAX_HC = 16 }; /* hyper-connection streams an op keeps on its stack */
 /* Precision of matrix products: HD_EXACT multiplies float32 values, HD_FAST rounds to
  * narrower numbers. CPU: bfloat16 for x if the processor multiplies it; CUDA: bfloat16 and
  * half precision. HD_OFFICIAL, CUDA and the reference: FP8 activations for FP8 and FP4
- * weights, as the published inference programs compute (docs/numerics.md). */
-typedef enum hd_precision { HD_EXACT, HD_FAST, HD_OFFICIAL } hd_precision;
+ * weights, as the published inference programs compute (docs/numerics.md). HD_AUTO, of options
+ * alone: HD_OFFICIAL on a GPU, HD_EXACT elsewhere. */
+typedef enum hd_precision { HD_EXACT, HD_FAST, HD_OFFICIAL, HD_AUTO } hd_precision;
 
 typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
@@ -112,7 +113,9 @@ typedef struct hd_ops_options {
     int32_t gpu;
     /* of "cuda": which kernels; of "auto", if not HD_CUDA_AUTO: for a GPU alone */
     hd_cuda_path cuda_path;
-    hd_precision precision; /* "ref" has no HD_FAST, "cpu" no HD_OFFICIAL */
+    /* "ref" has no HD_FAST, "cpu" no HD_OFFICIAL; HD_AUTO: HD_EXACT also on a GPU where only that has
+     * kv_type */
+    hd_precision precision;
     /* of cached entries; HD_NONE: float32, on a GPU hd_cuda_kv_type(); hd_cuda_has_kv_type() */
     hd_dtype kv_type;
     /* "cuda" with HD_FAST: large-M GEMMs may use an order of summation that depends on the
@@ -123,7 +126,10 @@ typedef struct hd_ops_options {
     hd_err *no_gpu; /* NULL, or receives why "auto" chose the CPU */
 } hd_ops_options;
 
-/* Parses "exact", "fast" or "official"; NULL is the default. */
+/* By hd_precision; NULL ends the list. */
+extern const char *const hd_precision_names[];
+
+/* Parses one of them; NULL is "auto". */
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
 
 /* Returns the format that a precision gives to activations in products on this machine's

@@ -183,14 +183,15 @@ static void on_server_info(http_call *c, void *user) {
     hd_engine_stats e;
     hd_engine_read_stats(s->engine, &e);
     const char *settings = s->options.settings_json;
+    hd_precision precision = HD_EXACT;
+    hd_engine_activations(s->engine, &precision);
     json_t *info = NULL;
     hd_json_parse(&info, settings, strlen(settings), "the settings", &(hd_err){0});
     json_t *more = json_pack(
         "{s:s, s:s, s:s, s:s, s:s?, s:b, s:s, s:s, s:I, s:i, s:i, s:f, s:f, s:s, s:b, s:b, "
         "s:[{s:f, s:f, s:{s:f, s:f, s:f}}]}",
         "version", HD_VERSION, "model_path", s->options.engine.model_dir, "served_model_name",
-        s->options.model_name, "precision",
-        s->options.engine.precision ? s->options.engine.precision : "exact", "cuda_path",
+        s->options.model_name, "precision", hd_precision_names[precision], "cuda_path",
         hd_engine_cuda_path(s->engine), "no_batch_invariance",
         s->options.engine.no_batch_invariance, "mla",
         s->options.engine.mla ? s->options.engine.mla : "absorbed", "kv_cache_dtype",

@@ -38,12 +38,17 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="takes long: ./test --long"))
 
 
-def on_path(words):
-    """Adds --cuda-path to a command of the backend cuda."""
+HAVE_PRECISION = {"serve", "chat", "generate", "eval", "logits", "replay"}
+
+
+def for_gpu(words):
+    """A command of the backend cuda as most tests want it: exact, since they compare it with a CPU, and with the kernels of HADAL_CUDA_PATH."""
     words = [str(word) for word in words]
-    if not CUDA_PATH or "--cuda-path" in words or "cuda" not in words:
+    if "cuda" not in words or words[words.index("cuda") - 1] != "--backend":
         return words
-    return [*words, "--cuda-path", CUDA_PATH] if words[words.index("cuda") - 1] == "--backend" else words
+    if "--precision" not in words and HAVE_PRECISION & set(words[:2]):
+        words = [*words, "--precision", "exact"]
+    return [*words, "--cuda-path", CUDA_PATH] if CUDA_PATH and "--cuda-path" not in words else words
 
 
 def run_hadal(*args, text=True, **options):
@@ -53,7 +58,7 @@ def run_hadal(*args, text=True, **options):
         del options["stdin"]
     options.setdefault("stdout", subprocess.PIPE)
     options.setdefault("stderr", subprocess.PIPE)
-    return subprocess.run([HADAL, *on_path(args)], text=text, **options)
+    return subprocess.run([HADAL, *for_gpu(args)], text=text, **options)
 
 
 @pytest.fixture(scope="module")

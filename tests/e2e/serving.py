@@ -15,7 +15,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import HADAL, ROOT, on_path
+from conftest import HADAL, ROOT, for_gpu
 
 try:
     import jsonschema
@@ -225,7 +225,7 @@ class Server(Listening):
         words = [*launcher, program, "serve", model, "--port", port, *flags]
         self.log = b""
         process = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **process}
-        self.process = subprocess.Popen(on_path(words), stdout=subprocess.PIPE, env={**os.environ, **(env or {})}, **process)
+        self.process = subprocess.Popen(for_gpu(words), stdout=subprocess.PIPE, env={**os.environ, **(env or {})}, **process)
         first = self.process.stdout.readline().decode()
         assert first.startswith("hadal "), first + self.process.stderr.read().decode()
         self.port = int(first.rsplit(":", 1)[1].split()[0])

@@ -97,6 +97,15 @@ def test_official_is_near_exact(tmp_path):
         assert np.array_equal(rounded, logits(tmp_path, TINY, tokens, *official, *flags)), flags
 
 
+@on_gpu
+@pytest.mark.parametrize("flags, used", [((), "official"), (("--kv-cache-dtype", "float32"), "exact")])
+def test_a_gpu_is_official_by_default(serve, flags, used):
+    """Where it has the entries that are asked for."""
+    server = serve("--backend", "cuda", "--precision", "auto", *flags)
+    assert server.get("/server_info").json["precision"] == used
+    assert f"  precision  {used}: activations of products in " in server.said
+
+
 def relative(got, want):
     """Of every row."""
     return np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)

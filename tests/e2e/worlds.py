@@ -6,7 +6,7 @@ import signal
 import subprocess
 
 import pytest
-from conftest import HADAL
+from conftest import HADAL, for_gpu
 from serving import TINY, Server, free_port
 
 FAULTY = pathlib.Path(HADAL).parent / "drive_ranks"
@@ -49,7 +49,7 @@ class World:
         self.ranks[0] = self.server.process
 
     def start(self, rank, fault=None):
-        words = [*self.wrap(rank), FAULTY if fault else self.program, "serve", TINY, *self.flags, "--rank", rank]
+        words = [*self.wrap(rank), *for_gpu([FAULTY if fault else self.program, "serve", TINY, *self.flags, "--rank", rank])]
         env = {**self.env, "FAULT": fault} if fault else self.env
         self.ranks[rank] = subprocess.Popen([str(w) for w in words], env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 

@@ -10,7 +10,7 @@
 #include "kv/resident.h"
 
 enum { MAX_GPUS = 1024, MAX_TOKENS = 1 << 22 };
-enum { USERS = 16, PROMPT = 4096, OUTPUT = 1024, CHUNK = 2048, PRECISION = HD_OFFICIAL };
+enum { USERS = 16, PROMPT = 4096, OUTPUT = 1024, CHUNK = 2048 };
 
 static const char default_gpu[] = "h200", default_layout[] = "auto";
 
@@ -204,6 +204,7 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
     s->args.spec = s->spec;
     s->args.gpu = &s->gpu;
     s->args.precision = (hd_precision)s->precision;
+    if (s->precision == HD_AUTO) s->args.precision = plans_gpus(s) ? HD_OFFICIAL : HD_EXACT;
     HD_TRY(set_kv_type(s, err));
     if (s->prefill || s->decode) {
         HD_TRY(check_pools(s, err));
@@ -224,7 +225,7 @@ bool plan_serves(const plan_settings *s) {
     const hd_load *l = &s->args.load;
     const bool machine = s->gpus != 1 || s->gpu_name != default_gpu || s->prefill ||
                          s->decode || s->layout != default_layout || s->redundant ||
-                         s->sum_in_ranks || s->precision != PRECISION || s->kv_type ||
+                         s->sum_in_ranks || s->precision != HD_AUTO || s->kv_type ||
                          s->hisparse || s->args.experts != HD_EXPERTS_HELD ||
                          s->args.host_bytes > 0 || s->args.host_rate > 0;
     const bool load = l->users != USERS || l->prompt != PROMPT || l->output != OUTPUT ||
@@ -234,7 +235,6 @@ bool plan_serves(const plan_settings *s) {
 }
 
 int cmd_plan(int argc, char **argv) {
-    static const char *const precisions[] = {"exact", "fast", "official", NULL};
     static const char *const places[] = {"device", "host", "disk", NULL};
     int64_t users = USERS, prompt = PROMPT, output = OUTPUT, chunk = CHUNK, drafts = 0;
     double balancedness = 1, accepted = 0, host_gb = 0, host_rate = 0;
@@ -243,7 +243,7 @@ int cmd_plan(int argc, char **argv) {
                        .gpu_name = default_gpu,
                        .layout = default_layout,
                        .gpus = 1,
-                       .precision = PRECISION,
+                       .precision = HD_AUTO,
                        .training = {.keep_gib = -1}};
     const positional where[] = {
         {.name = "CONFIG", .value = &s.config, .kind = POSITIONAL_CONFIG}
@@ -275,7 +275,7 @@ int cmd_plan(int argc, char **argv) {
         option_flag("overlap", &s.args.load.overlap,
                     "two micro-batches hide exchanges behind kernels"),
         option_flag("sum-in-ranks", &s.sum_in_ranks, "as serve's --sum-in-ranks"),
-        option_choice("precision", &s.precision, precisions, "as serve's --precision"),
+        option_choice("precision", &s.precision, hd_precision_names, "as serve's --precision"),
         option_choice("kv-cache-dtype", &s.kv_type, hd_kv_type_names,
                       "as serve's --kv-cache-dtype"),
         option_real("price", &s.price, 0, 1e6, "of a GPU and hour, for that of tokens"),

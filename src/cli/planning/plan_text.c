@@ -55,7 +55,6 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
                -c->free / 1e9);
         return;
     }
-    static const char *const precisions[] = {"exact", "fast", "official"};
     char ranks[80], by_cp[24] = "";
     const int32_t cp = plan_cp(&c->parallel);
     if (cp > 1) snprintf(by_cp, sizeof by_cp, " --cp %d", cp);
@@ -80,7 +79,7 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
            ranks, flag, entries, hisparse, s->sum_in_ranks ? " --sum-in-ranks" : "",
            c->sizes.running, c->sizes.context,
            (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens, c->sizes.chunk,
-           precisions[s->args.precision]);
+           hd_precision_names[s->args.precision]);
 }
 
 /* Entries in host memory: what fetching them takes, and what the larger batch gains. */

@@ -174,8 +174,9 @@ static void print_precision(screen *out, const char *name, const hd_engine *e) {
     char text[200];
     const char *format = hd_engine_activations(e, &used);
     if (!format || hd_precision_of(&asked, name, &err) != HD_OK) return;
-    snprintf(text, sizeof text, "%s%s: activations of products in %s", name,
-             used == asked ? "" : ", computed as exact", format);
+    if (asked == HD_AUTO) asked = used;
+    snprintf(text, sizeof text, "%s%s: activations of products in %s",
+             hd_precision_names[asked], used == asked ? "" : ", computed as exact", format);
     print_entry(out, "precision", text);
 }
 
