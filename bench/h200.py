@@ -42,14 +42,14 @@ RANKS = [  # name, title, config, layout and load, whether its operators are sho
      "ep=4 --batch 128 --context 4096 --steps 5 --precision fast", False),
     ("ep72-fast", "V3, EP72 rank, 256 requests of 2K, fast", V3,
      "ep=72 --batch 256 --context 2048 --steps 5 --precision fast", False),
-    ("tp4-30k-official", "V4-Flash, TP4 rank, 30K, 3 drafts, official", FLASH,
-     "tp=4 --context 30000 --drafts 3 --precision official", False),
-    ("ep4-official", "V4-Flash, EP4 rank, 128 requests of 4K, official", FLASH,
-     "ep=4 --batch 128 --context 4096 --steps 5 --precision official", False),
-    ("ep72-official", "V3, EP72 rank, 256 requests of 2K, official", V3,
-     "ep=72 --batch 256 --context 2048 --steps 5 --precision official", False),
+    ("tp4-30k-exact", "V4-Flash, TP4 rank, 30K, 3 drafts, exact", FLASH,
+     "tp=4 --context 30000 --drafts 3 --precision exact", False),
+    ("ep4-exact", "V4-Flash, EP4 rank, 128 requests of 4K, exact", FLASH,
+     "ep=4 --batch 128 --context 4096 --steps 5 --precision exact", False),
+    ("ep72-exact", "V3, EP72 rank, 256 requests of 2K, exact", V3,
+     "ep=72 --batch 256 --context 2048 --steps 5 --precision exact", False),
 ]  # fmt: skip
-MODES = [("exact", []), ("fast", ["--precision", "fast"]), ("free", ["--precision", "fast", "--no-batch-invariance"])]
+MODES = [("exact", ["--precision", "exact"]), ("fast", ["--precision", "fast"]), ("free", ["--precision", "fast", "--no-batch-invariance"])]
 COMPARED = ("ep32", "ep72", "ep4")  # ranks, in each mode
 LEAST_ROWS = 64  # of products that are compared
 ONE = "bench latency models/tiny-v4 --num-prompts 3 --input-len 64 --output-len 300 --draft-tokens"
