@@ -89,7 +89,8 @@ static const engine_option rows[] = {
           "default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
     {INT("dp", options.dp, 1, HD_LOCAL_MAX_RANKS),
-     HELP("attention groups of --tp ranks, each with its own requests and KV pools; default 1"),
+     HELP("attention groups of --tp ranks, each with its own requests and KV pools; default: one, "
+          "or as many as the processes of a launcher make"),
      .offered = ENGINES, .why = "it runs one rank"},
     {INT("cp", options.cp, HD_CP_AUTO, HD_LOCAL_MAX_RANKS), .option.min_word = "auto",
      HELP("times as many ranks in a group, which divide the rows of prompts in attention; auto or "
@@ -294,7 +295,6 @@ engine_settings engine_settings_default(void) {
                     .kv_cache_dtype = hd_kv_type_names[0],
                     .tp = 1,
                     .cp = 1,
-                    .dp = 1,
                     .ep = 1,
                     .dwdp = 1,
                     .expert_split = hd_expert_split_names[0],

@@ -63,6 +63,15 @@ static hd_status complete_hosts(rank_options *r, const hd_engine_options *o, hd_
     return HD_OK;
 }
 
+/* Processes that a launcher has started make as many attention groups as there are, where no --dp says how many. */
+static void count_groups(const rank_options *r, hd_engine_options *o) {
+    const int32_t each = hd_max_i32(o->tp, 1) * hd_max_i32(o->cp, 1), ep = hd_max_i32(o->ep, 1);
+    if (o->dp > 0 || o->cp < 0 || o->layout || o->dwdp > 1 || each * ep == 1) return;
+    if (r->world > hd_max_i32(each, ep) && r->world % each == 0 && r->world % ep == 0) {
+        o->dp = (int32_t)r->world / each;
+    }
+}
+
 static hd_status draw_key(char **out, hd_err *err) {
     enum { BYTES = 32 };
     uint8_t bytes[BYTES];
@@ -96,6 +105,7 @@ hd_status rank_options_complete(rank_options *r, hd_engine_options *engine, hd_e
         return HD_FAIL(err, HD_EINVAL, "--rank %d of --world %d: ranks are 0 to %d",
                        (int)r->rank, (int)r->world, (int)r->world - 1);
     }
+    count_groups(r, engine);
     HD_TRY(secret_key_read(&r->key, r->key_file, "HADAL_RANK_KEY", "ranks", err));
     if (has_hosts(r) && !r->key) HD_TRY(draw_key(&r->key, err));
     out->rank = (int32_t)r->rank;

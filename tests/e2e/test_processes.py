@@ -140,12 +140,15 @@ def test_experts_move_between_processes(world, alone, transport, groups):
     assert all(code == 0 for _, code in w.close())
 
 
-def test_mpirun_is_a_launcher(alone):
+@pytest.mark.parametrize("layout", [("--ep", 4), ("--tp", 2, "--ep", 2)])
+def test_mpirun_is_a_launcher(alone, layout):
+    """Four processes with --tp 2 are two attention groups."""
     if not shutil.which("mpirun"):
         pytest.skip("mpirun is not installed")
     launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4"]
-    server = Server(*SMALL, "--ep", 4, "--meet", free_address(), launcher=launcher, env=CLEAN)
+    server = Server(*SMALL, *layout, "--meet", free_address(), launcher=launcher, env=CLEAN)
     assert answers(server) == alone
+    assert server.get("/server_info").json["parallel"]["ranks"] == 4
     children = [int(p) for p in pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()]
     first = [p for p in children if b"OMPI_COMM_WORLD_RANK=0\0" in pathlib.Path(f"/proc/{p}/environ").read_bytes()]
     assert len(children) == 4 and len(first) == 1

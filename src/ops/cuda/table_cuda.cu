@@ -36,6 +36,7 @@ static const char *name_of(hd_precision precision, bool cublaslt, bool generic) 
     case HD_OFFICIAL:
         return generic ? "cuda generic, official" : "cuda, official";
     case HD_EXACT:
+    case HD_AUTO: /* of options alone */
         break;
     }
     return generic ? "cuda generic" : "cuda";
