@@ -2,7 +2,7 @@
 
 HADAL names the program (default build/hadal), HADAL_BACKEND the backend under test where a test
 does not say (default cpu; tests/gpu.sh sets cuda), HADAL_CUDA_PATH what kernels a GPU runs in tests that do
-not say it (default: what it is), HADAL_SHARED the folder of shared cases and data
+not say it (default: what it is), HADAL_PRECISION how it rounds in tests that do not say it (default exact), HADAL_SHARED the folder of shared cases and data
 (default ../shared beside the repository); tests that need it skip where it is absent.
 """
 
@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
 BACKEND = os.environ.get("HADAL_BACKEND", "cpu")
 CUDA_PATH = os.environ.get("HADAL_CUDA_PATH")
+GPU_PRECISION = os.environ.get("HADAL_PRECISION", "exact")
 SHARED = pathlib.Path(os.environ.get("HADAL_SHARED", ROOT.parent / "shared"))
 NO_SHARED = "released vocabularies and larger cases are no part of this repository; HADAL_SHARED names a folder that has them"
 GOLDEN = ROOT / "tests" / "golden"
@@ -42,12 +43,12 @@ HAVE_PRECISION = {"serve", "chat", "generate", "eval", "logits", "replay"}
 
 
 def for_gpu(words):
-    """A command of the backend cuda as most tests want it: exact, since they compare it with a CPU, and with the kernels of HADAL_CUDA_PATH."""
+    """A command of the backend cuda as most tests want it: with the precision and the kernels that the environment names."""
     words = [str(word) for word in words]
     if "cuda" not in words or words[words.index("cuda") - 1] != "--backend":
         return words
     if "--precision" not in words and HAVE_PRECISION & set(words[:2]):
-        words = [*words, "--precision", "exact"]
+        words = [*words, "--precision", GPU_PRECISION]
     return [*words, "--cuda-path", CUDA_PATH] if CUDA_PATH and "--cuda-path" not in words else words
 
 

@@ -186,9 +186,12 @@ static void open_any(machine *m, const char *backend, const char *name, machine_
     hd_err err = {0};
     memset(m, 0, sizeof *m);
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
+    hd_precision precision = how.precision;
+    if (precision == HD_EXACT)
+        must(hd_precision_of(&precision, gpus_precision(backend), &err), &err);
     const hd_ops_options ops = {
         .cpu = {.n_threads = 1},
-        .precision = how.precision,
+        .precision = precision,
         .gpu = how.rank && strcmp(backend, "cuda") == 0 ? gpus_for(how.rank->number) : 0,
         .cuda_path = gpus_path(backend)};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);

@@ -16,7 +16,7 @@ hd_engine *rig_open(const char *backend, const hd_engine_options *more) {
     if (!o.model_dir) o.model_dir = TINY;
     o.backend = backend;
     o.cuda_path = hd_cuda_path_names[gpus_path(backend)];
-    if (!o.precision) o.precision = "exact"; /* a GPU's answers are compared with a CPU's */
+    if (!o.precision) o.precision = gpus_precision(backend);
     if (!o.threads) o.threads = 1;
     if (hd_engine_open(&e, &o, why, sizeof why) != 0) fail_msg("%s", why);
     return e;

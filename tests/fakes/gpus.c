@@ -21,6 +21,12 @@ hd_cuda_path gpus_path(const char *backend) {
     exit(2);
 }
 
+const char *gpus_precision(const char *backend) {
+    const char *said =
+        backend && strcmp(backend, "cuda") == 0 ? getenv("HADAL_PRECISION") : NULL;
+    return said ? said : "exact";
+}
+
 int32_t gpus_for(int32_t rank) {
     const int32_t n = hd_device_count_gpus();
     return n ? rank % n : 0;

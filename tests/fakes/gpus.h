@@ -14,6 +14,9 @@ bool gpus_are_wanted(void);
  * auto. */
 hd_cuda_path gpus_path(const char *backend);
 
+/* How a backend of a test rounds where the test does not say: on "cuda" what HADAL_PRECISION says, else exactly. */
+const char *gpus_precision(const char *backend);
+
 /* The GPU of rank `rank`: ranks share GPUs if there are too few. 0 without a GPU. */
 int32_t gpus_for(int32_t rank);
 
