@@ -1,10 +1,8 @@
 """One model on ranks in processes of their own answers as in one process; refusals."""
 
 import os
-import pathlib
 import re
 import shutil
-import signal
 import subprocess
 
 import pytest
@@ -12,7 +10,7 @@ from conftest import HADAL, as_root, run_hadal
 from hosts import host, ip, slurm  # fixtures
 from serving import TINY, Server, wait_until
 from test_ranks import answers, check_pause_and_abort, check_rank_figures, group_metric
-from worlds import CLEAN, KEY, NO_DEVICE, SMALL, TRANSPORTS, free_address, needs_ucx
+from worlds import CLEAN, KEY, NO_DEVICE, SMALL, TRANSPORTS, end_mpirun, free_address, needs_ucx
 
 pytestmark = needs_ucx
 
@@ -149,11 +147,7 @@ def test_mpirun_is_a_launcher(alone, layout):
     server = Server(*SMALL, *layout, "--meet", free_address(), launcher=launcher, env=CLEAN)
     assert answers(server) == alone
     assert server.get("/server_info").json["parallel"]["ranks"] == 4
-    children = [int(p) for p in pathlib.Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()]
-    first = [p for p in children if b"OMPI_COMM_WORLD_RANK=0\0" in pathlib.Path(f"/proc/{p}/environ").read_bytes()]
-    assert len(children) == 4 and len(first) == 1
-    os.kill(first[0], signal.SIGTERM)
-    assert server.wait() == 0, server.log.decode()
+    assert end_mpirun(server) == 4
 
 
 @as_root

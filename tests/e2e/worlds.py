@@ -29,6 +29,17 @@ def free_address(host="127.0.0.1"):
     return f"{host}:{free_port(host)}"
 
 
+def end_mpirun(server):
+    """By rank 0, which the others follow; mpirun would not wait for them. Returns how many there were."""
+    pid = server.process.pid
+    children = [int(p) for p in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    first = [p for p in children if b"OMPI_COMM_WORLD_RANK=0\0" in pathlib.Path(f"/proc/{p}/environ").read_bytes()]
+    assert len(first) == 1
+    os.kill(first[0], signal.SIGTERM)
+    assert server.wait() == 0, server.log.decode()
+    return len(children)
+
+
 class World:
     """Rank 0 with the other ranks, which are the processes `ranks[1:]`."""
 
