@@ -2,6 +2,7 @@
 """How soon experts are in balance again after the topic of the load switches, as Markdown tables.
 
     bench/rebalance.py [MODEL_DIR] [--ep 4] [--redundant 8] [--period 60] [--periods 4] [--clients 16]
+                       [--backend cuda]
 
 A server with --rebalance auto answers questions of one kind after the other, taken from
 models/eval/tiny.jsonl. Every answer must be that of a server of one rank, byte for byte. The
@@ -143,7 +144,7 @@ def percentile(values, p):
 
 def run(a, asked, wanted, mode):
     """Periods and times of one server."""
-    server = Server("--ep", a.ep, "--redundant", a.redundant, "--rebalance", mode, "--threads", a.threads,
+    server = Server("--ep", a.ep, "--redundant", a.redundant, "--rebalance", mode, "--threads", a.threads, "--backend", a.backend,
                     "--max-running", a.clients, model=a.model)  # fmt: skip
     load = Load(server, asked, wanted, a.clients)
     rows, topics, begun = [], list(asked), time.monotonic()
@@ -192,6 +193,7 @@ def print_times(loads):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("model", nargs="?", default=str(ROOT / "models" / "tiny-v4"))
+    p.add_argument("--backend", default="cpu")
     p.add_argument("--ep", type=int, default=4)
     p.add_argument("--redundant", type=int, default=8)
     p.add_argument("--period", type=float, default=60, help="seconds of a topic")
@@ -205,7 +207,7 @@ def main():
     p.add_argument("--check", action="store_true")
     a = p.parse_args()
     asked = questions(a.questions)
-    alone = Server("--threads", a.threads, "--max-running", a.clients, model=a.model)
+    alone = Server("--threads", a.threads, "--backend", a.backend, "--max-running", a.clients, model=a.model)
     wanted = {topic: [answer(alone, body) for body in of] for topic, of in asked.items()}
     alone.close()
     rows, moving, seconds = run(a, asked, wanted, "auto")
