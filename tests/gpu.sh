@@ -7,7 +7,8 @@
 # racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits
 # (every way to cut a sequence, the golden and the shared cases), updates (weights that PyTorch hands
 # over by CUDA IPC and shared memory), train (training beside the CPU's), text (generated text, the shipped model against the CPU,
-# precisions), generic (operators, logits and text with --cuda-path generic: the kernels of other GPUs than
+# precisions), official (graphs, drafts, engines with --precision official, which the other parts ask for
+# in tests of their own), generic (operators, logits and text with --cuda-path generic: the kernels of other GPUs than
 # Hopper, within the shared memory that those have), ranks (one model on several GPUs, or on parts of one: experimental, docs/ranks.md). All but
 # ranks by default; on a GPU that is no Hopper, generic. HADAL_CUDA_PATH=generic runs any part with
 # those kernels: HADAL_CUDA_PATH=generic tests/gpu.sh memcheck. HADAL, HADAL_TEST, PYTHON and
@@ -97,6 +98,8 @@ updates() { end_to_end tests/e2e/test_torch_pickles.py tests/e2e/test_memory_occ
 train() { end_to_end tests/e2e/test_train_cuda.py; }
 text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/test_cuda.py tests/e2e/test_precision.py; }
 
+official() { HADAL_PRECISION=official unit "$HADAL_TEST" lanes drafts decode_graph engine rebuild; }
+
 generic() {
     local -x HADAL_CUDA_PATH=generic
     unit "$HADAL_TEST" "${serving[@]}"
@@ -106,14 +109,14 @@ generic() {
 
 parts=("$@")
 if [ $# = 0 ] && [[ $gpu == *"cuda path sm90"* ]]; then
-    parts=(ops memcheck racecheck synccheck initcheck logits updates train text generic)
+    parts=(ops memcheck racecheck synccheck initcheck logits updates train text official generic)
 elif [ $# = 0 ]; then
     parts=(generic)
 fi
 for part in "${parts[@]}"; do
     echo "-- $part"
     case $part in
-    ops | logits | updates | train | text | generic | ranks) "$part" ;;
+    ops | logits | updates | train | text | official | generic | ranks) "$part" ;;
     *check) sanitize "$part" ;;
     *) echo "error: no part $part; see tests/gpu.sh" && exit 2 ;;
     esac
