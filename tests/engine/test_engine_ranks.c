@@ -75,8 +75,8 @@ static int32_t n_tokens(int32_t n) {
     return is_brief() ? n / 4 : n;
 }
 
-/* Requests that use what only the leader has: drafts, penalties, a grammar, alternatives. */
-enum { N_KINDS = 4 };
+/* Requests that use what only the leader has: drafts, penalties, a grammar, alternatives, relaxed acceptance. */
+enum { N_KINDS = 5 };
 
 static hd_request request_of(int32_t kind) {
     static const hd_logit_bias bias[] = {
@@ -102,6 +102,15 @@ static hd_request request_of(int32_t kind) {
         g.response_format = HD_FORMAT_REGEX;
         g.format_text = "[a-z]{3,9}( [a-z]{2,9}){4}";
         g.max_tokens = 40;
+    }
+    if (kind == 4) {
+        g.text = NULL;
+        g.messages = "[{\"role\": \"user\", \"content\": \"Tell me a story.\"}]";
+        g.thinking = 1;
+        g.temperature = 2;
+        g.seed = 3;
+        g.relaxed_top = 10;
+        g.relaxed_delta = 0.9f;
     }
     return g;
 }
