@@ -73,6 +73,7 @@
     X(comm) \
     X(comm_silence) \
     X(comm_ucx) \
+    X(comm_shm) \
     X(preflight) \
     X(comm_ipc) \
     X(pieces) \

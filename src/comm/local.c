@@ -443,7 +443,7 @@ hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *para
     }
     for (int32_t i = 0; i < n; i++) {
         w->ranks[i].world = w;
-        comm_spin_open(&w->ranks[i].spin, n, PROBE_NS);
+        comm_spin_open(&w->ranks[i].spin, n, PROBE_NS, COMM_LEAST_SPIN_NS);
         w->ranks[i].comm = hd_comm_of(&table, &w->ranks[i], parallel, i);
         w->ranks[i].comm.figures = &w->ranks[i].figures;
     }

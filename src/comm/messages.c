@@ -143,6 +143,20 @@ static void *room_in(const hd_messages *m, buffer *b, size_t n) {
     return NULL;
 }
 
+/* Where a message is packed: memory of the link, or else this buffer. */
+static void *pack_in(const hd_messages *m, hd_group g, hd_message_lane lane, uint64_t ticket,
+                     buffer *otherwise, size_t n) {
+    void *room = m->link.room(m->link.ctx, g, lane, ticket, n);
+    return room ? room : room_in(m, otherwise, n);
+}
+
+/* Copies what several members get to where it is sent from, if the link has such memory. */
+static const void *put(const hd_messages *m, hd_group g, hd_message_lane lane, uint64_t ticket,
+                       const void *data, size_t n) {
+    void *room = n ? m->link.room(m->link.ctx, g, lane, ticket, n) : NULL;
+    return room ? memcpy(room, data, n) : data;
+}
+
 typedef struct shape {
     int32_t at[4];
 } shape;
@@ -182,6 +196,10 @@ typedef struct exchange {
 
 static exchange begin(hd_messages *m, hd_stream *s, hd_group g) {
     return (exchange){.m = m, .s = s, .g = g, .ticket = m->begun[g]++};
+}
+
+static const float *put_part(const exchange *e, const float *x, int64_t n) {
+    return put(e->m, e->g, HD_MESSAGE_COLLECTIVE, e->ticket, x, (size_t)n * sizeof *x);
 }
 
 static void say(const exchange *e, int32_t member, shape says, const float *data, int64_t n) {
@@ -249,19 +267,25 @@ static span part_of(int64_t n, int32_t k, int32_t members) {
     return (span){first, n * (k + 1) / members - first};
 }
 
-/* The first round of a sum: own parts. Parts of the others are parts[]. */
+/* The first round of a sum: own parts. Parts of the others are parts[]; those of equal ones are sent once. */
 static bool sum_parts(hd_messages *m, hd_stream *s, hd_group group, float *x, int64_t n,
                       const span *parts) {
     const hd_rank_group *g = group_of(m, group);
     const span own = parts[g->index];
     exchange e = begin(m, s, group);
+    const float *from = NULL;
+    span last = {0, 0};
     for (int32_t k = 0; k < g->n; k++) {
-        if (k != g->index)
-            say(&e, k,
-                (shape){
-                    {(int32_t)n, (int32_t)parts[k].first, 0, 0}
-            },
-                x + parts[k].first, parts[k].n);
+        const span p = parts[k];
+        if (k == g->index) continue;
+        if (!from || p.first != last.first || p.n != last.n)
+            from = put_part(&e, x + p.first, p.n);
+        last = p;
+        say(&e, k,
+            (shape){
+                {(int32_t)n, (int32_t)p.first, 0, 0}
+        },
+            from, p.n);
     }
     if (!hear(&e)) return false;
     for (int32_t k = 0; k < g->n; k++) {
@@ -278,13 +302,14 @@ static void gather_parts(hd_messages *m, hd_stream *s, hd_group group, float *x,
     const hd_rank_group *g = group_of(m, group);
     const span own = parts[g->index];
     exchange e = begin(m, s, group);
+    const float *from = put_part(&e, x + own.first, own.n);
     for (int32_t k = 0; k < g->n; k++) {
         if (k != g->index)
             say(&e, k,
                 (shape){
                     {(int32_t)n, (int32_t)own.first, 0, 0}
             },
-                x + own.first, own.n);
+                from, own.n);
     }
     if (!hear(&e)) return;
     for (int32_t k = 0; k < g->n; k++) {
@@ -358,16 +383,19 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     if (is_over(m, s) || g->n == 1) return;
     const int64_t n = (int64_t)a->rows * a->own;
     const float *own = a->x + a->first;
+    exchange e = begin(m, s, a->group);
     if (a->rows > 1) {
-        float *packed = room_in(m, &m->packed, (size_t)n * sizeof *packed);
+        float *packed = pack_in(m, a->group, HD_MESSAGE_COLLECTIVE, e.ticket, &m->packed,
+                                (size_t)n * sizeof *packed);
         if (!packed) {
             fail(m, s);
             return;
         }
         copy_columns(packed, a->own, own, a->cols, a->rows, a->own);
         own = packed;
+    } else {
+        own = put_part(&e, own, n);
     }
-    exchange e = begin(m, s, a->group);
     for (int32_t k = 0; k < g->n; k++) {
         if (k != g->index)
             say(&e, k,
@@ -409,8 +437,9 @@ static bool send_broadcast(const hd_messages *m, const hd_broadcast_args *a, uin
         !await_answers(m, a->group, ticket - HD_COMM_MAX_INFLIGHT)) {
         return false;
     }
+    const void *data = put(m, a->group, HD_MESSAGE_BROADCAST, ticket, a->data, a->bytes);
     for (int32_t k = 1; k < group_of(m, a->group)->n; k++) {
-        send_to(m, a->group, HD_MESSAGE_BROADCAST, ticket, k, says, a->data, a->bytes, 0);
+        send_to(m, a->group, HD_MESSAGE_BROADCAST, ticket, k, says, data, a->bytes, 0);
     }
     return m->link.flush(m->link.ctx, 0);
 }
@@ -478,7 +507,9 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
         const comm_places p = comm_places_of(a, g->index, k);
         const int32_t rows = p.end - p.first;
         const size_t n = dispatch_bytes(a->n_slots, rows, a->cols);
-        void *packed = room_in(m, &f->out[k], n);
+        void *packed =
+            k == g->index ? room_in(m, &f->out[k], n)
+                          : pack_in(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, ticket, &f->out[k], n);
         if (!packed) {
             fail(m, s);
             return;
@@ -646,7 +677,9 @@ static void combine_send(void *ctx, hd_stream *s, const hd_combine_args *a) {
     for (int32_t k = 0; k < g->n; k++) {
         const int64_t rows = pack_results(NULL, m, f, a, k);
         const size_t n = (size_t)rows * (size_t)a->cols * sizeof(float);
-        float *packed = room_in(m, &f->back[k], n);
+        float *packed =
+            k == g->index ? room_in(m, &f->back[k], n)
+                          : pack_in(m, HD_GROUP_EP, HD_MESSAGE_COMBINE, ticket, &f->back[k], n);
         if (!packed) {
             fail(m, s);
             return;

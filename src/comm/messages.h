@@ -58,6 +58,9 @@ typedef struct hd_received {
 typedef struct hd_link {
     /* Sends m and m->n bytes of data, which stay until flush() of the same set. */
     void (*send)(void *ctx, int32_t to, hd_message *m, const void *data, int32_t set);
+    /* Returns n bytes, aligned for float, in which a message of this ticket is sent without a copy, to one
+     * member or to several. NULL: the link has no such memory. */
+    void *(*room)(void *ctx, hd_group group, hd_message_lane lane, uint64_t ticket, uint64_t n);
     /* Waits until the bytes of a set's sends may change. False: communication has ended. */
     bool (*flush)(void *ctx, int32_t set);
     /* Waits for a message. NULL: communication has ended. */

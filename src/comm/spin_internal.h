@@ -17,13 +17,16 @@ enum { COMM_LEAST_SPIN_NS = 500, COMM_SLEEPS_PER_PROBE = 32 };
 
 typedef struct comm_spin {
     int64_t probe_ns;   /* more than a sleep and the wake-up cost; 0: does not spin */
+    int64_t least_ns;   /* shorter ones are not learned */
     _Atomic int64_t ns; /* how long it pays, as of late */
     _Atomic uint32_t n_sleeps;
 } comm_spin;
 
 /* With fewer cores than ranks, one that spins would keep another from working. */
-static inline void comm_spin_open(comm_spin *s, int32_t ranks, int64_t probe_ns) {
+static inline void comm_spin_open(comm_spin *s, int32_t ranks, int64_t probe_ns,
+                                  int64_t least_ns) {
     s->probe_ns = ranks <= hd_cores_count() ? probe_ns : 0;
+    s->least_ns = least_ns;
     atomic_store(&s->ns, s->probe_ns);
     atomic_store(&s->n_sleeps, 0);
 }
@@ -41,7 +44,7 @@ static inline void comm_spin_learn(comm_spin *s, bool slept) {
                COMM_SLEEPS_PER_PROBE - 1) {
         ns = s->probe_ns;
     } else {
-        ns = ns / 2 + COMM_LEAST_SPIN_NS;
+        ns = hd_max_i64(ns / 2, s->least_ns);
     }
     atomic_store_explicit(&s->ns, ns, memory_order_relaxed);
 }

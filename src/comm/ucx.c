@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/log.h"
 #include "base/progress.h"
 #include "comm/address.h"
 #include "comm/channel.h"
@@ -26,9 +27,13 @@ enum {
     RETRY_NS = 100000000, /* before ranks try again to connect */
     ALIGNMENT = 64,
     PROBE_NS = 20000, /* of spinning */
+    /* As between threads: a sleeper takes 50 us to wake up on a virtual machine, and is late for the next
+     * exchange. So a wait spins for half of it at least, unless both ranks are on one core. */
+    PROBE_IN_MEMORY_NS = 60000,
     WAIT_MS = 60000,
     NO_WORKER = 1, /* bytes of an address that is none */
-    GREETINGS = 2  /* messages of a pair before anything else */
+    GREETINGS = 2, /* messages of a pair before anything else */
+    MEETINGS = 2   /* and then, about the memory that they share */
 };
 
 bool hd_comm_ucx_is_built(void) {
@@ -44,10 +49,15 @@ static hd_status check_ucx(const hd_comm_ucx *u, ucs_status_t status, const char
                    blind ? " (it finds no network device without /sys/class/net)" : "");
 }
 
+/* Whoever names transports means those of UCX. */
+static bool names_transports(const hd_comm_ucx_options *o) {
+    return o->transports || getenv("UCX_TLS");
+}
+
 /* Shared memory by descriptors of /proc needs the rights of a debugger, which the sandbox gives
  * up; System V's is gone with its last process, however that ends. */
 static const char *transports_of(const hd_comm_ucx_options *o) {
-    if (o->transports || getenv("UCX_TLS")) return o->transports;
+    if (names_transports(o)) return o->transports;
     return "^posix,cma,xpmem,knem";
 }
 
@@ -134,23 +144,69 @@ static hd_status connect_all(hd_comm_ucx *u, hd_err *err) {
     return HD_OK;
 }
 
+/* Every rank tells all others a word. words: [world], with its own. */
+static hd_status tell_all(hd_comm_ucx *u, const hd_link *l, uint64_t ticket, int32_t *words,
+                          hd_err *err) {
+    bool ok = true;
+    for (int32_t i = 0; i < u->limits.world; i++) {
+        hd_message head = {.lane = HD_MESSAGE_HELLO,
+                           .from = u->rank,
+                           .ticket = ticket,
+                           .shape = {words[u->rank]}};
+        if (i != u->rank) l->send(u, i, &head, NULL, 0);
+    }
+    for (int32_t i = 0; i < u->limits.world && ok; i++) {
+        if (i == u->rank) continue;
+        hd_received *r = l->wait(u, i, HD_GROUP_TP, HD_MESSAGE_HELLO, ticket);
+        ok = r != NULL;
+        if (!r) continue;
+        words[i] = r->head.shape[0];
+        l->release(u, r);
+    }
+    return ok && l->flush(u, 0) ? HD_OK : HD_FAIL(err, HD_EPEER, "%s", u->why);
+}
+
 /* Every pair of ranks exchanges two messages. UCX connects at the first one, for which both ends
  * must work: afterwards a rank may compute or sleep without keeping another from sending. */
 static hd_status greet_all(hd_comm_ucx *u, const hd_link *l, hd_err *err) {
+    int32_t words[HD_UCX_MAX_RANKS] = {0};
     for (uint64_t round = 0; round < GREETINGS; round++) {
-        bool ok = true;
-        for (int32_t i = 0; i < u->limits.world; i++) {
-            hd_message head = {.lane = HD_MESSAGE_HELLO, .from = u->rank, .ticket = round};
-            if (i != u->rank) l->send(u, i, &head, NULL, 0);
-        }
-        for (int32_t i = 0; i < u->limits.world && ok; i++) {
-            if (i == u->rank) continue;
-            hd_received *r = l->wait(u, i, HD_GROUP_TP, HD_MESSAGE_HELLO, round);
-            ok = r != NULL;
-            if (r) l->release(u, r);
-        }
-        if (!ok || !l->flush(u, 0)) return HD_FAIL(err, HD_EPEER, "%s", u->why);
+        HD_TRY(tell_all(u, l, round, words, err));
     }
+    return HD_OK;
+}
+
+/* What came before by UCX has been released. */
+static void set_memory(hd_comm_ucx *u, comm_shm *shm) {
+    pthread_mutex_lock(&u->mutex);
+    u->shm = shm;
+    pthread_mutex_unlock(&u->mutex);
+}
+
+/* From now on messages travel through shared memory, if all ranks of the epoch can reach that of all others. */
+static hd_status share_memory(hd_comm_ucx *u, const hd_link *l, hd_err *err) {
+    enum { NONE = -1 };
+    int32_t numbers[HD_UCX_MAX_RANKS], can[HD_UCX_MAX_RANKS];
+    comm_shm *shm = NULL;
+    hd_err why = {0};
+    bool all =
+        !names_transports(&u->o) && comm_shm_open(&shm, u->rank, &u->limits, &why) == HD_OK;
+    numbers[u->rank] = all ? comm_shm_number(shm) : NONE;
+    hd_status st = tell_all(u, l, GREETINGS, numbers, err);
+    for (int32_t i = 0; i < u->limits.world && all && st == HD_OK; i++) {
+        all = i == u->rank || comm_shm_attach(shm, i, numbers[i], &why) == HD_OK;
+    }
+    can[u->rank] = all;
+    if (st == HD_OK) st = tell_all(u, l, GREETINGS + 1, can, err);
+    for (int32_t i = 0; i < u->limits.world; i++) all = all && can[i];
+    if (st != HD_OK || !all) {
+        comm_shm_close(shm);
+        if (why.msg[0])
+            HD_LOG(HD_LOG_INFO, "rank_memory_not_shared", hd_log_text("why", why.msg));
+        return st;
+    }
+    set_memory(u, shm);
+    comm_spin_open(&u->spin, u->limits.world, PROBE_IN_MEMORY_NS, PROBE_IN_MEMORY_NS / 2);
     return HD_OK;
 }
 
@@ -161,7 +217,8 @@ static hd_status run_preflight(hd_comm_ucx *u, const hd_link *link, hd_err *err)
     u->until_ns = hd_now_ns() + ucx_preflight_ms(u) * 1000000LL;
     hd_status st = greet_all(u, link, err);
     u->greeted = true;
-    if (st == HD_OK && !hd_preflight_run(link, u->rank, u->limits.world, GREETINGS,
+    if (st == HD_OK) st = share_memory(u, link, err);
+    if (st == HD_OK && !hd_preflight_run(link, u->rank, u->limits.world, GREETINGS + MEETINGS,
                                          u->limits.max_bytes, u->rates, &other)) {
         if (other >= 0) {
             ucx_name_pair(why, u, u->peers[other].number, "other bytes came than were sent by");
@@ -212,6 +269,7 @@ static hd_status connect_members(hd_comm_ucx *u, const hd_parallel_config *paral
     const int32_t wait_ms = u->wait_ms;
     u->wait_ms = WAIT_MS; /* other ranks come when they can */
     hd_status st = first ? run_preflight(u, &link, err) : greet_all(u, &link, err);
+    if (st == HD_OK && !first) st = share_memory(u, &link, err);
     if (st == HD_OK && u->gpu)
         st = comm_ipc_connect(u->gpu, hd_messages_comm(u->messages), err);
     u->wait_ms = wait_ms;
@@ -351,7 +409,7 @@ hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_d
         (hd_message_limits){.max_bytes = o->max_message ? o->max_message : 1u << 30,
                             .authenticates_bytes = !hd_address_is_loopback(o->rendezvous.at)};
     u->wait_ms = o->wait_ms ? o->wait_ms : WAIT_MS;
-    comm_spin_open(&u->spin, o->rendezvous.world, PROBE_NS);
+    comm_spin_open(&u->spin, o->rendezvous.world, PROBE_NS, COMM_LEAST_SPIN_NS);
     const size_t world = (size_t)o->rendezvous.world;
     u->peers = calloc(world, sizeof *u->peers);
     u->hosts = calloc(world, sizeof *u->hosts);
@@ -434,6 +492,9 @@ static void close_worker(hd_comm_ucx *u) {
         release_all(u);
         u->ucp->worker_destroy(u->worker);
     }
+    comm_shm *shm = u->shm;
+    set_memory(u, NULL);
+    comm_shm_close(shm);
     u->worker = NULL;
     u->limits.world = 0;
     u->broken = NULL;

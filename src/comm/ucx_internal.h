@@ -9,6 +9,7 @@
 #include "comm/figures_internal.h"
 #include "comm/ipc.h"
 #include "comm/messages.h"
+#include "comm/shm.h"
 #include "comm/spin_internal.h"
 #include "comm/ucx.h"
 #include "comm/ucx_library.h"
@@ -43,6 +44,7 @@ struct hd_comm_ucx {
     comm_figures figures; /* of all epochs */
     hd_messages *messages;
     comm_ipc *gpu; /* NULL: the rank computes on a CPU */
+    comm_shm *shm; /* of this epoch; NULL: UCX carries the messages */
     hd_rendezvous *rendezvous;
     ucp_context_h context;
     ucp_worker_h worker;
@@ -62,7 +64,7 @@ struct hd_comm_ucx {
     ucx_outgoing *free;
     const ucx_peer *broken; /* UCX lost the connection to it, at broken_ns */
     int64_t broken_ns;
-    pthread_mutex_t mutex; /* of over's change and why */
+    pthread_mutex_t mutex; /* of the changes of over, why and shm */
     _Atomic uint32_t over; /* one more than the last epoch that has ended */
     char why[UCX_REASON];  /* that one ended; constant until the next begins */
 };

@@ -1,5 +1,5 @@
-/* ucx_link.c - a link of UCX active messages while it is open: messages come and leave, threads wait for them,
- * and an epoch ends. */
+/* ucx_link.c - a link of UCX active messages, or of shared memory, while it is open: messages come and leave,
+ * threads wait for them, and an epoch ends. */
 #include "comm/ucx.h"
 
 #ifdef HD_UCX
@@ -34,6 +34,7 @@ void ucx_end_here(void *ctx, uint32_t epoch, const char *why) {
         snprintf(u->why, sizeof u->why, "%s", why);
         eventfd_write(u->wake_fd, 1);
         atomic_store(&u->over, epoch + 1);
+        if (u->shm) comm_shm_wake(u->shm);
     }
     pthread_mutex_unlock(&u->mutex);
     if (u->gpu) comm_ipc_end(u->gpu);
@@ -81,6 +82,13 @@ static hd_received *place_of(hd_comm_ucx *u, int32_t from, int32_t group, int32_
                 .at[row * HD_COMM_MAX_INFLIGHT + (int32_t)(ticket % HD_COMM_MAX_INFLIGHT)];
 }
 
+static void end_by_wrong(hd_comm_ucx *u, int32_t from, const char *what) {
+    char why[120];
+    snprintf(why, sizeof why, "rank %d sent rank %d %s", u->peers[from].number,
+             u->o.rendezvous.rank, what);
+    ucx_end_all(u, why);
+}
+
 ucs_status_t ucx_on_message(void *arg, const void *header, size_t header_n, void *data,
                             size_t n, const ucp_am_recv_param_t *param) {
     hd_comm_ucx *u = arg;
@@ -93,10 +101,7 @@ ucs_status_t ucx_on_message(void *arg, const void *header, size_t header_n, void
     if (hd_message_check(&head, &u->limits, data, n, &err) != HD_OK) return UCS_OK;
     hd_received *r = place_of(u, head.from, head.group, head.lane, head.ticket);
     if (r->full || (n && !stays)) {
-        char why[120];
-        snprintf(why, sizeof why, "rank %d sent rank %d more messages than it may",
-                 u->peers[head.from].number, u->o.rendezvous.rank);
-        ucx_end_all(u, why);
+        end_by_wrong(u, head.from, "more messages than it may");
         return UCS_OK;
     }
     *r = (hd_received){.head = head, .data = n ? data : NULL, .full = true};
@@ -105,7 +110,7 @@ ucs_status_t ucx_on_message(void *arg, const void *header, size_t header_n, void
 
 static void release(void *ctx, hd_received *r) {
     hd_comm_ucx *u = ctx;
-    if (r->data) u->ucp->am_data_release(u->worker, (void *)(uintptr_t)r->data);
+    if (r->data && !u->shm) u->ucp->am_data_release(u->worker, (void *)(uintptr_t)r->data);
     *r = (hd_received){0};
 }
 
@@ -120,16 +125,21 @@ void ucx_sleep(hd_comm_ucx *u, int limit_ms) {
         poll(p, 2, limit_ms);
 }
 
-typedef bool ready_fn(const void *what, uint64_t ticket);
+typedef struct awaited awaited;
 
-/* What a thread waits for; from: the rank that must send it, or -1. */
-typedef struct awaited {
+typedef bool ready_fn(hd_comm_ucx *u, const awaited *a);
+
+/* What a thread waits for. */
+struct awaited {
     ready_fn *is_ready;
-    const void *what;
+    hd_received *message; /* NULL: that a set is sent */
+    hd_group group;
+    hd_message_lane lane;
     uint64_t ticket;
-    int32_t from;
+    int32_t from; /* the rank that must send it, or -1 */
+    int32_t set;
     bool for_ever; /* a command, which comes when there is work */
-} awaited;
+};
 
 int32_t ucx_preflight_ms(const hd_comm_ucx *u) {
     return u->o.preflight_ms ? u->o.preflight_ms : HD_PREFLIGHT_MS;
@@ -194,17 +204,24 @@ static int32_t left_ms(const hd_comm_ucx *u, int64_t now) {
     return (int32_t)hd_max_i64(1, (u->until_ns - now) / 1000000 + 1);
 }
 
+/* Until the message has come, communication has ended, or limit_ms have passed. */
+static void sleep_in_memory(hd_comm_ucx *u, const awaited *a, int limit_ms) {
+    const uint32_t bell = comm_shm_lie_down(u->shm, a->from);
+    if (!ucx_is_over(u) && !a->is_ready(u, a)) comm_shm_sleep(u->shm, bell, limit_ms);
+    comm_shm_get_up(u->shm);
+}
+
 /* False: communication has ended. */
 static bool wait_until(hd_comm_ucx *u, const awaited *a) {
     int64_t since_ns = 0, spin_end_ns = 0;
-    bool slept = false;
+    bool slept = false, blocked = false;
     for (int32_t n_waits = 0;;) {
         if (ucx_is_over(u)) return false;
-        if (a->is_ready(a->what, a->ticket)) {
-            if (since_ns) comm_spin_learn(&u->spin, slept);
+        if (a->is_ready(u, a)) {
+            if (since_ns && !blocked) comm_spin_learn(&u->spin, slept);
             return true;
         }
-        if (u->ucp->worker_progress(u->worker)) {
+        if (!u->shm && u->ucp->worker_progress(u->worker)) {
             n_waits = 0;
             spin_end_ns = 0;
             continue;
@@ -212,22 +229,31 @@ static bool wait_until(hd_comm_ucx *u, const awaited *a) {
         const int64_t now = hd_now_ns();
         if (!since_ns) since_ns = now;
         if (!spin_end_ns) spin_end_ns = now + comm_spin_ns(&u->spin);
-        if (now < spin_end_ns) {
+        blocked = u->shm && comm_shm_shares_core(u->shm, a->from);
+        if (now < spin_end_ns && !blocked) {
             hd_cpu_relax();
         } else if (u->n_sending) {
             wait_for_room(n_waits++);
             check_time(u, a, since_ns);
         } else {
+            const int limit_ms = a->for_ever ? -1 : left_ms(u, now);
             slept = true;
-            ucx_sleep(u, u->broken ? UCX_CLOSE_MS : a->for_ever ? -1 : left_ms(u, now));
+            if (u->shm)
+                sleep_in_memory(u, a, limit_ms);
+            else
+                ucx_sleep(u, u->broken ? UCX_CLOSE_MS : limit_ms);
             check_time(u, a, since_ns);
         }
     }
 }
 
-static bool has_come(const void *what, uint64_t ticket) {
-    const hd_received *r = what;
-    return r->full && r->head.ticket == ticket;
+static bool has_come(hd_comm_ucx *u, const awaited *a) {
+    hd_received *r = a->message;
+    if (!u->shm) return r->full && r->head.ticket == a->ticket;
+    const comm_shm_news news = comm_shm_look(u->shm, a->from, a->group, a->lane, a->ticket, r);
+    if (news == COMM_SHM_WRONG)
+        end_by_wrong(u, a->from, "a message too early, or outside the memory that it shares");
+    return news == COMM_SHM_CAME;
 }
 
 /* The first member of a group, whose number is the lowest, broadcasts commands. */
@@ -236,7 +262,9 @@ static hd_received *wait_for(void *ctx, int32_t from, hd_group group, hd_message
     hd_comm_ucx *u = ctx;
     hd_received *r = place_of(u, from, (int32_t)group, (int32_t)lane, ticket);
     const awaited a = {.is_ready = has_come,
-                       .what = r,
+                       .message = r,
+                       .group = group,
+                       .lane = lane,
                        .ticket = ticket,
                        .from = from,
                        .for_ever = lane == HD_MESSAGE_BROADCAST && from < u->rank};
@@ -265,6 +293,11 @@ static void on_sent(void *request, ucs_status_t status, void *user) {
 
 static void send_message(void *ctx, int32_t to, hd_message *m, const void *data, int32_t set) {
     hd_comm_ucx *u = ctx;
+    if (u->shm) {
+        if (!comm_shm_send(u->shm, to, m, data))
+            ucx_end_all(u, "a rank's shared memory is full");
+        return;
+    }
     ucx_outgoing *o = take_outgoing(u);
     if (!o) {
         ucx_end_all(u, "a rank has no memory for its messages");
@@ -289,18 +322,22 @@ static void send_message(void *ctx, int32_t to, hd_message *m, const void *data,
     if (status != UCS_OK) ucx_on_lost(&u->peers[to], NULL, status);
 }
 
-static bool is_sent(const void *what, uint64_t ticket) {
-    (void)ticket;
-    return *(const int32_t *)what == 0;
+static void *room(void *ctx, hd_group group, hd_message_lane lane, uint64_t ticket,
+                  uint64_t n) {
+    hd_comm_ucx *u = ctx;
+    return u->shm ? comm_shm_room(u->shm, group, lane, ticket, n) : NULL;
+}
+
+static bool is_sent(hd_comm_ucx *u, const awaited *a) {
+    return u->sending[a->set] == 0;
 }
 
 static bool flush(void *ctx, int32_t set) {
-    hd_comm_ucx *u = ctx;
-    return wait_until(u, &(awaited){.is_ready = is_sent, .what = &u->sending[set], .from = -1});
+    return wait_until(ctx, &(awaited){.is_ready = is_sent, .set = set, .from = -1});
 }
 
 hd_link ucx_link(hd_comm_ucx *u) {
-    return (hd_link){send_message, flush, wait_for, release, end_all, ended, u};
+    return (hd_link){send_message, room, flush, wait_for, release, end_all, ended, u};
 }
 
 #endif

@@ -95,7 +95,7 @@ static void end(void *ctx, const char *why) {
 
 static void *run_member(void *arg) {
     member *r = arg;
-    const hd_link link = {send, flush, wait_for, release, end, NULL, r};
+    const hd_link link = {send, NULL, flush, wait_for, release, end, NULL, r};
     r->done = hd_preflight_run(&link, r->own, r->w->n, FIRST, SMALL, r->rates, &r->other);
     pthread_mutex_lock(&r->w->mutex); /* who has found other bytes ends it for all */
     if (r->other >= 0) r->w->over = true;

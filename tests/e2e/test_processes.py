@@ -10,7 +10,7 @@ from conftest import HADAL, as_root, run_hadal
 from hosts import host, ip, slurm  # fixtures
 from serving import TINY, Server, wait_until
 from test_ranks import answers, check_pause_and_abort, check_rank_figures, group_metric
-from worlds import CLEAN, KEY, NO_DEVICE, SMALL, TRANSPORTS, end_mpirun, free_address, needs_ucx
+from worlds import CLEAN, KEY, NO_DEVICE, SMALL, TRANSPORTS, UCX_MEMORY, end_mpirun, free_address, needs_ucx
 
 pytestmark = needs_ucx
 
@@ -29,11 +29,21 @@ def alone():
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("degree,n", [("--ep", 2), ("--ep", 4), ("--cp", 2), *([("--cp", 3), ("--cp", 4)] if os.environ.get("HADAL_TEST_LONG") else [])])
 def test_answers_are_those_of_one_process(world, alone, degree, n, transport):
-    w = world(n, degree, n, env={"UCX_TLS": TRANSPORTS[transport]})
+    w = world(n, degree, n, env=TRANSPORTS[transport])
     assert w.server.get("/server_info").json["parallel"]["ranks"] == n
     assert answers(w.server) == alone
     assert w.server.get("/health").text == "ok"
     assert all(code == 0 for _, code in w.close())
+    assert b"rank_memory_not_shared" not in w.server.log or transport != "shared memory"
+
+
+def test_without_shared_memory_ucx_carries_messages(world, alone):
+    """Rank 1 names transports of UCX, so no rank shares memory."""
+    w = world(2, "--ep", 2, wrap=lambda rank: ["env", *(f"{k}={v}" for k, v in UCX_MEMORY.items())])
+    assert answers(w.server) == alone
+    ends = w.close()
+    assert b'rank_memory_not_shared why="rank 1 is not of this host, or shares no memory"' in w.server.log
+    assert all(code == 0 for _, code in ends)
 
 
 GROUPS = {"two groups": ("--dp", 2, "--ep", 2), "with followers": ("--dp", 2, "--tp", 2, "--ep", 4)}
@@ -62,7 +72,7 @@ def test_every_pair_has_exchanged_bytes(world):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_attention_groups_in_processes(world, alone, groups, transport):
     n = 4 if "--tp" in GROUPS[groups] else 2
-    w = world(n, *GROUPS[groups], env={"UCX_TLS": TRANSPORTS[transport]})
+    w = world(n, *GROUPS[groups], env=TRANSPORTS[transport])
     assert w.server.get("/server_info").json["parallel"]["dp"] == 2
     assert answers(w.server) == alone
     finished = group_metric(w.server, "generation_tokens_total")
@@ -130,7 +140,7 @@ def test_pause_and_abort_in_another_process(world):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_experts_move_between_processes(world, alone, transport, groups):
     split = "flow" if groups == 1 else "local"
-    w = world(3, "--dp", groups, "--ep", 3, "--redundant", 8, "--rebalance", 4, "--expert-split", split, env={"UCX_TLS": TRANSPORTS[transport]})
+    w = world(3, "--dp", groups, "--ep", 3, "--redundant", 8, "--rebalance", 4, "--expert-split", split, env=TRANSPORTS[transport])
     assert answers(w.server) == alone
     figures = dict(line.rsplit(" ", 1) for line in w.server.get("/metrics").text.splitlines() if line[:1] != "#")
     moved = sum(float(v) for k, v in figures.items() if k.split("{")[0] == "hadal_expert_moves_total")

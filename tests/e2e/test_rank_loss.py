@@ -96,7 +96,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_the_ranks_that_are_left_take_over(world, alone, layout, transport):
     n, victim, flags = LAYOUTS[layout]
-    w = world(n, *flags, env={"UCX_TLS": TRANSPORTS[transport]})
+    w = world(n, *flags, env=TRANSPORTS[transport])
     assert answers(w.server, lambda: lose(w, victim, signal.SIGKILL)) == alone
     await_health(w, "degraded: " + LOST.format(victim))
     w.start(victim)

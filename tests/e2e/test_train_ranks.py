@@ -97,7 +97,7 @@ class Processes:
     """Ranks of one command; rank 0 starts last."""
 
     def __init__(self, n, *words, env=None, meet=None, wrap=lambda rank: []):
-        at, env = meet or free_address(), {**CLEAN, "UCX_TLS": TRANSPORTS["shared memory"], **(env or {})}
+        at, env = meet or free_address(), {**CLEAN, **TRANSPORTS["shared memory"], **(env or {})}
         self.ranks = {}
         for rank in reversed(range(n)):
             command = [*wrap(rank), HADAL, *words, "--rank", rank, "--world", n, "--meet", at]

@@ -12,12 +12,14 @@ from serving import TINY, Server, free_port
 FAULTY = pathlib.Path(HADAL).parent / "drive_ranks"
 SMALL = ("--threads", 1, "--max-running", 16, "--context", 1024, "--backend", "cpu")
 NO_DEVICE = "UCX finds no network device without /sys/class/net"
-TRANSPORTS = {"shared memory": "sysv,self"}
-if os.path.exists("/sys/class/net"):  # where UCX finds its devices
-    TRANSPORTS["tcp"] = "tcp,self"
-KEY = {"HADAL_RANK_KEY": "a secret of all ranks"}
 # what the environment of another launcher says is not meant for these ranks
-CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_"))}
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "UCX_TLS"))}
+# environments: memory that ranks share themselves, or UCX alone
+TRANSPORTS = {"shared memory": {}}
+UCX_MEMORY = {"UCX_TLS": "sysv,self"}
+if os.path.exists("/sys/class/net"):  # where UCX finds its devices
+    TRANSPORTS["tcp"] = {"UCX_TLS": "tcp,self"}
+KEY = {"HADAL_RANK_KEY": "a secret of all ranks"}
 
 needs_ucx = pytest.mark.skipif(
     "built without UCX" in subprocess.run([HADAL, "serve", TINY, "--ep", "2", "--backend", "cpu", "--rank", "0", "--world", "2", "--meet", "127.0.0.1:1", "--start-seconds", "1", "--no-sandbox", "--port", "0"], capture_output=True, text=True).stderr,

@@ -1,5 +1,5 @@
 /* bench_comm.c - time of collectives between ranks: threads of this process, processes over shared
- * memory and TCP, and GPUs; beside them a copy of memory and a plain socket, in the same run. */
+ * memory, TCP and UCX's shared memory, and GPUs; beside them a copy of memory and a plain socket, in the same run. */
 #include "cli/bench/bench_comm.h"
 
 #include <arpa/inet.h>
@@ -33,17 +33,19 @@ typedef enum transport {
     LOCAL,
     SHARED_MEMORY,
     TCP,
+    UCX_MEMORY,
     GPU_PROCESSES,
     GPUS,
     N_TRANSPORTS
 } transport;
 
 static const char *const operations[] = {"all_reduce", "all_gather", "broadcast"};
-static const char *const transports[] = {"threads", "shared memory", "tcp", "gpu processes",
-                                         "gpus"};
-static const char *const choices[] = {"all", "threads", "shared-memory", "tcp", NULL};
+static const char *const transports[] = {"threads",    "shared memory", "tcp",
+                                         "ucx memory", "gpu processes", "gpus"};
+static const char *const choices[] = {"all", "threads",    "shared-memory",
+                                      "tcp", "ucx-memory", NULL};
 static const char *const ucx_transports[N_TRANSPORTS] = {
-    [SHARED_MEMORY] = "sysv,self", [TCP] = "tcp,self"};
+    [TCP] = "tcp,self", [UCX_MEMORY] = "sysv,self"};
 
 static bool is_on_gpus(transport t) {
     return t == GPUS || t == GPU_PROCESSES;
