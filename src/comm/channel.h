@@ -16,7 +16,7 @@
 #include "base/status.h"
 
 enum {
-    HD_CHANNEL_VERSION = 5,
+    HD_CHANNEL_VERSION = 6,
     HD_CHANNEL_NONCE = 16,
     HD_CHANNEL_MAX_RANKS = 64,
     HD_CHANNEL_MAX_ADDRESS = 4096, /* bytes of a rank's address */

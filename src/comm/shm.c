@@ -24,7 +24,7 @@ enum {
     PAGE = 4096,
     PLACES = (int)HD_N_GROUPS * (int)HD_N_MESSAGE_LANES * (int)HD_COMM_MAX_INFLIGHT,
     LARGEST = 16, /* messages of the largest size for which a segment has addresses */
-    NOBODY = -1
+    NONE = -1
 };
 
 /* What a message says. flag: its epoch and ticket. */
@@ -97,7 +97,7 @@ static hd_status make_segment(comm_shm *s, hd_err *err) {
     }
     s->own = s->of[s->rank] = at;
     s->own->word = word_of(s, s->rank, s->number);
-    atomic_store(&s->own->sleeps_for, NOBODY);
+    atomic_store(&s->own->sleeps_for, NONE);
     return HD_OK;
 }
 
@@ -279,7 +279,7 @@ void comm_shm_sleep(comm_shm *s, uint32_t bell, int32_t limit_ms) {
 }
 
 void comm_shm_get_up(comm_shm *s) {
-    atomic_store(&s->own->sleeps_for, NOBODY);
+    atomic_store(&s->own->sleeps_for, NONE);
 }
 
 void comm_shm_wake(comm_shm *s) {

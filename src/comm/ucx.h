@@ -1,7 +1,8 @@
-/* ucx.h - communication between processes and hosts by UCX: active messages over shared memory,
- * TCP or RDMA (comm/messages.h), rendezvous and heartbeats by TCP (comm/rendezvous.h).
+/* ucx.h - communication between processes and hosts: messages (comm/messages.h) by UCX over TCP or RDMA, or
+ * through memory that the ranks of one host share (comm/shm.h); rendezvous and heartbeats by TCP
+ * (comm/rendezvous.h).
  *
- * A thread that waits spins briefly, then sleeps on the descriptor of UCX. When a rank ends,
+ * A thread that waits spins briefly, then sleeps. When a rank ends,
  * all that wait fail with HD_EPEER and its number; so they do after a limit of time. The ranks that
  * are left can then begin anew, and with those that come again. Message
  * headers are authenticated under a secret of the world, their bytes too unless the ranks meet on
@@ -25,7 +26,7 @@ typedef struct hd_comm_ucx_options {
     int32_t
         preflight_ms; /* longest time of the first messages (preflight.h); 0: HD_PREFLIGHT_MS */
     /* As UCX_TLS and UCX_NET_DEVICES, which hold where these are NULL. Without a device, ranks
-     * that meet on the loopback interface use only that. */
+     * that meet on the loopback interface use only that. A rank that names transports shares no memory. */
     const char *transports, *devices;
     /* Called by a thread of its own when communication has ended; may be NULL. */
     void (*on_end)(void *ctx);
