@@ -23,7 +23,8 @@ typedef struct buffer {
 
 /* A dispatch between send and combine_arrive. */
 typedef struct inflight {
-    buffer out[HD_MESSAGE_MAX_RANKS];  /* counts, weights, rows for each member */
+    buffer out[HD_MESSAGE_MAX_RANKS];  /* what is dispatched to each member */
+    size_t own_bytes;                  /* of that, to this rank */
     buffer back[HD_MESSAGE_MAX_RANKS]; /* results for each member */
     buffer counts;                     /* int32 [members, n_slots]: rows received */
     hd_dispatch_args args;
@@ -37,6 +38,7 @@ struct hd_messages {
     uint64_t sent, dispatched, returned, combined;
     inflight inflight[HD_COMM_MAX_INFLIGHT];
     buffer packed;
+    buffer row_places; /* int32 [rows]: where a row is in the message that is packed */
 };
 
 /* ---- headers ---- */
@@ -469,28 +471,46 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
 
 /* ---- dispatch and combine ---- */
 
-/* A dispatch message: int32 [n_slots] counts, then the weight of each row, then the rows. */
-static size_t dispatch_bytes(int32_t n_slots, int64_t rows, int32_t cols) {
-    return ((size_t)n_slots + (size_t)rows * ((size_t)cols + 1)) * sizeof(float);
+/* A dispatch message: int32 [n_slots] counts; of each choice its weight and int32 which row it is of; then the
+ * rows, each once however many experts of the receiver it chose. */
+static size_t dispatch_bytes(int32_t n_slots, int64_t choices, int64_t rows, int32_t cols) {
+    return ((size_t)n_slots + 2 * (size_t)choices + (size_t)rows * (size_t)cols) *
+           sizeof(float);
+}
+
+/* Writes for each choice of a part which row of its message it is of, if rows_of is not NULL, and the rows in
+ * their order, if rows is not NULL. Returns how many rows there are. */
+static int32_t list_rows(int32_t *rows_of, float *rows, int32_t *places,
+                         const hd_dispatch_args *a, comm_places p) {
+    int32_t n = 0;
+    for (int32_t i = p.first; i < p.end; i++) places[a->assignment[i] / a->top_k] = -1;
+    for (int32_t i = p.first; i < p.end; i++) {
+        const int32_t row = a->assignment[i] / a->top_k;
+        if (places[row] < 0) {
+            if (rows)
+                memcpy(rows + (int64_t)n * a->cols, floats(a->x) + (int64_t)row * a->cols,
+                       (size_t)a->cols * sizeof *rows);
+            places[row] = n++;
+        }
+        if (rows_of) rows_of[i - p.first] = places[row];
+    }
+    return n;
 }
 
 /* Those of this round that member `from`, this rank, sends to member k. */
-static void pack_rows(void *to, const hd_dispatch_args *a, int32_t from, int32_t k) {
+static void pack_rows(void *to, int32_t *places, const hd_dispatch_args *a, int32_t from,
+                      int32_t k) {
     int32_t *counts = to;
     const comm_places p = comm_places_of(a, from, k);
     const int32_t n = p.end - p.first;
-    float *weight = (float *)to + a->n_slots, *rows = weight + n;
+    float *weight = (float *)to + a->n_slots;
+    int32_t *rows_of = counts + a->n_slots + n;
     for (int32_t e = 0; e < a->n_slots; e++) {
         const comm_places at = comm_places_at(a, from, k * a->n_slots + e);
         counts[e] = at.end - at.first;
     }
-    for (int32_t i = 0; i < n; i++) {
-        const int32_t choice = a->assignment[p.first + i];
-        weight[i] = a->weight[choice];
-        memcpy(rows + (int64_t)i * a->cols,
-               floats(a->x) + (int64_t)(choice / a->top_k) * a->cols,
-               (size_t)a->cols * sizeof *rows);
-    }
+    for (int32_t i = 0; i < n; i++) weight[i] = a->weight[a->assignment[p.first + i]];
+    list_rows(rows_of, (float *)to + a->n_slots + 2 * (int64_t)n, places, a, p);
 }
 
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
@@ -503,10 +523,16 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     if (is_over(m, s)) return;
     f->args = *a;
     const int32_t rounds = comm_rounds_of(a, g->index, g->n);
+    int32_t *places = room_in(m, &m->row_places, (size_t)a->rows * sizeof *places);
+    if (!places) {
+        fail(m, s);
+        return;
+    }
     for (int32_t k = 0; k < g->n; k++) {
         const comm_places p = comm_places_of(a, g->index, k);
-        const int32_t rows = p.end - p.first;
-        const size_t n = dispatch_bytes(a->n_slots, rows, a->cols);
+        const int32_t choices = p.end - p.first;
+        const size_t n =
+            dispatch_bytes(a->n_slots, choices, list_rows(NULL, NULL, places, a, p), a->cols);
         void *packed =
             k == g->index ? room_in(m, &f->out[k], n)
                           : pack_in(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, ticket, &f->out[k], n);
@@ -514,11 +540,14 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
             fail(m, s);
             return;
         }
-        pack_rows(packed, a, g->index, k);
-        if (k == g->index) continue;
+        pack_rows(packed, places, a, g->index, k);
+        if (k == g->index) {
+            f->own_bytes = n;
+            continue;
+        }
         send_to(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, ticket, k,
                 (shape){
-                    {a->n_slots, a->cols, rows, rounds}
+                    {a->n_slots, a->cols, choices, rounds}
         },
                 packed, n, 1 + at);
     }
@@ -527,21 +556,30 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
 /* What a member sent in a dispatch. */
 typedef struct packet {
     hd_received *received; /* NULL: this rank itself */
-    const int32_t *counts;
+    const int32_t *counts, *rows_of;
     const float *weight, *rows;
 } packet;
 
-/* Reads a packet after checking that its counts are those of its bytes. */
-static bool open_packet(packet *p, const void *data, const hd_dispatch_args *a, int32_t rows) {
+/* Reads a packet of n bytes after checking that its counts and rows are those of its bytes. */
+static bool open_packet(packet *p, const void *data, uint64_t n, const hd_dispatch_args *a,
+                        int32_t choices) {
+    const uint64_t fixed = dispatch_bytes(a->n_slots, choices, 0, 0);
+    const uint64_t each = (size_t)a->cols * sizeof(float);
     int64_t sum = 0;
+    if (n < fixed || (n - fixed) % each) return false;
     p->counts = data;
     for (int32_t e = 0; e < a->n_slots; e++) {
         if (p->counts[e] < 0) return false;
         sum += p->counts[e];
     }
+    if (sum != choices) return false;
     p->weight = (const float *)data + a->n_slots;
-    p->rows = p->weight + sum;
-    return sum == rows;
+    p->rows_of = p->counts + a->n_slots + choices;
+    p->rows = p->weight + 2 * (int64_t)choices;
+    for (int32_t i = 0; i < choices; i++) {
+        if (p->rows_of[i] < 0 || (uint64_t)p->rows_of[i] >= (n - fixed) / each) return false;
+    }
+    return true;
 }
 
 static bool take_packets(hd_messages *m, hd_stream *s, const hd_dispatch_args *a,
@@ -551,7 +589,7 @@ static bool take_packets(hd_messages *m, hd_stream *s, const hd_dispatch_args *a
     for (int32_t k = 0; k < g->n; k++) {
         if (k == g->index) {
             const comm_places p = comm_places_of(a, k, k);
-            open_packet(&packets[k], f->out[k].data, a, p.end - p.first);
+            open_packet(&packets[k], f->out[k].data, f->own_bytes, a, p.end - p.first);
             continue;
         }
         hd_received *r = wait_for(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, k, ticket);
@@ -563,8 +601,7 @@ static bool take_packets(hd_messages *m, hd_stream *s, const hd_dispatch_args *a
         const int32_t *told = r->head.shape;
         if (told[0] != a->n_slots || told[1] != a->cols || told[2] < 0 || told[3] < 1 ||
             (told[3] > 1 && !a->most) ||
-            r->head.n != dispatch_bytes(a->n_slots, told[2], a->cols) ||
-            !open_packet(&packets[k], r->data, a, told[2])) {
+            !open_packet(&packets[k], r->data, r->head.n, a, told[2])) {
             disagree(m, s, r);
             return false;
         }
@@ -582,11 +619,13 @@ static void place_rows(const hd_messages *m, const hd_dispatch_args *a, packet *
             assert(p->counts && p->weight && p->rows);
             const int32_t n = p->counts[e];
             memcpy(a->in_weight + to, p->weight, (size_t)n * sizeof(float));
-            memcpy(floats(a->in_x) + (int64_t)to * a->cols, p->rows,
-                   (size_t)n * (size_t)a->cols * sizeof(float));
+            for (int32_t i = 0; i < n; i++, to++) {
+                memcpy(floats(a->in_x) + (int64_t)to * a->cols,
+                       p->rows + (int64_t)p->rows_of[i] * a->cols,
+                       (size_t)a->cols * sizeof(float));
+            }
             p->weight += n;
-            p->rows += (int64_t)n * a->cols;
-            to += n;
+            p->rows_of += n;
         }
     }
 }
@@ -765,5 +804,6 @@ void hd_messages_close(hd_messages *m) {
         free(m->inflight[i].counts.data);
     }
     free(m->packed.data);
+    free(m->row_places.data);
     free(m);
 }

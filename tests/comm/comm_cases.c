@@ -532,17 +532,22 @@ static void expect_counted(comm_rank *r, hd_comm_op kind, int64_t calls, int64_t
                 (int64_t)kind);
 }
 
-/* Rows that other ranks send to this one: every rank can tell. */
-static int64_t rows_from_others(const comm_rank *r) {
+/* Floats that other ranks send to this one besides their counts: every rank can tell. Each choice of a slot has a
+ * weight and a row; in messages a weight and the row's number, and each row is there once. */
+static int64_t floats_from_others(const comm_rank *r, int32_t cols) {
     const hd_rank_group g = group_of(r, HD_GROUP_EP);
-    int64_t n = 0;
+    int64_t choices = 0, once = 0;
     for (int32_t k = 0; k < g.n; k++) {
         const uint64_t seed = seed_of(r, g.first + k * g.stride, 0);
-        for (int32_t i = 0; k != g.index && i < rows_of(seed) * top_k_of(r); i++) {
-            n += slot_of(r, seed, i) / slots_of(r) == g.index;
+        for (int32_t row = 0; k != g.index && row < rows_of(seed); row++) {
+            const int64_t before = choices;
+            for (int32_t i = row * top_k_of(r); i < (row + 1) * top_k_of(r); i++) {
+                choices += slot_of(r, seed, i) / slots_of(r) == g.index;
+            }
+            once += choices > before;
         }
     }
-    return n;
+    return r->in_messages ? 2 * choices + once * cols : choices * (1 + cols);
 }
 
 /* This rank's rows that others compute. */
@@ -579,7 +584,7 @@ void comm_count_exchanges(comm_rank *r) {
     rows *b = make_rows(r, 0);
     exchange_rows(r, b);
     expect_counted(r, HD_COMM_OP_DISPATCH, 1,
-                   (others * slots_of(r) + rows_from_others(r) * (b->out.cols + 1)) * size);
+                   (others * slots_of(r) + floats_from_others(r, b->out.cols)) * size);
     expect_counted(r, HD_COMM_OP_COMBINE, 1, rows_to_others(r, b) * b->out.cols * size);
     hd_comm_all_gather(
         r->comm, r->stream,

@@ -77,6 +77,7 @@ static void run_rank(const comm_world *w, comm_rank *r, int32_t number) {
         comm_expect(r, false, why, 0);
         return;
     }
+    r->in_messages = !w->on_gpus;
     r->run(r);
     hd_comm_ucx_close(u);
     hd_stream_close(r->stream);

@@ -593,7 +593,8 @@ static void backend_is_selected(void **state) {
     const char *outputs = there ? "cuda" : "cpu", *why = there ? NULL : err.msg;
     check_backend("auto", NULL, outputs, why);
     check_backend(NULL, NULL, outputs, why);
-    check_backend("auto", "naive", "cpu", "mla naive is for a CPU"); /* exact, as the rig asks for */
+    check_backend("auto", "naive", "cpu",
+                  "mla naive is for a CPU"); /* exact, as the rig asks for */
     check_backend("cpu", NULL, "cpu", NULL);
     check_backend("ref", NULL, "ref", NULL);
     check_backend("null", NULL, "null", NULL);

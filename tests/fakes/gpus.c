@@ -24,7 +24,7 @@ hd_cuda_path gpus_path(const char *backend) {
 const char *gpus_precision(const char *backend) {
     const char *said =
         backend && strcmp(backend, "cuda") == 0 ? getenv("HADAL_PRECISION") : NULL;
-    return said ? said : "exact";
+    return named ? named : "exact";
 }
 
 int32_t gpus_for(int32_t rank) {

@@ -315,7 +315,8 @@ static void crowds_with_the_host_have_the_same_texts(void **state) {
         close_machine(&plain);
         for (size_t k = 0; k < 2 * HD_LEN(shared_places); k++) {
             const missing_experts missing = k % 2 ? SHARED_WITH_HOST : LEFT_TO_HOST;
-            if ((i + k / 2 + k) % 2 && !is_long()) continue; /* each place, and each sharing, with each model */
+            if ((i + k / 2 + k) % 2 && !is_long())
+                continue; /* each place, and each sharing, with each model */
             open_slots(&fetched, models[i], shared_places[k / 2], missing);
             init_crowd(&fetched, have);
             enter_all(&fetched, have);
