@@ -76,14 +76,14 @@ hd_status hd_engine_page_identity(char out[HD_DISK_IDENTITY], const hd_engine *e
     return HD_OK;
 }
 
-static void *host_page(void *ctx, hd_kv_group group, int32_t host) {
+static void *host_page(void *ctx, hd_kv_group group, hd_host_page host) {
     const engine_rank *rank = ctx;
     size_t bytes;
     return hd_model_runner_host_page(rank->model_runner, group, host, &bytes);
 }
 
 /* The followers of an attention group have the same pages under the same numbers. */
-static void spread(void *ctx, hd_kv_group group, int32_t host) {
+static void spread(void *ctx, hd_kv_group group, hd_host_page host) {
     const engine_rank *rank = ctx;
     const hd_page_ranks others = hd_model_runner_page_ranks(rank->model_runner);
     if (others.spread) others.spread(others.ctx, group, host);
@@ -180,7 +180,8 @@ hd_status engine_kv_disk_open(engine_rank *rank, const hd_engine_sizes *z,
     if (!o->kv_disk || !engine_rank_leads(rank)) return HD_OK;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
         if (!z->n_host[g]) continue;
-        hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, 0, &tier.page_bytes[g]);
+        hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, (hd_host_page){0},
+                                  &tier.page_bytes[g]);
     }
     HD_TRY(open_or_share(&tier.disk, rank, &tier, o, err));
     return hd_disk_tier_open(&rank->kv_disk, &tier, err);

@@ -238,7 +238,7 @@ hd_status engine_rank_open_runner(engine_rank *rank, const hd_engine_sizes *z,
     if (rank->weights) {
         HD_TRY(open_model_runner(rank, z, o, err));
         for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-            hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, 0,
+            hd_model_runner_host_page(rank->model_runner, (hd_kv_group)g, (hd_host_page){0},
                                       &rank->engine->page_bytes[g]);
         }
         HD_TRY(engine_recording_open(rank, err));

@@ -80,7 +80,8 @@ void hd_cache_reset(hd_cache *c) {
         .next = NONE,
         .prev = NONE,
         .depth = -1,
-        .page = {{NONE, NONE}, {NONE, NONE}}
+        .device = {{NONE}, {NONE}},
+        .host = {{NONE}, {NONE}}
     };
 }
 
@@ -140,13 +141,22 @@ void cache_push(cache_free_list *f, int32_t item) {
     f->items[f->n++] = item;
 }
 
-static void push_device(hd_cache *c, int group, int32_t page) {
-    cache_push(&c->free_pages[HD_TIER_DEVICE][group], page);
+static void push_device(hd_cache *c, int group, hd_device_page page) {
+    cache_push(&c->free_pages[HD_TIER_DEVICE][group], page.n);
 }
 
-void cache_add_copy(hd_cache *c, hd_kv_group group, bool save, int32_t page, int32_t host) {
+hd_host_page cache_pop_host(hd_cache *c, hd_kv_group group) {
+    return (hd_host_page){cache_pop(&c->free_pages[HD_TIER_HOST][group])};
+}
+
+void cache_push_host(hd_cache *c, hd_kv_group group, hd_host_page page) {
+    cache_push(&c->free_pages[HD_TIER_HOST][group], page.n);
+}
+
+void cache_add_copy(hd_cache *c, hd_kv_group group, bool save, hd_device_page device,
+                    hd_host_page host) {
     assert(c->n_copies < c->cap_copies);
-    c->copies[c->n_copies++] = (hd_page_copy){group, save, page, host};
+    c->copies[c->n_copies++] = (hd_page_copy){group, save, device, host};
     (save ? c->saved : c->loaded)[group]++;
 }
 
@@ -200,7 +210,7 @@ int32_t cache_find_child(const hd_cache *c, int32_t parent, uint64_t salt, uint3
 
 /* A page of host memory that is on the device too. It leaves first. */
 static bool is_spare(const hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group) {
-    return tier == HD_TIER_HOST && c->nodes[n].page[HD_TIER_DEVICE][group] != NONE;
+    return tier == HD_TIER_HOST && cache_is_in(&c->nodes[n], HD_TIER_DEVICE, group);
 }
 
 static void put_or_remove(hd_heap *heap, int32_t n, bool put, int64_t key) {
@@ -218,7 +228,7 @@ static void finish_unwritten(hd_cache *c, int32_t n) {
     const int64_t key = (int64_t)((uint64_t)k->used << DEPTH_BITS) + k->depth;
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         const bool unwritten = cache_is_unwritten(c, k, (hd_kv_group)l);
-        const bool in_host = k->page[HD_TIER_HOST][l] != NONE;
+        const bool in_host = cache_is_in(k, HD_TIER_HOST, (hd_kv_group)l);
         put_or_remove(&c->writable[l], n, unwritten && in_host && c->has_names, key);
         put_or_remove(&c->unsaved[l], n, unwritten && !in_host, key);
     }
@@ -242,11 +252,11 @@ void cache_finish(hd_cache *c, int32_t n) {
     }
 }
 
-void cache_set_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group, int32_t page) {
+void cache_set_device(hd_cache *c, int32_t n, hd_kv_group group, hd_device_page page) {
     cache_node *k = &c->nodes[n];
-    const int32_t more = (page != NONE) - (k->page[tier][group] != NONE);
-    k->page[tier][group] = page;
-    if (tier == HD_TIER_DEVICE && group == HD_KV_FULL) {
+    const int32_t more = (page.n != NONE) - (k->device[group].n != NONE);
+    k->device[group] = page;
+    if (group == HD_KV_FULL) {
         c->n_resident += more;
         c->nodes[k->parent].n_resident += more;
         cache_finish(c, k->parent);
@@ -254,12 +264,22 @@ void cache_set_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group, int
     cache_finish(c, n);
 }
 
+void cache_set_host(hd_cache *c, int32_t n, hd_kv_group group, hd_host_page page) {
+    c->nodes[n].host[group] = page;
+    cache_finish(c, n);
+}
+
 /* Frees the page of a node in a tier, if it has one. */
 void cache_free_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group) {
-    const int32_t page = c->nodes[n].page[tier][group];
-    if (page == NONE) return;
-    cache_push(&c->free_pages[tier][group], page);
-    cache_set_page(c, n, tier, group, NONE);
+    const cache_node *k = &c->nodes[n];
+    if (!cache_is_in(k, tier, group)) return;
+    if (tier == HD_TIER_DEVICE) {
+        push_device(c, group, k->device[group]);
+        cache_set_device(c, n, group, (hd_device_page){NONE});
+    } else {
+        cache_push_host(c, group, k->host[group]);
+        cache_set_host(c, n, group, (hd_host_page){NONE});
+    }
 }
 
 int32_t cache_add_node(hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoch,
@@ -274,7 +294,8 @@ int32_t cache_add_node(hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoc
         .next = p->first_child,
         .prev = NONE,
         .depth = p->depth + 1,
-        .page = {{NONE, NONE}, {NONE, NONE}},
+        .device = {{NONE}, {NONE}},
+        .host = {{NONE}, {NONE}},
         .salt = salt,
         .epoch = epoch,
         .hash = hash_page(c, parent, salt, tokens)
@@ -305,9 +326,9 @@ static void keep_written_pages(hd_cache *c, int32_t n) {
     cache_node *k = &c->nodes[n];
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         if (!k->writing[l]) continue;
-        c->reserved[l][k->page[HD_TIER_HOST][l]] = true;
+        c->reserved[l][k->host[l].n] = true;
         k->writing[l] = false;
-        cache_set_page(c, n, HD_TIER_HOST, (hd_kv_group)l, NONE);
+        cache_set_host(c, n, (hd_kv_group)l, (hd_host_page){NONE});
     }
 }
 
@@ -345,7 +366,7 @@ static void drop_branch(hd_cache *c, int32_t n) {
 
 void cache_evict_host(hd_cache *c, int32_t n, hd_kv_group group) {
     if (!is_spare(c, n, HD_TIER_HOST, group)) cache_raise_floor(c, n, HD_TIER_HOST, group);
-    if (group == HD_KV_FULL && c->nodes[n].page[HD_TIER_DEVICE][group] == NONE) {
+    if (group == HD_KV_FULL && cache_is_away(&c->nodes[n], group)) {
         drop_leaf(c, n);
     } else {
         cache_free_page(c, n, HD_TIER_HOST, group);
@@ -354,30 +375,31 @@ void cache_evict_host(hd_cache *c, int32_t n, hd_kv_group group) {
 
 /* Returns a page of host memory for a node that is about to lose its page on the device: a
  * free one, or that of a node of less worth. */
-static int32_t take_host(hd_cache *c, int32_t for_node, hd_kv_group group) {
+static hd_host_page take_host(hd_cache *c, int32_t for_node, hd_kv_group group) {
     if (!c->free_pages[HD_TIER_HOST][group].n) {
         const int32_t other = hd_heap_min(&c->evictable[HD_TIER_HOST][group]);
-        if (other < 0) return NONE;
+        if (other < 0) return (hd_host_page){NONE};
         if (!is_spare(c, other, HD_TIER_HOST, group) &&
             cache_key(c, other, HD_TIER_HOST, group) >
                 cache_key(c, for_node, HD_TIER_HOST, group)) {
-            return NONE;
+            return (hd_host_page){NONE};
         }
         cache_evict_host(c, other, group);
     }
-    return cache_pop(&c->free_pages[HD_TIER_HOST][group]);
+    return cache_pop_host(c, group);
 }
 
 bool cache_save_page(hd_cache *c, int32_t n, hd_kv_group group) {
-    const int32_t *at = c->nodes[n].page[HD_TIER_HOST];
-    if (at[group] == NONE && c->o.n_host[group] && c->n_copies < c->cap_copies) {
-        const int32_t host = take_host(c, n, group);
-        if (host == NONE) return false;
-        cache_add_copy(c, group, true, c->nodes[n].page[HD_TIER_DEVICE][group], host);
-        if (!c->has_names) c->nodes[n].clean[group] = true;
-        cache_set_page(c, n, HD_TIER_HOST, group, host);
+    cache_node *k = &c->nodes[n];
+    if (!cache_is_in(k, HD_TIER_HOST, group) && c->o.n_host[group] &&
+        c->n_copies < c->cap_copies) {
+        const hd_host_page host = take_host(c, n, group);
+        if (host.n == NONE) return false;
+        cache_add_copy(c, group, true, k->device[group], host);
+        if (!c->has_names) k->clean[group] = true;
+        cache_set_host(c, n, group, host);
     }
-    return at[group] != NONE;
+    return cache_is_in(k, HD_TIER_HOST, group);
 }
 
 /* Evicts the page of least worth from the device, to host memory if possible. A FULL page
@@ -395,11 +417,11 @@ static bool evict(hd_cache *c, hd_kv_group group) {
     return true;
 }
 
-static int32_t take_page(hd_cache *c, hd_kv_group group) {
+static hd_device_page take_page(hd_cache *c, hd_kv_group group) {
     cache_free_list *f = &c->free_pages[HD_TIER_DEVICE][group];
-    if (f->n || evict(c, group)) return cache_pop(f);
+    if (f->n || evict(c, group)) return (hd_device_page){cache_pop(f)};
     c->lacking = group;
-    return NONE;
+    return (hd_device_page){NONE};
 }
 
 /* ---- pinning ---- */
@@ -432,19 +454,19 @@ static void drop_window(hd_cache *c, int32_t n) {
 /* Brings the page of a node to the device. A ref of the node, of a WINDOW page a window_ref,
  * keeps it from eviction meanwhile. */
 static bool load_page(hd_cache *c, int32_t n, hd_kv_group group) {
-    if (c->nodes[n].page[HD_TIER_DEVICE][group] != NONE) return true;
+    if (!cache_is_away(&c->nodes[n], group)) return true;
     if (c->n_copies + 2 > c->cap_copies) { /* an eviction may add a copy first */
         c->lacking = group;
         return false;
     }
-    const int32_t page = take_page(c, group);
-    if (page == NONE) return false;
-    cache_add_copy(c, group, false, page, c->nodes[n].page[HD_TIER_HOST][group]);
+    const hd_device_page page = take_page(c, group);
+    if (page.n == NONE) return false;
+    cache_add_copy(c, group, false, page, c->nodes[n].host[group]);
     if (group == HD_KV_FULL && c->nodes[n].from_disk) {
         c->disk_tokens += c->o.page_tokens;
         c->nodes[n].from_disk = false;
     }
-    cache_set_page(c, n, HD_TIER_DEVICE, group, page);
+    cache_set_device(c, n, group, page);
     return true;
 }
 
@@ -453,7 +475,7 @@ static bool load_path(hd_cache *c, int32_t id) {
     const cache_seq *l = &c->seqs[id];
     for (int32_t p = 0; p < l->n_nodes; p++) {
         const int32_t n = c->path[p];
-        const int32_t *page = c->nodes[n].page[HD_TIER_DEVICE];
+        const hd_device_page *page = c->nodes[n].device;
         if (!load_page(c, n, HD_KV_FULL)) return false;
         cache_table(c, id, HD_KV_FULL)[p] = page[HD_KV_FULL];
         if (p < l->window_from || p < l->rebuilt || !c->lookback_pages) continue;
@@ -465,15 +487,15 @@ static bool load_path(hd_cache *c, int32_t id) {
 
 /* A sequence no longer reads the WINDOW page at `at` of its path, node n. */
 static void leave_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
-    int32_t *page = &cache_table(c, id, HD_KV_WINDOW)[at];
+    hd_device_page *page = &cache_table(c, id, HD_KV_WINDOW)[at];
     if (at < c->seqs[id].rebuilt) {
-        if (*page != NONE) push_device(c, HD_KV_WINDOW, *page);
+        if (page->n != NONE) push_device(c, HD_KV_WINDOW, *page);
     } else if (cache_keeps_window(c, id, at, n)) {
         push_device(c, HD_KV_WINDOW, *page);
     } else {
         drop_window(c, n);
     }
-    *page = NONE;
+    page->n = NONE;
 }
 
 static void let_go(hd_cache *c, cache_seq *l, int32_t id) {
@@ -494,8 +516,8 @@ static void let_go(hd_cache *c, cache_seq *l, int32_t id) {
 
 static void clear_table(hd_cache *c, int32_t id) {
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
-        int32_t *table = cache_table(c, id, (hd_kv_group)group);
-        for (int32_t p = 0; p < c->o.seq_pages; p++) table[p] = NONE;
+        hd_device_page *table = cache_table(c, id, (hd_kv_group)group);
+        for (int32_t p = 0; p < c->o.seq_pages; p++) table[p].n = NONE;
     }
 }
 
@@ -570,11 +592,11 @@ hd_status hd_cache_resume(hd_cache *c, int32_t id, uint64_t salt, const int32_t 
 }
 
 static bool add_private_page(hd_cache *c, int32_t id, int32_t at) {
-    const int32_t entries = take_page(c, HD_KV_FULL);
-    if (entries == NONE) return false;
+    const hd_device_page entries = take_page(c, HD_KV_FULL);
+    if (entries.n == NONE) return false;
     if (c->lookback_pages) {
-        const int32_t window = take_page(c, HD_KV_WINDOW);
-        if (window == NONE) {
+        const hd_device_page window = take_page(c, HD_KV_WINDOW);
+        if (window.n == NONE) {
             push_device(c, HD_KV_FULL, entries);
             return false;
         }
@@ -586,9 +608,9 @@ static bool add_private_page(hd_cache *c, int32_t id, int32_t at) {
 
 static void drop_private_page(hd_cache *c, int32_t id, int32_t at) {
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
-        int32_t *page = &cache_table(c, id, (hd_kv_group)group)[at];
-        if (*page != NONE) push_device(c, group, *page);
-        *page = NONE;
+        hd_device_page *page = &cache_table(c, id, (hd_kv_group)group)[at];
+        if (page->n != NONE) push_device(c, group, *page);
+        page->n = NONE;
     }
 }
 
@@ -596,13 +618,13 @@ static void drop_private_page(hd_cache *c, int32_t id, int32_t at) {
 static bool extend_rebuilt(hd_cache *c, int32_t id, int32_t want) {
     cache_seq *l = &c->seqs[id];
     const int32_t had = l->window_to, end = hd_min_i32(want, l->rebuilt);
-    int32_t *table = cache_table(c, id, HD_KV_WINDOW);
+    hd_device_page *table = cache_table(c, id, HD_KV_WINDOW);
     for (; l->window_to < end; l->window_to++) {
         table[l->window_to] = take_page(c, HD_KV_WINDOW);
-        if (table[l->window_to] != NONE) continue;
+        if (table[l->window_to].n != NONE) continue;
         while (l->window_to > had) {
             push_device(c, HD_KV_WINDOW, table[--l->window_to]);
-            table[l->window_to] = NONE;
+            table[l->window_to].n = NONE;
         }
         return false;
     }
@@ -628,16 +650,16 @@ hd_status hd_cache_extend(hd_cache *c, int32_t id, int32_t n_tokens) {
 
 /* Gives all sequences that hold the WINDOW page of a node, which is not whole, the whole one of
  * another sequence: it has the same bits, and more. */
-static void replace_window(hd_cache *c, int32_t n, int32_t page) {
-    const int32_t old = c->nodes[n].page[HD_TIER_DEVICE][HD_KV_WINDOW];
+static void replace_window(hd_cache *c, int32_t n, hd_device_page page) {
+    const hd_device_page old = c->nodes[n].device[HD_KV_WINDOW];
     const int32_t at = c->nodes[n].depth;
-    for (int32_t id = 0; old != NONE && id < c->o.max_seqs; id++) {
-        int32_t *held = &cache_table(c, id, HD_KV_WINDOW)[at];
-        if (c->seqs[id].open && *held == old) *held = page;
+    for (int32_t id = 0; old.n != NONE && id < c->o.max_seqs; id++) {
+        hd_device_page *held = &cache_table(c, id, HD_KV_WINDOW)[at];
+        if (c->seqs[id].open && held->n == old.n) *held = page;
     }
-    if (old != NONE) push_device(c, HD_KV_WINDOW, old);
+    if (old.n != NONE) push_device(c, HD_KV_WINDOW, old);
     cache_free_page(c, n, HD_TIER_HOST, HD_KV_WINDOW);
-    cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_WINDOW, page);
+    cache_set_device(c, n, HD_KV_WINDOW, page);
     c->nodes[n].whole = true;
     c->nodes[n].clean[HD_KV_WINDOW] = false;
     cache_finish(c, n);
@@ -646,7 +668,7 @@ static void replace_window(hd_cache *c, int32_t n, int32_t page) {
 /* Shares the WINDOW page of a node that is beside the sequence's own: the better one. Neither may
  * have what the other has if both are not whole: then each sequence keeps its own. */
 static void share_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
-    int32_t *own = &cache_table(c, id, HD_KV_WINDOW)[at];
+    hd_device_page *own = &cache_table(c, id, HD_KV_WINDOW)[at];
     const cache_node *k = &c->nodes[n];
     const bool whole = makes_whole(c, &c->seqs[id], at);
     const int32_t from = c->seqs[id].ends.windows_from;
@@ -655,24 +677,24 @@ static void share_window(hd_cache *c, int32_t id, int32_t at, int32_t n) {
     if (whole && !k->whole) {
         replace_window(c, n, *own);
     } else if (!cache_is_cached(k, HD_KV_WINDOW) || (whole && cache_is_away(k, HD_KV_WINDOW))) {
-        cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_WINDOW, *own);
+        cache_set_device(c, n, HD_KV_WINDOW, *own);
         c->nodes[n].whole = whole;
         cache_finish(c, n);
     } else if (k->whole && !cache_is_away(k, HD_KV_WINDOW)) {
         push_device(c, HD_KV_WINDOW, *own);
-        *own = k->page[HD_TIER_DEVICE][HD_KV_WINDOW];
+        *own = k->device[HD_KV_WINDOW];
     }
 }
 
 /* Another sequence has already committed this sequence's first private page: share its node.
  * Equal prefixes have equal bits (design D8), so the exchange is invisible. */
 static void share_page(hd_cache *c, int32_t id, int32_t at, int32_t n) {
-    int32_t *own = &cache_table(c, id, HD_KV_FULL)[at];
+    hd_device_page *own = &cache_table(c, id, HD_KV_FULL)[at];
     if (cache_is_away(&c->nodes[n], HD_KV_FULL)) {
-        cache_set_page(c, n, HD_TIER_DEVICE, HD_KV_FULL, *own);
+        cache_set_device(c, n, HD_KV_FULL, *own);
     } else {
         push_device(c, HD_KV_FULL, *own);
-        *own = c->nodes[n].page[HD_TIER_DEVICE][HD_KV_FULL];
+        *own = c->nodes[n].device[HD_KV_FULL];
     }
     if (c->lookback_pages) share_window(c, id, at, n);
 }
@@ -687,8 +709,8 @@ static void commit_page(hd_cache *c, int32_t id, const int32_t *tokens) {
         n = cache_add_node(c, l->node, l->salt, l->epoch, tokens);
         c->nodes[n].whole = makes_whole(c, l, at);
         for (int group = 0; group < HD_N_KV_GROUPS; group++) {
-            cache_set_page(c, n, HD_TIER_DEVICE, (hd_kv_group)group,
-                           cache_table(c, id, (hd_kv_group)group)[at]);
+            cache_set_device(c, n, (hd_kv_group)group,
+                             cache_table(c, id, (hd_kv_group)group)[at]);
         }
     }
     /* after a kill the same prompt comes again */
@@ -774,7 +796,8 @@ void hd_cache_flush(hd_cache *c) {
 /* ---- tables, copies, statistics ---- */
 
 const int32_t *hd_cache_block_table(const hd_cache *c, int32_t id, hd_kv_group group) {
-    return cache_table(c, id, group);
+    _Static_assert(sizeof(hd_device_page) == sizeof(int32_t), "a table is one of numbers");
+    return (const int32_t *)(const void *)cache_table(c, id, group);
 }
 
 const hd_page_copy *hd_cache_copies(const hd_cache *c, int32_t *n) {

@@ -143,18 +143,18 @@ int32_t hd_cache_usable(const hd_cache *c, uint64_t salt, const int32_t *tokens,
 
 /* Returns the page of host memory that has the bytes once the pending copies have run; -1: the
  * page is not cached, or host memory has no room. */
-int32_t hd_cache_export(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
-                        hd_kv_group group);
+hd_host_page hd_cache_export(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
+                             hd_kv_group group);
 
 /* Adds a page to the cache. Returns the page of host memory that the caller fills before any
  * other call; -1: host memory has no room, a page above it or the FULL page beside it is missing,
  * or a sequence reads the page without being whole. hd_cache_has() must be false, and no copy may
  * be pending. A WINDOW page must be whole. */
-int32_t hd_cache_import(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
-                        hd_kv_group group);
+hd_host_page hd_cache_import(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
+                             hd_kv_group group);
 
-/* Returns the sequence's block table, [seq_pages]; only live entries are meaningful (-1:
- * none). */
+/* Returns the sequence's block table, [seq_pages]: numbers of pages on the device, as kernels read them;
+ * only live entries are meaningful (-1: none). */
 const int32_t *hd_cache_block_table(const hd_cache *c, int32_t seq, hd_kv_group group);
 
 /* Returns the pending page copies, *n of them. hd_cache_copied() empties the list. */

@@ -21,7 +21,7 @@ static void count_seq(const census *s, int32_t id) {
     int32_t n = l->node;
     for (int32_t d = l->n_nodes - 1; d >= 0; d--, n = c->nodes[n].parent) {
         s->refs[n]++;
-        const int32_t window = cache_table(c, id, HD_KV_WINDOW)[d];
+        const int32_t window = cache_table(c, id, HD_KV_WINDOW)[d].n;
         if (d < l->window_from || !c->lookback_pages) continue;
         if (d < l->rebuilt && window == NONE) continue; /* not taken yet */
         if (cache_keeps_window(c, id, d, n)) {
@@ -32,7 +32,7 @@ static void count_seq(const census *s, int32_t id) {
     }
     for (int32_t p = l->n_nodes; p < l->n_pages; p++) {
         for (int group = 0; group < (c->lookback_pages ? HD_N_KV_GROUPS : 1); group++) {
-            s->seen[HD_TIER_DEVICE][group][cache_table(c, id, (hd_kv_group)group)[p]]++;
+            s->seen[HD_TIER_DEVICE][group][cache_table(c, id, (hd_kv_group)group)[p].n]++;
         }
     }
 }
@@ -43,11 +43,14 @@ static hd_status check_pages(const census *s, int32_t n) {
     for (int t = 0; t < HD_N_TIERS; t++) {
         for (int l = 0; l < HD_N_KV_GROUPS; l++) {
             const bool may_leave = cache_may_leave(k, (hd_tier)t, (hd_kv_group)l);
-            if (k->page[t][l] != NONE) s->seen[t][l][k->page[t][l]]++;
             if (hd_heap_has(&s->c->evictable[t][l], n) != may_leave) {
                 return broken(s, "a heap of evictable pages is wrong", n);
             }
         }
+    }
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        if (k->device[l].n != NONE) s->seen[HD_TIER_DEVICE][l][k->device[l].n]++;
+        if (k->host[l].n != NONE) s->seen[HD_TIER_HOST][l][k->host[l].n]++;
     }
     return HD_OK;
 }
@@ -58,7 +61,7 @@ static hd_status check_unwritten(const census *s, int32_t n) {
     const cache_node *k = &c->nodes[n];
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         const bool unwritten = cache_is_unwritten(c, k, (hd_kv_group)l);
-        const bool in_host = k->page[HD_TIER_HOST][l] != NONE;
+        const bool in_host = k->host[l].n != NONE;
         if (hd_heap_has(&c->writable[l], n) != (unwritten && in_host) ||
             hd_heap_has(&c->unsaved[l], n) != (unwritten && !in_host)) {
             return broken(s, "a heap of pages to be written is wrong", n);
@@ -71,18 +74,18 @@ static hd_status check_unwritten(const census *s, int32_t n) {
 static hd_status check_node(const census *s, int32_t n) {
     const hd_cache *c = s->c;
     const cache_node *k = &c->nodes[n], *parent = &c->nodes[k->parent];
-    const bool resident = k->page[HD_TIER_DEVICE][HD_KV_FULL] != NONE;
+    const bool resident = k->device[HD_KV_FULL].n != NONE;
     if (s->refs[n] != k->refs) return broken(s, "refs differ from the sequences' paths", n);
     if (s->window_refs[n] != k->window_refs) return broken(s, "window refs differ", n);
     if (k->depth != parent->depth + 1) return broken(s, "wrong depth", n);
-    if (k->window_refs > 0 && k->page[HD_TIER_DEVICE][HD_KV_WINDOW] == NONE) {
+    if (k->window_refs > 0 && k->device[HD_KV_WINDOW].n == NONE) {
         return broken(s, "a held window page is gone", n);
     }
     if (k->refs > 0 && !resident) return broken(s, "a pinned page is not on the device", n);
-    if (!resident && k->page[HD_TIER_HOST][HD_KV_FULL] == NONE) {
+    if (!resident && k->host[HD_KV_FULL].n == NONE) {
         return broken(s, "a node without a page", n);
     }
-    if (resident && k->parent != ROOT && parent->page[HD_TIER_DEVICE][HD_KV_FULL] == NONE) {
+    if (resident && k->parent != ROOT && parent->device[HD_KV_FULL].n == NONE) {
         return broken(s, "a page on the device below one that is not", n);
     }
     s->resident[k->parent] += resident;

@@ -19,11 +19,8 @@ bool hd_cache_begin_write(hd_cache *c, hd_kv_group group, hd_cache_page *out) {
     assert(c->n_copies == 0);
     if (n < 0) return false;
     cache_node *k = &c->nodes[n];
-    *out = (hd_cache_page){.group = group,
-                           .node = n,
-                           .host = k->page[HD_TIER_HOST][group],
-                           .page = k->depth,
-                           .name = k->name};
+    *out = (hd_cache_page){
+        .group = group, .node = n, .host = k->host[group], .page = k->depth, .name = k->name};
     k->writing[group] = true;
     cache_finish(c, n);
     return true;
@@ -31,7 +28,7 @@ bool hd_cache_begin_write(hd_cache *c, hd_kv_group group, hd_cache_page *out) {
 
 void hd_cache_end_write(hd_cache *c, const hd_cache_page *page, bool done) {
     cache_node *k = &c->nodes[page->node];
-    if (c->reserved[page->group][page->host]) { /* its node is gone */
+    if (c->reserved[page->group][page->host.n]) { /* its node is gone */
         hd_cache_unreserve(c, page->group, page->host);
         return;
     }
@@ -65,8 +62,8 @@ static uint8_t *tiers_of(const hd_cache *c, int32_t page) {
 
 static uint8_t tier_of(const cache_node *k, hd_kv_group group) {
     if (!cache_is_complete(k, group)) return NOWHERE;
-    if (k->page[HD_TIER_DEVICE][group] != NONE) return AT_DEVICE;
-    return k->page[HD_TIER_HOST][group] != NONE ? AT_HOST : NOWHERE;
+    if (cache_is_in(k, HD_TIER_DEVICE, group)) return AT_DEVICE;
+    return cache_is_in(k, HD_TIER_HOST, group) ? AT_HOST : NOWHERE;
 }
 
 /* Writes names and tiers of the pages of tokens[n] up to the first whose FULL page is nowhere.
@@ -170,22 +167,22 @@ bool hd_cache_plan_reads(const hd_cache *c, const hd_cache_lookup *disk, uint64_
 
 /* ---- pages that are read ---- */
 
-int32_t hd_cache_reserve(hd_cache *c, hd_kv_group group) {
+hd_host_page hd_cache_reserve(hd_cache *c, hd_kv_group group) {
     assert(c->n_copies == 0);
     if (!c->free_pages[HD_TIER_HOST][group].n) {
         const int32_t other = hd_heap_min(&c->evictable[HD_TIER_HOST][group]);
-        if (other < 0) return NONE;
+        if (other < 0) return (hd_host_page){NONE};
         cache_evict_host(c, other, group);
     }
-    const int32_t host = cache_pop(&c->free_pages[HD_TIER_HOST][group]);
-    if (host != NONE) c->reserved[group][host] = true;
+    const hd_host_page host = cache_pop_host(c, group);
+    if (host.n != NONE) c->reserved[group][host.n] = true;
     return host;
 }
 
-void hd_cache_unreserve(hd_cache *c, hd_kv_group group, int32_t host) {
-    assert(c->reserved[group][host]);
-    c->reserved[group][host] = false;
-    cache_push(&c->free_pages[HD_TIER_HOST][group], host);
+void hd_cache_unreserve(hd_cache *c, hd_kv_group group, hd_host_page host) {
+    assert(c->reserved[group][host.n]);
+    c->reserved[group][host.n] = false;
+    cache_push_host(c, group, host);
 }
 
 /* Returns the node above a page: the hint, if it still is that node. */
@@ -211,8 +208,8 @@ static int32_t find_or_add(hd_cache *c, uint64_t salt, const int32_t *tokens,
 }
 
 bool hd_cache_adopt(hd_cache *c, uint64_t salt, const int32_t *tokens,
-                    const hd_page_name *names, int32_t page, hd_kv_group group, int32_t host,
-                    int32_t *node) {
+                    const hd_page_name *names, int32_t page, hd_kv_group group,
+                    hd_host_page host, int32_t *node) {
     assert(c->n_copies == 0);
     c->tick++;
     const int32_t n = find_or_add(c, salt, tokens, names, page, group, *node);
@@ -226,10 +223,10 @@ bool hd_cache_adopt(hd_cache *c, uint64_t salt, const int32_t *tokens,
         *node = n;
         c->nodes[n].from_disk = true;
     }
-    c->reserved[group][host] = false;
+    c->reserved[group][host.n] = false;
     cache_touch(c, &c->nodes[n]);
     c->nodes[n].clean[group] = true;
     if (group == HD_KV_WINDOW) c->nodes[n].whole = true;
-    cache_set_page(c, n, HD_TIER_HOST, group, host);
+    cache_set_host(c, n, group, host);
     return true;
 }

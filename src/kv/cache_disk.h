@@ -18,8 +18,9 @@ void hd_cache_set_root(hd_cache *c, hd_page_name root);
 
 typedef struct hd_cache_page {
     hd_kv_group group;
-    int32_t node, host; /* of the tree; of host memory */
-    int32_t page;       /* of its prefix */
+    int32_t node; /* of the tree */
+    hd_host_page host;
+    int32_t page; /* of its prefix */
     hd_page_name name;
 } hd_cache_page;
 
@@ -60,14 +61,14 @@ bool hd_cache_plan_reads(const hd_cache *c, const hd_cache_lookup *disk, uint64_
                          hd_cache_reads *out);
 
 /* Returns a page of host memory to read into; -1: none can be evicted. */
-int32_t hd_cache_reserve(hd_cache *c, hd_kv_group group);
-void hd_cache_unreserve(hd_cache *c, hd_kv_group group, int32_t host);
+hd_host_page hd_cache_reserve(hd_cache *c, hd_kv_group group);
+void hd_cache_unreserve(hd_cache *c, hd_kv_group group, hd_host_page host);
 
 /* Ends the reservation of page `host`, which now has the bytes of page `page` of tokens. FULL pages
  * come from the first missing one on, then WINDOW pages. false: a page above is no longer cached.
  * *node: the node of the FULL page, for the call with the next one; -1 at first. */
 bool hd_cache_adopt(hd_cache *c, uint64_t salt, const int32_t *tokens,
-                    const hd_page_name *names, int32_t page, hd_kv_group group, int32_t host,
-                    int32_t *node);
+                    const hd_page_name *names, int32_t page, hd_kv_group group,
+                    hd_host_page host, int32_t *node);
 
 #endif

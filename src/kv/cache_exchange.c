@@ -42,14 +42,13 @@ int32_t hd_cache_usable(const hd_cache *c, uint64_t salt, const int32_t *tokens,
 }
 
 /* Returns a page of host memory for what was just used; the node keeps its own pages. */
-static int32_t take_host_beside(hd_cache *c, int32_t n, hd_kv_group group) {
-    if (c->free_pages[HD_TIER_HOST][group].n)
-        return cache_pop(&c->free_pages[HD_TIER_HOST][group]);
+static hd_host_page take_host_beside(hd_cache *c, int32_t n, hd_kv_group group) {
+    if (c->free_pages[HD_TIER_HOST][group].n) return cache_pop_host(c, group);
     cache_pin(c, n);
     const int32_t other = hd_heap_min(&c->evictable[HD_TIER_HOST][group]);
     if (other >= 0) cache_evict_host(c, other, group);
     cache_unpin(c, n);
-    return other < 0 ? NONE : cache_pop(&c->free_pages[HD_TIER_HOST][group]);
+    return other < 0 ? (hd_host_page){NONE} : cache_pop_host(c, group);
 }
 
 bool cache_drop_partial(hd_cache *c, int32_t n) {
@@ -58,34 +57,36 @@ bool cache_drop_partial(hd_cache *c, int32_t n) {
     return true;
 }
 
-int32_t hd_cache_export(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
-                        hd_kv_group group) {
+hd_host_page hd_cache_export(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
+                             hd_kv_group group) {
+    const hd_host_page none = {NONE};
     const int32_t n = cache_node_at(c, salt, tokens, page + 1);
-    if (n == NONE || !cache_is_complete(&c->nodes[n], group)) return NONE;
-    const int32_t *at = c->nodes[n].page[HD_TIER_HOST];
-    if (at[group] != NONE) return at[group];
-    if (c->n_copies == c->cap_copies) return NONE;
-    const int32_t host = take_host_beside(c, n, group);
-    if (host == NONE) return NONE;
-    cache_add_copy(c, group, true, c->nodes[n].page[HD_TIER_DEVICE][group], host);
-    cache_set_page(c, n, HD_TIER_HOST, group, host);
+    if (n == NONE || !cache_is_complete(&c->nodes[n], group)) return none;
+    const cache_node *k = &c->nodes[n];
+    if (cache_is_in(k, HD_TIER_HOST, group)) return k->host[group];
+    if (c->n_copies == c->cap_copies) return none;
+    const hd_host_page host = take_host_beside(c, n, group);
+    if (host.n == NONE) return none;
+    cache_add_copy(c, group, true, k->device[group], host);
+    cache_set_host(c, n, group, host);
     return host;
 }
 
-int32_t hd_cache_import(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
-                        hd_kv_group group) {
+hd_host_page hd_cache_import(hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t page,
+                             hd_kv_group group) {
+    const hd_host_page none = {NONE};
     const int32_t *own = tokens + (int64_t)page * c->o.page_tokens;
     const int32_t parent = cache_node_at(c, salt, tokens, page);
-    if (parent == NONE) return NONE;
+    if (parent == NONE) return none;
     c->tick++;
     int32_t n = cache_find_child(c, parent, salt, c->epoch, own);
-    if (n == NONE && group != HD_KV_FULL) return NONE;
+    if (n == NONE && group != HD_KV_FULL) return none;
     assert(c->n_copies == 0 && (n == NONE || !cache_is_complete(&c->nodes[n], group)));
-    if (group == HD_KV_WINDOW && !cache_drop_partial(c, n)) return NONE;
-    const int32_t host = take_host_beside(c, n == NONE ? parent : n, group);
-    if (host == NONE) return NONE;
+    if (group == HD_KV_WINDOW && !cache_drop_partial(c, n)) return none;
+    const hd_host_page host = take_host_beside(c, n == NONE ? parent : n, group);
+    if (host.n == NONE) return none;
     if (n == NONE) n = cache_add_node(c, parent, salt, c->epoch, own);
-    cache_set_page(c, n, HD_TIER_HOST, group, host);
+    cache_set_host(c, n, group, host);
     if (group == HD_KV_WINDOW) c->nodes[n].whole = true;
     cache_finish(c, n);
     return host;

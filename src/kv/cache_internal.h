@@ -8,10 +8,11 @@
 enum { ROOT = 0, NONE = -1 };
 
 typedef struct cache_node {
-    int32_t parent, first_child, next, prev;  /* next and prev: siblings */
-    int32_t depth;                            /* number of pages above; the root has -1 */
-    int32_t page[HD_N_TIERS][HD_N_KV_GROUPS]; /* NONE: not in that tier */
-    int32_t n_resident;                       /* children whose FULL page is on the device */
+    int32_t parent, first_child, next, prev; /* next and prev: siblings */
+    int32_t depth;                           /* number of pages above; the root has -1 */
+    hd_device_page device[HD_N_KV_GROUPS];   /* NONE: not in that tier */
+    hd_host_page host[HD_N_KV_GROUPS];
+    int32_t n_resident; /* children whose FULL page is on the device */
     int32_t refs, window_refs;
     int32_t hash_next; /* chain of the child table */
     uint64_t hash;     /* of parent, salt and tokens */
@@ -59,8 +60,8 @@ struct hd_cache {
     cache_free_list free_nodes, free_pages[HD_N_TIERS][HD_N_KV_GROUPS];
     hd_heap evictable[HD_N_TIERS][HD_N_KV_GROUPS]; /* nodes whose page may leave the tier */
     cache_seq *seqs;
-    int32_t *table[HD_N_KV_GROUPS]; /* [max_seqs, seq_pages] */
-    int32_t *path;                  /* [seq_pages] scratch of a match: its nodes */
+    hd_device_page *table[HD_N_KV_GROUPS]; /* [max_seqs, seq_pages] */
+    int32_t *path;                         /* [seq_pages] scratch of a match: its nodes */
     uint8_t *tiers; /* [seq_pages, HD_N_KV_GROUPS] scratch of a plan: where its pages lie */
     bool has_names; /* there is a disk tier */
     uint64_t name_key[2];
@@ -87,14 +88,18 @@ static inline int32_t cache_n_pages(const hd_cache *c, int tier, int group) {
     return tier == HD_TIER_DEVICE ? c->o.n_pages[group] : c->o.n_host[group];
 }
 
-static inline int32_t *cache_table(const hd_cache *c, int32_t seq, hd_kv_group group) {
+static inline hd_device_page *cache_table(const hd_cache *c, int32_t seq, hd_kv_group group) {
     return c->table[group] + (int64_t)seq * c->o.seq_pages;
 }
 
 /* Whether a sequence has a WINDOW page of its own at a node of its path. */
 static inline bool cache_keeps_window(const hd_cache *c, int32_t seq, int32_t at, int32_t n) {
-    const int32_t page = cache_table(c, seq, HD_KV_WINDOW)[at];
-    return page != NONE && page != c->nodes[n].page[HD_TIER_DEVICE][HD_KV_WINDOW];
+    const int32_t page = cache_table(c, seq, HD_KV_WINDOW)[at].n;
+    return page != NONE && page != c->nodes[n].device[HD_KV_WINDOW].n;
+}
+
+static inline bool cache_is_in(const cache_node *k, hd_tier tier, hd_kv_group group) {
+    return (tier == HD_TIER_DEVICE ? k->device[group].n : k->host[group].n) != NONE;
 }
 
 /* Whether a page of the node may leave a tier. On the device these are a FULL page without one
@@ -102,8 +107,8 @@ static inline bool cache_keeps_window(const hd_cache *c, int32_t seq, int32_t at
  * written to the disk, a FULL page that is on the device too, or is the only one of a leaf; and a
  * WINDOW page, unless it is about to be read. */
 static inline bool cache_may_leave(const cache_node *k, hd_tier tier, hd_kv_group group) {
-    const bool resident = k->page[HD_TIER_DEVICE][group] != NONE;
-    if (k->page[tier][group] == NONE) return false;
+    const bool resident = cache_is_in(k, HD_TIER_DEVICE, group);
+    if (!cache_is_in(k, tier, group)) return false;
     if (tier == HD_TIER_HOST && k->writing[group]) return false;
     if (group == HD_KV_WINDOW) return k->window_refs == 0 || (tier == HD_TIER_HOST && resident);
     if (tier == HD_TIER_HOST) return resident || (k->refs == 0 && k->first_child == NONE);
@@ -111,11 +116,11 @@ static inline bool cache_may_leave(const cache_node *k, hd_tier tier, hd_kv_grou
 }
 
 static inline bool cache_is_cached(const cache_node *k, hd_kv_group group) {
-    return k->page[HD_TIER_DEVICE][group] != NONE || k->page[HD_TIER_HOST][group] != NONE;
+    return cache_is_in(k, HD_TIER_DEVICE, group) || cache_is_in(k, HD_TIER_HOST, group);
 }
 
 static inline bool cache_is_away(const cache_node *k, hd_kv_group group) {
-    return k->page[HD_TIER_DEVICE][group] == NONE;
+    return !cache_is_in(k, HD_TIER_DEVICE, group);
 }
 
 /* Whether all layers find there what they read. */
@@ -150,12 +155,15 @@ static inline bool cache_is_unwritten(const hd_cache *c, const cache_node *k,
 /* cache.c */
 int32_t cache_pop(cache_free_list *f);
 void cache_push(cache_free_list *f, int32_t item);
+hd_host_page cache_pop_host(hd_cache *c, hd_kv_group group);
+void cache_push_host(hd_cache *c, hd_kv_group group, hd_host_page page);
 int32_t cache_find_child(const hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoch,
                          const int32_t *tokens);
 int32_t cache_add_node(hd_cache *c, int32_t parent, uint64_t salt, uint32_t epoch,
                        const int32_t *tokens);
-/* Says where the page of a node lies in a tier; NONE: no longer there. */
-void cache_set_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group, int32_t page);
+/* Say where the page of a node lies in a tier; NONE: no longer there. */
+void cache_set_device(hd_cache *c, int32_t n, hd_kv_group group, hd_device_page page);
+void cache_set_host(hd_cache *c, int32_t n, hd_kv_group group, hd_host_page page);
 /* Updates the heaps after any other change of a node's state. */
 void cache_finish(hd_cache *c, int32_t n);
 /* Saves the page of a node to host memory. Returns whether it lies there. */
@@ -167,7 +175,8 @@ void cache_free_page(hd_cache *c, int32_t n, hd_tier tier, hd_kv_group group);
 void cache_pin(hd_cache *c, int32_t n);
 void cache_unpin(hd_cache *c, int32_t n);
 /* Adds a page copy; callers ensure that the list has room. */
-void cache_add_copy(hd_cache *c, hd_kv_group group, bool save, int32_t page, int32_t host);
+void cache_add_copy(hd_cache *c, hd_kv_group group, bool save, hd_device_page device,
+                    hd_host_page host);
 
 /* cache_match.c: finds the valid matches of tokens[n]; their nodes are in c->path. */
 typedef struct cache_match {

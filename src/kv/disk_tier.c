@@ -40,7 +40,7 @@ typedef struct transfer {
     hd_disk_job job;
     int32_t fetch, place; /* of a read: which page of it */
     hd_cache_page page;   /* of a write */
-    int32_t host;
+    hd_host_page host;
 } transfer;
 
 /* Is told once when it begins to fail and once when it works again. */
@@ -306,8 +306,9 @@ static bool read_next(hd_disk_tier *t, fetch *f) {
     const hd_kv_group group = group_at(f, f->n_asked);
     const int32_t page = page_at(f, f->n_asked);
     const int32_t extent = hd_disk_begin_read(t->disk, group, f->names[page]);
-    const int32_t host = extent < 0 ? -1 : hd_cache_reserve(t->cache, group);
-    if (host < 0) {
+    const hd_host_page host =
+        extent < 0 ? (hd_host_page){-1} : hd_cache_reserve(t->cache, group);
+    if (host.n < 0) {
         if (extent >= 0) hd_disk_end_read(t->disk, group, extent, true);
         return false;
     }
@@ -348,7 +349,7 @@ static void forget_read(hd_disk_tier *t, transfer *x) {
 }
 
 /* The copy to other ranks reads the page, as copies to the device do. */
-static void spread(hd_disk_tier *t, hd_kv_group group, int32_t host) {
+static void spread(hd_disk_tier *t, hd_kv_group group, hd_host_page host) {
     if (!t->o.spread) return;
     t->o.spread(t->o.ctx, group, host);
     t->copies_run = true;

@@ -20,13 +20,13 @@ typedef struct hd_disk_tier_options {
     hd_disk *disk; /* it closes it, also if it cannot be opened */
     int32_t page_tokens, seq_pages, lookback;
     /* Returns a page of host memory, of page_bytes. */
-    void *(*host_page)(void *ctx, hd_kv_group group, int32_t host);
+    void *(*host_page)(void *ctx, hd_kv_group group, hd_host_page host);
     size_t page_bytes[HD_N_KV_GROUPS];
     /* Waits until the copies that were queued so far have run; 0, or what is wrong. */
     hd_status (*wait_copies)(void *ctx, hd_err *err);
     /* Queues what brings a page of host memory that was read to the other ranks of the attention group.
      * May be NULL. */
-    void (*spread)(void *ctx, hd_kv_group group, int32_t host);
+    void (*spread)(void *ctx, hd_kv_group group, hd_host_page host);
     /* On another thread: the tier has something to do. May be NULL. */
     void (*wake)(void *ctx);
     /* Transfers begin to fail, by an errno, EBADMSG for a wrong checksum; or work again, 0. May be

@@ -76,8 +76,8 @@ void hd_handover_usable(const hd_handover *h, int32_t lookback, hd_page_range *o
 
 hd_status hd_handover_copy(const hd_handover *h, hd_kv_group group, int32_t page, void *out,
                            hd_err *err) {
-    const int32_t host = hd_cache_export(h->cache, h->salt, h->tokens, page, group);
-    if (host < 0) {
+    const hd_host_page host = hd_cache_export(h->cache, h->salt, h->tokens, page, group);
+    if (host.n < 0) {
         return HD_FAIL(err, HD_EAGAIN, "page %d of the prompt is not in host memory", page);
     }
     HD_TRY(run_copies(h, err));
@@ -142,8 +142,8 @@ hd_status hd_handover_place(const hd_handover *h, const void *message, hd_err *e
     const int32_t page = (int32_t)head.page;
     HD_TRY(run_copies(h, err)); /* they may read host pages that are about to be reused */
     if (hd_cache_has(h->cache, h->salt, h->tokens, page, group)) return HD_OK;
-    const int32_t host = hd_cache_import(h->cache, h->salt, h->tokens, page, group);
-    if (host < 0) {
+    const hd_host_page host = hd_cache_import(h->cache, h->salt, h->tokens, page, group);
+    if (host.n < 0) {
         return HD_FAIL(err, HD_EAGAIN, "no room in host memory for page %u of the prompt",
                        head.page);
     }

@@ -28,7 +28,7 @@ typedef struct hd_page_ranks {
     void (*copy)(void *ctx, const hd_page_copy *copies,
                  int32_t n); /* as hd_kv_copy(), on all */
     /* The others get a page of host memory that was filled here. On the stream. */
-    void (*spread)(void *ctx, hd_kv_group group, int32_t host);
+    void (*spread)(void *ctx, hd_kv_group group, hd_host_page host);
 } hd_page_ranks;
 
 /* One side of a handover. Everything is borrowed. */

@@ -463,8 +463,9 @@ void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
 /* Copies what lies at `page` on the device to host memory, or back. What comes back to the mirror is
  * another page's, of which the buffer may have entries. */
 static void copy_part(const hd_kv *kv, hd_stream *s, bool save, const layer_kv *l, int content,
-                      size_t page, uint8_t *host) {
+                      hd_device_page device, uint8_t *host) {
     const layer_pool *p = &l->pools[content];
+    const size_t page = (size_t)device.n;
     uint8_t *at = p->data + page * p->page_bytes;
     if (is_on_host(kv, l, content)) {
         hd_stream_copy(s, save ? host : at, save ? at : host, p->page_bytes);
@@ -479,20 +480,19 @@ static void copy_part(const hd_kv *kv, hd_stream *s, bool save, const layer_kv *
     }
 }
 
-void *hd_kv_host_page(const hd_kv *kv, hd_kv_group group, int32_t host, size_t *bytes) {
+void *hd_kv_host_page(const hd_kv *kv, hd_kv_group group, hd_host_page host, size_t *bytes) {
     *bytes = kv->host_bytes[group];
-    return (uint8_t *)kv->host[group] + (size_t)host * *bytes;
+    return (uint8_t *)kv->host[group] + (size_t)host.n * *bytes;
 }
 
 static void copy_page(hd_kv *kv, hd_stream *s, const hd_page_copy *copy) {
-    const size_t page = (size_t)copy->page;
     size_t bytes;
     uint8_t *host = hd_kv_host_page(kv, copy->group, copy->host, &bytes);
     for (int32_t l = 0; l < kv->n_layers; l++) {
         for (int k = 0; k < N_CONTENTS; k++) {
             const layer_pool *p = &kv->layers[l].pools[k];
             if (contents[k].group != copy->group || !p->data) continue;
-            copy_part(kv, s, copy->save, &kv->layers[l], k, page, host);
+            copy_part(kv, s, copy->save, &kv->layers[l], k, copy->device, host);
             host += p->page_bytes;
         }
     }
@@ -500,7 +500,7 @@ static void copy_page(hd_kv *kv, hd_stream *s, const hd_page_copy *copy) {
         if (!kv->replay[k].rows) continue;
         hd_stream_wait(s); /* a step may still write them */
         const size_t n = hd_replay_page_bytes(&kv->replay[k]);
-        uint8_t *rows = (uint8_t *)kv->replay[k].rows + page * n;
+        uint8_t *rows = (uint8_t *)kv->replay[k].rows + (size_t)copy->device.n * n;
         memcpy(copy->save ? host : rows, copy->save ? rows : host, n);
         host += n;
     }

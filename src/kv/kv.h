@@ -16,6 +16,7 @@
 
 #include "device/device.h"
 #include "hadal_types.h"
+#include "kv/page.h"
 #include "kv/replay.h"
 #include "ops/ops.h"
 #include "weights/spec.h"
@@ -125,14 +126,15 @@ void hd_kv_random_fill(hd_kv *kv, hd_stream *s);
 /* Copies a page of all layers, with its choices, to a page of host memory, or back. */
 typedef struct hd_page_copy {
     hd_kv_group group;
-    bool save;          /* device to host; otherwise host to device */
-    int32_t page, host; /* on the device; in host memory */
+    bool save; /* device to host; otherwise host to device */
+    hd_device_page device;
+    hd_host_page host;
 } hd_page_copy;
 
 void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n);
 
 /* Returns a page of host memory and its bytes. Between copies. */
-void *hd_kv_host_page(const hd_kv *kv, hd_kv_group group, int32_t host, size_t *bytes);
+void *hd_kv_host_page(const hd_kv *kv, hd_kv_group group, hd_host_page host, size_t *bytes);
 
 /* Returns what is kept of a kind of choices; rows is NULL if nothing is. */
 const hd_replay_store *hd_kv_replay(const hd_kv *kv, hd_replay kind);

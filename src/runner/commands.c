@@ -43,7 +43,8 @@ typedef struct seed_order {
 
 /* Where a page lies in the host memory of every rank. */
 typedef struct page_order {
-    int32_t group, host;
+    int32_t group;
+    hd_host_page host;
 } page_order;
 
 /* Bytes of group_rows and group_logits, which follow the header. */
@@ -183,7 +184,7 @@ static void copy_pages(void *ctx, const hd_page_copy *copies, int32_t n) {
     runner_copy_pages(ctx, copies, n);
 }
 
-static void spread_page(void *ctx, hd_kv_group group, int32_t host) {
+static void spread_page(void *ctx, hd_kv_group group, hd_host_page host) {
     hd_model_runner *x = ctx;
     const page_order o = {(int32_t)group, host};
     memcpy(payload(x), &o, sizeof o);
@@ -291,8 +292,9 @@ static hd_status take_page(hd_model_runner *x, hd_err *err) {
     page_order o;
     memcpy(&o, payload(x), sizeof o);
     if (!hd_is_within(o.group, 0, HD_N_KV_GROUPS - 1) ||
-        !hd_is_within(o.host, 0, x->o.n_host[o.group] - 1)) {
-        return HD_FAIL(err, HD_EPEER, "page %d in host memory of KV group %d", o.host, o.group);
+        !hd_is_within(o.host.n, 0, x->o.n_host[o.group] - 1)) {
+        return HD_FAIL(err, HD_EPEER, "page %d in host memory of KV group %d", o.host.n,
+                       o.group);
     }
     broadcast_page(x, &o);
     return HD_OK;

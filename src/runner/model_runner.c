@@ -388,7 +388,7 @@ hd_prefetch_stats hd_model_runner_engram_stats(const hd_model_runner *x) {
     return hd_model_engram_stats(x->model);
 }
 
-void *hd_model_runner_host_page(const hd_model_runner *x, hd_kv_group group, int32_t host,
+void *hd_model_runner_host_page(const hd_model_runner *x, hd_kv_group group, hd_host_page host,
                                 size_t *bytes) {
     return hd_kv_host_page(x->kv, group, host, bytes);
 }

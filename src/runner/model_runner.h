@@ -134,7 +134,7 @@ hd_status hd_model_runner_discard_kv(hd_model_runner *x, size_t *bytes, hd_err *
 hd_status hd_model_runner_restore_kv(hd_model_runner *x, hd_err *err);
 
 /* See hd_kv_host_page(). */
-void *hd_model_runner_host_page(const hd_model_runner *x, hd_kv_group group, int32_t host,
+void *hd_model_runner_host_page(const hd_model_runner *x, hd_kv_group group, hd_host_page host,
                                 size_t *bytes);
 
 /* Turns graph launches on or off. If off, steps of fixed shape are queued operator by

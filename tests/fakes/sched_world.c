@@ -85,14 +85,14 @@ static void run_copies(world *w, const hd_page_copy *copies, int32_t n) {
     const int32_t tokens = w->o.cache.page_tokens;
     for (int32_t i = 0; i < n; i++) {
         const hd_kv_group group = copies[i].group;
-        assert_true(copies[i].host >= 0 && copies[i].host < w->o.cache.n_host[group]);
-        uint64_t *page = &w->memory[group][copies[i].page * tokens];
-        uint64_t *host = &w->host[group][copies[i].host * tokens];
+        assert_true(copies[i].host.n >= 0 && copies[i].host.n < w->o.cache.n_host[group]);
+        uint64_t *page = &w->memory[group][copies[i].device.n * tokens];
+        uint64_t *host = &w->host[group][copies[i].host.n * tokens];
         memcpy(copies[i].save ? host : page, copies[i].save ? page : host,
                (size_t)tokens * sizeof *page);
         if (group != HD_KV_WINDOW) continue;
-        uint8_t *layers = &w->layers[copies[i].page * tokens];
-        uint8_t *kept = &w->host_layers[copies[i].host * tokens];
+        uint8_t *layers = &w->layers[copies[i].device.n * tokens];
+        uint8_t *kept = &w->host_layers[copies[i].host.n * tokens];
         memcpy(copies[i].save ? kept : layers, copies[i].save ? layers : kept, (size_t)tokens);
     }
     w->copies += n;

@@ -37,7 +37,7 @@ static hd_handover open_side(hd_device *device) {
     must(hd_stream_open(&h.stream, device, NULL) == HD_OK);
     must(hd_kv_open(&h.kv, &spec, 1, device, &kv, NULL) == HD_OK);
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-        hd_kv_host_page(h.kv, (hd_kv_group)g, 0, &h.page_bytes[g]);
+        hd_kv_host_page(h.kv, (hd_kv_group)g, (hd_host_page){0}, &h.page_bytes[g]);
     }
     must(hd_cache_open(&h.cache, &cache, NULL) == HD_OK);
     return h;

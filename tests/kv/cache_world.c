@@ -14,10 +14,10 @@ static uint64_t chain(uint64_t before, int32_t token) {
 }
 
 static void move_page(world *w, const hd_page_copy *copy) {
-    int32_t page_at = copy->page, host_at = copy->host;
+    int32_t page_at = copy->device.n, host_at = copy->host.n;
     if (w->mover == MOVER_MIXES_NUMBERS) {
-        page_at = copy->host % w->o.n_pages[copy->group];
-        host_at = copy->page % w->o.n_host[copy->group];
+        page_at = copy->host.n % w->o.n_pages[copy->group];
+        host_at = copy->device.n % w->o.n_host[copy->group];
     }
     content *page = &w->pages[copy->group][page_at], *host = &w->host[copy->group][host_at];
     if (copy->save) {

@@ -27,9 +27,9 @@ typedef struct disk_world {
     uint64_t quota;
 } disk_world;
 
-static void *host_page(void *ctx, hd_kv_group group, int32_t host) {
+static void *host_page(void *ctx, hd_kv_group group, hd_host_page host) {
     disk_world *d = ctx;
-    return &d->w.host[group][host];
+    return &d->w.host[group][host.n];
 }
 
 /* Is told when something begins or ends, never twice. */

@@ -35,7 +35,7 @@ static void open_side(side *s, int32_t n_host) {
     assert_int_equal(
         hd_kv_open(&s->h.kv, spec, spec->n_layers + spec->n_mtp, s->device, &kv, NULL), HD_OK);
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {
-        hd_kv_host_page(s->h.kv, (hd_kv_group)g, 0, &s->h.page_bytes[g]);
+        hd_kv_host_page(s->h.kv, (hd_kv_group)g, (hd_host_page){0}, &s->h.page_bytes[g]);
     }
     const hd_cache_options cache = {
         .page_tokens = shape.page_tokens,
@@ -105,11 +105,12 @@ static void compare(const side *from, const side *to, int32_t hit) {
             uint8_t *message = malloc(size);
             assert_int_equal(hd_handover_export(&from->h, (hd_kv_group)g, p, message, NULL),
                              HD_OK);
-            hd_kv_copy(to->h.kv, to->h.stream, &(hd_page_copy){(hd_kv_group)g, true, page, 0},
-                       1);
+            hd_kv_copy(to->h.kv, to->h.stream,
+                       &(hd_page_copy){(hd_kv_group)g, true, {page}, {0}}, 1);
             hd_stream_wait(to->h.stream);
             size_t bytes;
-            const void *got = hd_kv_host_page(to->h.kv, (hd_kv_group)g, 0, &bytes);
+            const void *got =
+                hd_kv_host_page(to->h.kv, (hd_kv_group)g, (hd_host_page){0}, &bytes);
             assert_memory_equal(got, message + sizeof(hd_page_head), bytes);
             free(message);
         }
