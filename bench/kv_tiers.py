@@ -46,7 +46,8 @@ def ask(server, ids):
     """Milliseconds of an answer of one token, and the share of the prompt that each tier had."""
     before = cached_tokens(server)
     begun = time.perf_counter()
-    reply = server.post("/generate", {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}})
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1}}
+    reply = server.post("/generate", body, connection=server.connection(timeout=None))
     took = time.perf_counter() - begun
     assert reply.status == 200, reply.text
     after = cached_tokens(server)
@@ -100,10 +101,11 @@ CLIENTS = 4
 
 def serve_load(server, prompts):
     """Prompt and answer tokens per second."""
-    body = {"max_new_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
+    sampling = {"max_new_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
 
     def say(ids):
-        reply = server.post("/generate", {"input_ids": ids, "sampling_params": body})
+        body = {"input_ids": ids, "sampling_params": sampling}
+        reply = server.post("/generate", body, connection=server.connection(timeout=None))
         assert reply.status == 200, reply.text
 
     begun = time.perf_counter()

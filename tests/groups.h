@@ -80,6 +80,7 @@
     X(model) \
     X(lanes) \
     X(ranks) \
+    X(parts) \
     X(sched) \
     X(draft_depth) \
     X(load_costs) \

@@ -233,7 +233,7 @@ hd_rows model_head_values(const model_step *s, int32_t row) {
 void model_attn_output(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_part own;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     const hd_rows y = model_columns_at(own.step.t->y, s->m->shard->o_out, c->hidden);
     model_linear(s, layer, hd_is_hybrid(c) ? HD_O_B : HD_O, y, own.step.t->o_low,
                  own.step.b->n_rows);
@@ -243,16 +243,14 @@ void model_gather_heads(const model_step *s, int32_t layer) {
     int32_t width;
     const hd_extent own = model_head_columns(s->m, &width);
     model_part part;
-    (void)layer;
-    if (!model_own_part(s, &part)) return;
+    if (!model_own_part(s, layer, &part)) return;
     model_gather_columns(s, HD_GROUP_ATTENTION, part.step.t->o_low, part.step.b->n_rows, own,
                          width);
 }
 
 void model_join_heads(const model_step *s, int32_t layer) {
     model_part own;
-    (void)layer;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     model_join_result(s, HD_GROUP_ATTENTION, own.step.t->y, own.step.b->n_rows,
                       s->m->shard->o_out);
 }

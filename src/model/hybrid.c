@@ -141,7 +141,7 @@ static void make_queries(const model_step *s, int32_t layer) {
 static void project_part(const model_step *s, int32_t layer) {
     const inputs k = inputs_of(s, layer);
     model_part own;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     own.t.compress_kv += (int64_t)own.first * k.entries;
     own.t.compress_gate += (int64_t)own.first * k.entries;
     own.t.index_kv += (int64_t)own.first * k.index;
@@ -160,7 +160,7 @@ void model_hybrid_project(const model_step *s, int32_t layer) {
     }
     project(s, layer, true, !divided);
     store_beside(s, layer);
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     if (divided) project(&own.step, layer, false, true);
     make_queries(&own.step, layer);
 }
@@ -171,11 +171,11 @@ static void gather_keys(const model_step *s, int32_t layer) {
     if (!model_gathers_keys(s)) return;
     const inputs k = inputs_of(s, layer);
     const model_activations *t = s->t;
-    model_gather_part(s, t->kv, s->m->env.spec->head_dim);
-    model_gather_part(s, hd_f32(t->compress_kv), k.entries);
-    model_gather_part(s, hd_f32(t->compress_gate), k.entries);
-    model_gather_part(s, hd_f32(t->index_kv), k.index);
-    model_gather_part(s, hd_f32(t->index_gate), k.index);
+    model_gather_part(s, layer, t->kv, s->m->env.spec->head_dim);
+    model_gather_part(s, layer, hd_f32(t->compress_kv), k.entries);
+    model_gather_part(s, layer, hd_f32(t->compress_gate), k.entries);
+    model_gather_part(s, layer, hd_f32(t->index_kv), k.index);
+    model_gather_part(s, layer, hd_f32(t->index_gate), k.index);
 }
 
 static void keep_gathered(const model_step *s, int32_t layer) {
@@ -240,7 +240,7 @@ static void compress(const model_step *s, int32_t layer) {
 static void choose_entries(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_part own;
-    const bool any = model_own_part(s, &own);
+    const bool any = model_own_part(s, layer, &own);
     if (any) {
         model_rope(&own.step, own.step.t->cos_sin_compress, own.step.t->index_q,
                    c->index_dim - c->rope_dim, c->index_heads, c->index_dim);
@@ -309,7 +309,7 @@ static void run_attention(const model_step *s, int32_t layer) {
 void model_hybrid_attention(const model_step *s, int32_t layer) {
     model_part own;
     model_join(s);
-    if (model_own_part(s, &own)) run_attention(&own.step, layer);
+    if (model_own_part(s, layer, &own)) run_attention(&own.step, layer);
 }
 
 static void make_values(const model_step *s, int32_t layer) {
@@ -341,7 +341,7 @@ static void make_values(const model_step *s, int32_t layer) {
 
 void model_hybrid_values(const model_step *s, int32_t layer) {
     model_part own;
-    if (model_own_part(s, &own)) make_values(&own.step, layer);
+    if (model_own_part(s, layer, &own)) make_values(&own.step, layer);
 }
 
 const model_stage model_rebuild_keys[] = {

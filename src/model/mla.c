@@ -115,7 +115,7 @@ static void finish_index_keys(const model_step *s, int32_t layer) {
 /* Keys and queries of the rank's own rows; the others gather the keys. */
 static void project_part(const model_step *s, int32_t layer) {
     model_part own;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     project_input(&own.step, layer, true, true);
     finish_latents(&own.step, layer);
     if (selects(s, layer)) finish_index_keys(&own.step, layer);
@@ -136,7 +136,7 @@ static void project(const model_step *s, int32_t layer) {
     const model_step beside = model_beside(s);
     finish_latents(&beside, layer);
     keep_latents(&beside, layer);
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     if (divided) project_input(&own.step, layer, false, true);
     project_low_rank(&own.step, layer);
 }
@@ -145,8 +145,8 @@ static void project(const model_step *s, int32_t layer) {
 static void gather_keys(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     if (!model_gathers_keys(s)) return;
-    model_gather_part(s, s->t->kv, c->kv_rank + c->rope_dim);
-    model_gather_part(s, s->t->index_k, selects(s, layer) ? c->index_dim : 0);
+    model_gather_part(s, layer, s->t->kv, c->kv_rank + c->rope_dim);
+    model_gather_part(s, layer, s->t->index_k, selects(s, layer) ? c->index_dim : 0);
 }
 
 static void keep_gathered(const model_step *s, int32_t layer) {
@@ -280,7 +280,7 @@ static void absorb_span(const model_step *s, int32_t layer, const span *p) {
 
 static void absorb(const model_step *s, int32_t layer) {
     model_part own;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     on_spans(&own.step, layer, false, absorb_span);
 }
 
@@ -294,7 +294,7 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                                            .pos = s->b->device.pos,
                                                            .rows = s->b->n_rows});
     model_part own;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     model_rope_index(&own.step, own.step.t->index_q, c->index_heads, false);
     model_indexer_topk(&own.step, layer, keys, 1);
 }
@@ -350,7 +350,7 @@ static void attention_naive_span(const model_step *s, int32_t layer, const span 
 static void attention_all(const model_step *s, int32_t layer) {
     model_join(s);
     model_part own;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     on_spans(&own.step, layer, false, attention_span);
     on_spans(&own.step, layer, true, attention_naive_span);
 }
@@ -358,7 +358,7 @@ static void attention_all(const model_step *s, int32_t layer) {
 static void attention_selected(const model_step *s, int32_t layer) {
     model_join(s);
     model_part own;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     const span all = span_from(&own.step, 0); /* sparse attention has only the absorbed form */
     attention_absorbed(&own.step, &all, layer, own.step.t->selected);
 }
@@ -383,7 +383,7 @@ static void values_span(const model_step *s, int32_t layer, const span *p) {
 
 static void values(const model_step *s, int32_t layer) {
     model_part own;
-    if (!model_own_part(s, &own)) return;
+    if (!model_own_part(s, layer, &own)) return;
     on_spans(&own.step, layer, false, values_span);
 }
 

@@ -83,80 +83,6 @@ hd_rows model_rows_in(const model_rows *r, hd_rows batch, hd_rows gathered, int3
     return r->foreign ? gathered : hd_rows_at(batch, (int64_t)r->first * cols);
 }
 
-/* ---- context parallelism ---- */
-
-/* Steps without a prompt are not divided, nor those that rebuild windows, in which most rows are dropped. */
-enum { MOST_DECODED = HD_MAX_DRAFTS + 1 };
-
-bool model_may_divide_rows(const hd_model *m) {
-    return layout(m)->cp > 1;
-}
-
-bool model_divides_rows(const model_step *s) {
-    const int32_t part = s->m->env.cp_part ? s->m->env.cp_part : HD_LEAST_CP_PART;
-    return model_may_divide_rows(s->m) && !s->rest->rebuilds &&
-           s->b->most_rows > MOST_DECODED && s->b->n_rows >= layout(s->m)->cp * part;
-}
-
-bool model_may_gather_keys(const hd_model *m) {
-    return model_may_divide_rows(m) && !m->env.comm->slower_than_products;
-}
-
-bool model_gathers_keys(const model_step *s) {
-    return model_may_gather_keys(s->m) && model_divides_rows(s);
-}
-
-static hd_extent own_part(const model_step *s) {
-    const hd_rank_group g = group_at(s->m, HD_GROUP_CP);
-    const int64_t n = s->b->n_rows;
-    const int32_t first = (int32_t)(n * g.index / g.n);
-    return (hd_extent){first, (int32_t)(n * (g.index + 1) / g.n) - first};
-}
-
-static void move_rows(hd_rows *x, int64_t elements) {
-    if (x->data) *x = hd_rows_at(*x, elements);
-}
-
-bool model_own_part(const model_step *s, model_part *to) {
-    to->step = *s;
-    to->first = 0;
-    if (!model_divides_rows(s)) return s->b->n_rows > 0;
-    const hd_model_spec *c = s->m->env.spec;
-    const hd_extent own = own_part(s);
-    const int64_t first = own.first, heads = s->m->shard->n_heads;
-    const bool mla = !hd_is_hybrid(c);
-    const int64_t kv = mla ? c->kv_rank + c->rope_dim : c->head_dim;
-    int32_t width;
-    model_head_columns(s->m, &width);
-    to->first = own.first;
-    to->batch = *s->b;
-    to->batch.n_rows = own.n;
-    to->batch.device.seq += first;
-    to->batch.device.pos += first;
-    to->batch.device.last += first;
-    to->t = *s->t;
-    model_activations *t = &to->t;
-    move_rows(&t->h, first * c->hidden);
-    move_rows(&t->y, first * c->hidden);
-    move_rows(&t->q_low, first * c->q_rank);
-    move_rows(&t->q_low_raw, first * c->q_rank);
-    move_rows(&t->q, first * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
-    move_rows(&t->q_wide, first * heads * (c->kv_rank + c->rope_dim));
-    move_rows(&t->context, first * heads * (mla ? c->kv_rank : c->head_dim));
-    move_rows(&t->o_low, first * width);
-    move_rows(&t->kv, first * kv);
-    move_rows(&t->kv_raw, first * kv);
-    move_rows(&t->index_k, first * c->index_dim);
-    move_rows(&t->index_q, first * c->index_heads * c->index_dim);
-    if (t->index_weight) t->index_weight += first * c->index_heads;
-    if (t->selected) t->selected += first * c->index_topk;
-    t->cos_sin += first * c->rope_dim;
-    t->cos_sin_compress += first * c->rope_dim;
-    to->step.b = &to->batch;
-    to->step.t = t;
-    return own.n > 0;
-}
-
 /* ---- exchanges ---- */
 
 static int64_t bytes_of(hd_rows x, int64_t elements) {
@@ -224,14 +150,14 @@ void model_spread_rows(const model_step *s, hd_rows batch, int32_t rows, int32_t
     gather_rows(s, HD_GROUP_TP, batch.data, rows, words_of(batch, cols), own);
 }
 
-void model_gather_part(const model_step *s, hd_rows x, int32_t cols) {
+void model_gather_part(const model_step *s, int32_t layer, hd_rows x, int32_t cols) {
     if (cols == 0) return;
-    gather_rows(s, HD_GROUP_CP, x.data, s->b->n_rows, words_of(x, cols), own_part(s));
+    gather_rows(s, HD_GROUP_CP, x.data, s->b->n_rows, words_of(x, cols),
+                model_own_rows(s, layer));
 }
 
 void model_gather_parts(const model_step *s, int32_t layer) {
-    (void)layer;
-    if (model_divides_rows(s)) model_gather_part(s, s->t->y, s->m->env.spec->hidden);
+    if (model_divides_rows(s)) model_gather_part(s, layer, s->t->y, s->m->env.spec->hidden);
 }
 
 hd_rows model_columns_at(hd_rows x, hd_extent own, int32_t all) {

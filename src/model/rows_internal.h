@@ -59,13 +59,17 @@ typedef struct model_part {
     model_activations t;
 } model_part;
 bool model_divides_rows(const model_step *s);
-bool model_own_part(const model_step *s, model_part *to);
+bool model_own_part(const model_step *s, int32_t layer, model_part *to);
+/* Which rows of a batch a part has in a layer; those of this rank's part. Parts have equal work. */
+hd_extent model_part_of(const hd_model_spec *c, const hd_batch *b, int32_t layer, int32_t part,
+                        int32_t parts);
+hd_extent model_own_rows(const model_step *s, int32_t layer);
 bool model_gathers_keys(const model_step *s);
 bool model_may_divide_rows(const hd_model *m);
 bool model_may_gather_keys(const hd_model *m);
 void model_gather_parts(const model_step *s, int32_t layer); /* the block's results */
 /* x [rows of the step, cols]: gathers the parts; none if cols is 0 */
-void model_gather_part(const model_step *s, hd_rows x, int32_t cols);
+void model_gather_part(const model_step *s, int32_t layer, hd_rows x, int32_t cols);
 
 /* Gathers the batch's rows of the ranks that own them. */
 void model_spread_rows(const model_step *s, hd_rows batch, int32_t rows, int32_t cols);
