@@ -176,6 +176,7 @@ static hd_status choose_both(hd_engine *e, const hd_engine_options *o, hd_err *e
     const char *why = NULL;
     if (o->world.size > 0) why = "ranks are in several processes";
     if (o->redundant || engine_rebalance_is_on(o)) why = "experts have other places";
+    if (e->spec->route.n_experts % o->dwdp) why = "experts must divide by dwdp";
     if (why) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp_from %s cannot be used here: %s",
                        o->dwdp_from, why);

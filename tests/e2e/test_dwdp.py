@@ -130,6 +130,7 @@ def test_draft_blocks(tmp_path):
         (("--dwdp", 2, "--dwdp-from", 0), "dwdp_from is '0'; must be auto or 1 to"),
         (("--dwdp", 2, "--dwdp-from", 8, "--redundant", 2), "experts have other places"),
         (("--dwdp", 2, "--dwdp-from", 8, "--rebalance", "auto"), "experts have other places"),
+        (("--dwdp", 3, "--dwdp-from", 8), "experts must divide by dwdp"),  # two would lie on two ranks
     ],
 )
 def test_what_cannot_be_is_refused(refused, flags, why):
