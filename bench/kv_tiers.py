@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Time to the first token of a prompt that is on a disk, in host memory, on the device, or to be
-computed, as a Markdown table; or tokens per second of a load of conversations with tiers and without.
+computed, as a Markdown table; or tokens per second, and per second of a core, of a load of conversations with tiers and without.
 
     bench/kv_tiers.py [MODEL_DIR] [--prompts 1024 4096 7168] [--repeat 5] [--kv-host 4] [--folder DIR]
     bench/kv_tiers.py [MODEL_DIR] --conversations 20 [--turns 4] [--words 400] [--repeat 3]
@@ -99,8 +99,14 @@ ANSWER = 16
 CLIENTS = 4
 
 
+def processor(server):
+    """Seconds of processor time of a server so far."""
+    threads = Path(f"/proc/{server.process.pid}/task").glob("*/schedstat")
+    return sum(int(t.read_text().split()[0]) for t in threads) / 1e9
+
+
 def serve_load(server, prompts):
-    """Prompt and answer tokens per second."""
+    """Prompt and answer tokens per second, and per second of a core."""
     sampling = {"max_new_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
 
     def say(ids):
@@ -108,11 +114,12 @@ def serve_load(server, prompts):
         reply = server.post("/generate", body, connection=server.connection(timeout=None))
         assert reply.status == 200, reply.text
 
-    begun = time.perf_counter()
+    begun, before = time.perf_counter(), processor(server)
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
         for together in prompts:
             list(pool.map(say, together))
-    return sum(len(ids) + ANSWER for together in prompts for ids in together) / (time.perf_counter() - begun)
+    tokens = sum(len(ids) + ANSWER for together in prompts for ids in together)
+    return tokens / (time.perf_counter() - begun), tokens / (processor(server) - before)
 
 
 def measure_load(a, folder):
@@ -140,11 +147,14 @@ def print_load(a):
     with tempfile.TemporaryDirectory(dir=a.folder) as folder:
         rates = measure_load(a, folder)
     print(f"Tokens per second, medians of {a.repeat}, load average {os.getloadavg()[0]:.1f}:\n")
-    print("| load | no tiers | tiers | ratio |")
-    print("|---|---|---|---|")
+    print("| load | no tiers | tiers | ratio | no tiers, of a core | tiers, of a core | ratio |")
+    print("|---|---|---|---|---|---|---|")
     for load in ("conversations", "no reuse"):
-        none, tiers = (statistics.median(rates[load, name]) for name in ("none", "tiers"))
-        print(f"| {load} | {none:.0f} | {tiers:.0f} | {tiers / none:.2f} |")
+        cells = []
+        for k in range(2):
+            none, tiers = (statistics.median(x[k] for x in rates[load, name]) for name in ("none", "tiers"))
+            cells += [f"{none:.0f}", f"{tiers:.0f}", f"{tiers / none:.2f}"]
+        print(f"| {load} | {' | '.join(cells)} |")
 
 
 def main():

@@ -151,10 +151,25 @@ static hd_status add_redundant(hd_engine *e, int32_t redundant, hd_err *err) {
 static hd_status check_dwdp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
     if (o->tp > 1 || o->dp > 1 || o->ep > 1) why = "it takes the place of tp, dp and ep";
-    if (asks_for_cp(o)) why = "cp divides the rows of ranks that exchange them";
+    if (asks_for_cp(o) && !e->dwdp_from) {
+        why = "with cp, shorter steps exchange rows: give dwdp_from";
+    }
     if (e->spec->route.n_experts == 0) why = "the model has no experts";
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp %d cannot be used here: %s", o->dwdp, why);
+}
+
+static hd_status check_cp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    if (!asks_for_cp(o)) return HD_OK;
+    if (o->mla && strcmp(o->mla, "naive") == 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "mla naive with cp: it computes whole sequences, of which a rank has a "
+                       "part of the rows");
+    }
+    const hd_kv_shape shape = hd_kv_shape_of(e->spec);
+    if (hd_kv_longest_tail(&shape) == 0) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "cp is not for %s, whose layers drop rows of prompts",
+                   hd_family_name(e->spec->family));
 }
 
 static hd_status read_from(hd_engine *e, const hd_engine_options *o, hd_err *err) {
@@ -169,19 +184,22 @@ static hd_status read_from(hd_engine *e, const hd_engine_options *o, hd_err *err
                    o->dwdp_from, MOST_ROWS);
 }
 
-/* Ranks that exchange rows in some steps and fetch experts in others: those of dp and ep, whose experts lie
- * as those of dwdp. */
+/* Ranks that exchange rows in some steps and fetch experts in others: those of dp and ep, or of cp and ep, whose
+ * experts lie as those of dwdp. */
 static hd_status choose_both(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     int64_t most;
     const char *why = NULL;
     if (o->world.size > 0) why = "ranks are in several processes";
     if (o->redundant || engine_rebalance_is_on(o)) why = "experts have other places";
     if (e->spec->route.n_experts % o->dwdp) why = "experts must divide by dwdp";
+    if (o->cp > 1 && o->cp != o->dwdp) why = "cp must be as large, or auto";
     if (why) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp_from %s cannot be used here: %s",
                        o->dwdp_from, why);
     }
-    e->degrees = (engine_degrees){1, 1, o->dwdp, o->dwdp, false};
+    HD_TRY(check_cp(e, o, err));
+    const int32_t cp = asks_for_cp(o) ? o->dwdp : 1;
+    e->degrees = (engine_degrees){1, cp, o->dwdp / cp, o->dwdp, false};
     e->parallel = layout_of(e, &e->degrees);
     return plan_shards(e, &e->parallel, &most, err);
 }
@@ -294,19 +312,6 @@ static hd_status choose_freely(hd_engine *e, const hd_engine_options *o, hd_err 
 /* Rows for each rank from which --cp auto divides a step: on CPUs measured, on GPUs predicted
  * (docs/ranks.md#context-parallelism). */
 enum { CP_PAYS_FROM = 8, CP_PAYS_FROM_ON_GPUS = 128 };
-
-static hd_status check_cp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    if (!asks_for_cp(o)) return HD_OK;
-    if (o->mla && strcmp(o->mla, "naive") == 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "mla naive with cp: it computes whole sequences, of which a rank has a "
-                       "part of the rows");
-    }
-    const hd_kv_shape shape = hd_kv_shape_of(e->spec);
-    if (hd_kv_longest_tail(&shape) == 0) return HD_OK;
-    return HD_FAIL(err, HD_EUNSUPPORTED, "cp is not for %s, whose layers drop rows of prompts",
-                   hd_family_name(e->spec->family));
-}
 
 static bool asks_for_gpus(const hd_engine_options *o) {
     return o->backend && strcmp(o->backend, "cuda") == 0;

@@ -31,7 +31,8 @@ enum {
 typedef struct command_header {
     int32_t kind; /* a runner_pass or one of the above */
     int32_t n_copies;
-    int32_t pass; /* whose choices are summed */
+    int32_t pass;    /* whose choices are summed */
+    int32_t fetches; /* hd_batch.fetches */
     /* of the batch; n_seqs also of a graph step, with `block` drafts of each */
     int32_t n_rows, n_seqs, n_logits, most_rows, block;
 } command_header;
@@ -150,11 +151,16 @@ static void command(hd_model_runner *x, const command_header *h) {
 hd_status runner_forward(hd_model_runner *x, runner_pass pass, hd_err *err) {
     const hd_batch *b = runner_batch_of(x, (int32_t)pass);
     x->has_rows = b->n_rows > 0; /* none: the group is the only one that a loss has left */
-    if (x->words) HD_TRY(runner_agree_pass(x, (int32_t)pass, err));
+    if (x->words) {
+        HD_TRY(runner_agree_pass(x, (int32_t)pass, err));
+    } else {
+        runner_choose_fetches(x, (int32_t)pass);
+    }
     if (!x->has_rows) return HD_OK;
     if (has_followers(x)) {
         memcpy(payload(x), b->host_block, b->bytes);
         command(x, &(command_header){.kind = (int32_t)pass,
+                                     .fetches = x->fetches,
                                      .n_rows = b->n_rows,
                                      .n_seqs = b->n_seqs,
                                      .n_logits = b->n_logits,
@@ -339,6 +345,7 @@ static hd_status run_command(hd_model_runner *x, const command_header *h, hd_err
     b->most_rows = h->most_rows;
     b->block = h->block;
     memcpy(b->host_block, payload(x), b->bytes);
+    x->fetches = h->fetches != 0;
     run_pass(x, h->kind);
     return HD_OK;
 }

@@ -62,11 +62,28 @@ static int32_t fetch_from(const hd_model_runner *x) {
     return rows < INT32_MAX ? (int32_t)rows : INT32_MAX;
 }
 
+/* Of a step's rows, how many one of the ranks has that divide them. */
+static int32_t rows_of_rank(const hd_model_runner *x, int32_t rows) {
+    return x->n_groups == 1 ? rows / x->env.comm->groups[HD_GROUP_TP].n : rows;
+}
+
 void runner_time_rows(hd_model_runner *x, int64_t ns) {
-    const int32_t rows = x->batch.n_rows;
-    if (!x->o.fetch_from || x->fetches || rows < LEAST_TIMED_ROWS) return;
+    if (!x->o.fetch_from || x->fetches) return;
+    const int32_t rows = rows_of_rank(x, x->batch.n_rows);
+    if (rows < LEAST_TIMED_ROWS) return;
     const double each = (double)ns / rows;
     x->row_ns = x->row_ns > 0 ? x->row_ns + (each - x->row_ns) / 8 : each;
+}
+
+static void set_fetches(hd_model_runner *x, int32_t pass, int32_t most, int32_t from) {
+    x->fetches = pass == RUNNER_STEP && from > 0 && most >= from;
+    x->fixed.times.fetch_steps += x->fetches && runner_batch_of(x, pass)->n_rows > 0;
+    x->fixed.times.fetch_from = from;
+}
+
+void runner_choose_fetches(hd_model_runner *x, int32_t pass) {
+    if (!x->o.fetch_from) return;
+    set_fetches(x, pass, rows_of_rank(x, runner_batch_of(x, pass)->n_rows), fetch_from(x));
 }
 
 hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
@@ -92,9 +109,7 @@ hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
         from = hd_max_i32(from, w->fetch_from);
         if (pass == RUNNER_DRAFT) x->draft_places = hd_max_i32(x->draft_places, w->places);
     }
-    x->fetches = pass == RUNNER_STEP && from > 0 && most >= from;
-    x->fixed.times.fetch_steps += x->fetches && b->n_rows > 0;
-    x->fixed.times.fetch_from = from;
+    set_fetches(x, pass, most, from);
     return HD_OK;
 }
 

@@ -7,6 +7,8 @@
 /* Before a pass they tell each other their rows, and x->draft_places before RUNNER_DRAFT. */
 hd_status runner_groups_open(hd_model_runner *x, hd_err *err);
 hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err);
+/* Before a pass of a single attention group, by its leader: whether it fetches experts. */
+void runner_choose_fetches(hd_model_runner *x, int32_t pass);
 void runner_time_rows(hd_model_runner *x, int64_t ns); /* what an eager step took, behind it */
 hd_batch *runner_batch_of(hd_model_runner *x, int32_t pass); /* which a pass runs */
 bool runner_fits_group(const hd_batch *b, int32_t rows, int32_t logits);

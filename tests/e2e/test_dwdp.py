@@ -96,6 +96,22 @@ def test_steps_of_few_rows_exchange_them(serve, want, ranks, rows):
         assert fetched < steps
 
 
+@pytest.mark.parametrize("ranks, cp, rows", [(2, 2, 8), (4, "auto", 1)])
+def test_ranks_that_divide_prompts_fetch_experts(serve, want, ranks, cp, rows):
+    """One attention group: long steps divide their rows, and each rank fetches experts for its own."""
+    server = serve(*FLAGS, "--dwdp", ranks, "--cp", cp, "--dwdp-from", rows)
+    for _ in range(2):
+        assert answers(server) == want
+    parallel = server.get("/server_info").json["parallel"]
+    assert (parallel["ranks"], parallel["dp"], parallel["cp"], parallel["ep"]) == (ranks, 1, ranks, ranks)
+    assert 0 < figure(server, "expert_fetch_steps_total") <= figure(server, "steps_total")
+    assert figure(server, "experts_fetched_total") > 0 and dispatches(server) > 0
+
+
+def test_divided_prompts_with_chunks_and_retraction(want):
+    assert answers_of(*TIGHT, "--dwdp", 2, "--cp", 2, "--dwdp-from", 4) == answers_of(*TIGHT)
+
+
 def test_steps_of_few_rows_with_chunks_and_retraction(want):
     assert answers_of(*TIGHT, "--dwdp", 2, "--dwdp-from", 8) == answers_of(*TIGHT)
 
@@ -131,6 +147,8 @@ def test_draft_blocks(tmp_path):
         (("--dwdp", 2, "--dwdp-from", 8, "--redundant", 2), "experts have other places"),
         (("--dwdp", 2, "--dwdp-from", 8, "--rebalance", "auto"), "experts have other places"),
         (("--dwdp", 3, "--dwdp-from", 8), "experts must divide by dwdp"),  # two would lie on two ranks
+        (("--dwdp", 2, "--cp", 2), "with cp, shorter steps exchange rows: give dwdp_from"),
+        (("--dwdp", 4, "--dwdp-from", 8, "--cp", 2), "cp must be as large, or auto"),
     ],
 )
 def test_what_cannot_be_is_refused(refused, flags, why):
