@@ -100,7 +100,7 @@ static int64_t work_of_rows(const row_work *w, const hd_batch *b, int32_t n) {
     return all;
 }
 
-/* Returns the first row of a part: those before it have at least as much work as the parts before it. */
+/* Returns the first row of a part: the work of those before it is nearest to that of the parts before it. */
 static int32_t first_of(const row_work *w, const hd_batch *b, int64_t all, int32_t part,
                         int32_t parts) {
     const int64_t before = all / parts * part + all % parts * part / parts;
@@ -113,7 +113,9 @@ static int32_t first_of(const row_work *w, const hd_batch *b, int64_t all, int32
             high = middle;
         }
     }
-    return low;
+    if (low == 0) return 0;
+    const int64_t above = work_of_rows(w, b, low) - before;
+    return before - work_of_rows(w, b, low - 1) < above ? low - 1 : low;
 }
 
 hd_extent model_part_of(const hd_model_spec *c, const hd_batch *b, int32_t layer, int32_t part,
