@@ -204,7 +204,10 @@ static void rows_of_prompts_are_divided(void **state) {
     const hd_step_shape decode = {.seqs = 8, .rows = 1, .start = 2048, .logits = 1};
     step(divided, prompt, &with);
     step(same, prompt, &without);
-    assert_near(with.sent - without.sent, 43 * 2048 * 4096.0 * 2 * 3 / 4, 1e-9);
+    /* the first of four parts of equal work has a little more than a quarter of the rows */
+    const double quarters = 43 * 2048 * 4096.0 * 2 / 4;
+    assert_near(with.sent - without.sent, 3 * quarters, 0.01);
+    assert_true(with.sent - without.sent < 3 * quarters);
     assert_true(with.flops < 0.6 * without.flops && with.kernel_s < 0.6 * without.kernel_s);
     step(divided, decode, &with);
     step(same, decode, &without);
