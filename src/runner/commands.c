@@ -29,7 +29,8 @@ enum {
 };
 
 typedef struct command_header {
-    int32_t kind; /* a runner_pass or one of the above */
+    /* What follows a header may have numbers of 8 bytes. */
+    _Alignas(8) int32_t kind; /* a runner_pass or one of the above */
     int32_t n_copies;
     int32_t pass;    /* whose choices are summed */
     int32_t fetches; /* hd_batch.fetches */

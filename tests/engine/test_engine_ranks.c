@@ -537,9 +537,9 @@ static struct {
     int32_t at, n;
 } tap;
 
-/* Where the order of a command is: behind a header of 8 numbers and two of each attention group. */
+/* Where the order of a command is: behind a header of 10 numbers and two of each attention group. */
 static size_t order_at(void) {
-    return (size_t)(8 + 2 * tap.comm.groups[HD_GROUP_DP].n) * sizeof(int32_t);
+    return (size_t)(10 + 2 * tap.comm.groups[HD_GROUP_DP].n) * sizeof(int32_t);
 }
 
 static const char tap_why[] = "rank 1: its device is gone";
