@@ -22,7 +22,7 @@ hd_cuda_path gpus_path(const char *backend) {
 }
 
 const char *gpus_precision(const char *backend) {
-    const char *said =
+    const char *named =
         backend && strcmp(backend, "cuda") == 0 ? getenv("HADAL_PRECISION") : NULL;
     return named ? named : "exact";
 }
