@@ -7,7 +7,6 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/progress.h"
-#include "device/delay.h"
 
 struct hd_comm_emulated {
     hd_comm_emulated_options o;
@@ -112,13 +111,13 @@ static hd_status draw(hd_comm_emulated *e, hd_err *err) {
 
 /* ---- the calls: nothing is sent, rows arrive ---- */
 
-/* A GPU computes what other streams have meanwhile. */
+/* A GPU computes what other streams have meanwhile: one thread of it is busy. */
 static void take_time_of_rows(hd_comm_emulated *e, hd_stream *s, int32_t rows, int32_t row_ns) {
     const int64_t ns = (int64_t)e->o.exchange_us * 1000 + (int64_t)rows * row_ns;
     const int64_t until = hd_now_ns() + ns;
     e->exchanges++;
     if (!ns) return;
-    hd_stream_delay(s, (int32_t)(ns / 1000));
+    hd_stream_busy(s, (int32_t)(ns / 1000));
     while (hd_device_is_host(e->o.device) && hd_now_ns() < until) hd_cpu_relax();
 }
 

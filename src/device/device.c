@@ -5,7 +5,6 @@
 #include <assert.h>
 
 #include "base/terminal.h"
-#include "device/delay.h"
 #include "device/device_internal.h"
 #ifdef HD_CUDA
 #include "device/gpu_list.h"
@@ -189,10 +188,6 @@ void hd_stream_checksum(hd_stream *s, uint64_t *sum, uint64_t first, const void 
 
 void hd_stream_busy(hd_stream *s, int32_t microseconds) {
     s->device->table->busy(s, microseconds);
-}
-
-void hd_stream_delay(hd_stream *s, int32_t microseconds) {
-    if (s->device->table->delay) s->device->table->delay(s, microseconds);
 }
 
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what) {

@@ -198,7 +198,7 @@ bool hd_device_event_is_done(hd_device_event *m);
  * hd_stream_wait or hd_stream_sync. */
 double hd_device_event_seconds(const hd_device_event *from, const hd_device_event *to);
 
-/* Keeps a GPU busy for about this time, so that operators queued meanwhile run without gaps. */
+/* Keeps one thread of a GPU busy for about this time: what is queued on the stream begins after it. A CPU does nothing. */
 void hd_stream_busy(hd_stream *s, int32_t microseconds);
 
 /* ---- graphs: captured operators, no copies; every launch uses the same arguments ---- */

@@ -682,24 +682,6 @@ void busy(hd_stream *s, int32_t microseconds) {
     note(s, "busy", cudaGetLastError());
 }
 
-int64_t now_us() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
-}
-
-/* On a thread of the driver. */
-void pass_time(void *microseconds) {
-    const int64_t until = now_us() + (int64_t) reinterpret_cast<uintptr_t>(microseconds);
-    while (now_us() < until) {
-    }
-}
-
-void delay(hd_stream *s, int32_t microseconds) {
-    void *time = reinterpret_cast<void *>((uintptr_t)microseconds);
-    note(s, "a delay", cudaLaunchHostFunc(hd_cuda_stream(s), pass_time, time));
-}
-
 /* ---- graphs ---- */
 
 void record(hd_stream *s) {
@@ -778,7 +760,6 @@ const backend_table table = {
     .event_is_done = event_is_done,
     .event_seconds = event_seconds,
     .busy = busy,
-    .delay = delay,
     .record = record,
     .recorded = recorded,
     .close_graph = close_graph,

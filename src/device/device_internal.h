@@ -48,7 +48,6 @@ typedef struct backend_table {
     bool (*event_is_done)(hd_device_event *m);
     double (*event_seconds)(const hd_device_event *from, const hd_device_event *to);
     void (*busy)(hd_stream *s, int32_t microseconds);
-    void (*delay)(hd_stream *s, int32_t microseconds); /* NULL: it computes when it is called */
     /* NULL, like the next three, if the backend has no graphs */
     void (*record)(hd_stream *s);
     hd_status (*recorded)(hd_stream *s, hd_graph **out, hd_err *err);
