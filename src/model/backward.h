@@ -19,7 +19,7 @@ typedef struct hd_backward_options {
      * bit depends on it */
     int64_t keep_bytes;
     bool drafts;  /* losses may be those of the MTP layer, too, which the weights must have */
-    bool indexer; /* and of the indexers, which the model must have; needs a CPU */
+    bool indexer; /* and of the indexers, which the model must have */
 } hd_backward_options;
 
 /* Opens the backward pass of a model with one rank, one micro-batch, float32 activations and
@@ -60,11 +60,9 @@ typedef struct hd_loss {
     /* of the indexers' loss, factor times the sum over rows and layers of KL(p || softmax(score)) over the
      * selected keys, where p is what attention gives them: gradients of the indexers alone; 0: none */
     float indexer;
+    float *
+        divergence; /* [rows] receives these of each row, summed over layers; needed with indexer */
 } hd_loss;
-
-/* [rows] of hd_backward_step(): the divergence of each row's indexers from attention, summed over layers;
- * device memory. */
-const float *hd_backward_divergence(const hd_backward *b);
 
 /* Rows of MoE layers whose experts were given, rows of indexers whose keys were, and those of them for
  * which others would have been selected, since open. */

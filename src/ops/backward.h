@@ -215,6 +215,8 @@ typedef struct hd_cross_entropy_args {
     X(attention_back)          \
     X(attention_naive_back)    \
     X(compress_back)           \
+    X(indexer_back)            \
+    X(layer_norm_back)         \
     X(hc_post_back)            \
     X(hc_pre_back)             \
     X(hc_head_back)            \
@@ -223,13 +225,11 @@ typedef struct hd_cross_entropy_args {
 
 #define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
 HD_BACKWARD_OP_LIST(X)
-HD_BACKWARD_HOST_OP_LIST(X)
 #undef X
 
 typedef struct hd_backward_ops {
 #define X(op) hd_##op##_fn *op;
     HD_BACKWARD_OP_LIST(X)
-    HD_BACKWARD_HOST_OP_LIST(X)
 #undef X
     /* linear_heads with `transpose`, in another order of sums; NULL: linear_heads has to do */
     void (*linear_back)(hd_stream *s, const hd_linear_heads_args *a);

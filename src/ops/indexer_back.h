@@ -3,7 +3,7 @@
 #ifndef HD_OPS_INDEXER_BACK_H
 #define HD_OPS_INDEXER_BACK_H
 
-#include "ops/types.h"
+#include "ops/row_sums.h"
 
 HD_BEGIN_C
 
@@ -25,7 +25,8 @@ typedef struct hd_indexer_back_args {
     const float *lse;
     const int32_t *first_entry; /* [seqs.n] */
     hd_seqs seqs;
-    int32_t heads, ratio, top_k, attention_heads, k_dim;
+    float *slope; /* [rows, top_k] for the operator's own use, on a GPU */
+    int32_t rows, heads, ratio, top_k, attention_heads, k_dim;
     float scale, attention_scale, factor;
 } hd_indexer_back_args;
 
@@ -35,12 +36,11 @@ typedef struct hd_layer_norm_back_args {
     float *dweight, *dbias; /* [cols] */
     hd_rows x;              /* [rows, cols] */
     const float *weight;
+    double *stats; /* [rows, 2] for the operator's own use, on a GPU */
     int32_t rows, cols;
     float eps;
+    hd_row_sums sums;
 } hd_layer_norm_back_args;
-
-/* Of a CPU alone: those of the indexer's own loss. A GPU's table has NULL. */
-#define HD_BACKWARD_HOST_OP_LIST(X) X(layer_norm_back) X(indexer_back)
 
 HD_END_C
 

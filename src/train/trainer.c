@@ -10,7 +10,7 @@
 
 enum { MIN_SEQS = 4, MAX_SEQS = 64, LOGIT_ROWS = 64, GPU_LOGITS = 64 << 20 };
 
-enum { INPUTS = 7, RESULTS = 3 }; /* of loss_rows */
+enum { INPUTS = 7, RESULTS = 4 }; /* of loss_rows */
 
 /* ---- opening ---- */
 
@@ -113,7 +113,8 @@ static loss_rows divided(void *block, int64_t n) {
                        numbers + 3 * n,
                        numbers + 4 * n,
                        numbers + 5 * n,
-                       numbers + 6 * n};
+                       numbers + 6 * n,
+                       numbers + 7 * n};
 }
 
 static hd_status open_loss(hd_trainer *t, hd_err *err) {
@@ -482,9 +483,9 @@ static int64_t rows_of(const hd_train_sequence *s, int32_t n) {
 
 /* The indexers' divergence in this batch. */
 static void add_divergence(hd_trainer *t) {
-    const float *rows = hd_backward_divergence(t->backward); /* host memory */
-    for (int32_t r = 0; rows && r < t->batch.n_rows; r++) t->divergence += (double)rows[r];
-    t->divergence_rows += rows ? t->batch.n_rows : 0;
+    const int32_t n = t->o.indexer > 0.0 ? t->batch.n_rows : 0;
+    for (int32_t r = 0; r < n; r++) t->divergence += (double)t->in.divergence[r];
+    t->divergence_rows += n;
 }
 
 double hd_trainer_take_divergence(hd_trainer *t) {
@@ -503,7 +504,8 @@ hd_status trainer_run(hd_trainer *t, const hd_train_sequence *s, int32_t n, bool
                     .entropy_factor = t->at.entropy_factor,
                     .temperature = t->at.temperature,
                     .logprob = t->at.logprob,
-                    .entropy = t->at.entropy};
+                    .entropy = t->at.entropy,
+                    .divergence = t->o.indexer > 0.0 ? t->at.divergence : NULL};
     if (g && n > 0) loss.indexer = (float)(t->o.indexer / (double)rows_of(s, n));
     if (n > 0 && s->keys) {
         HD_TRY(open_keys(t, err));

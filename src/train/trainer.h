@@ -47,7 +47,7 @@ typedef struct hd_trainer_options {
     double balance; /* change of a router's bias per step, against its load; 0: none */
     /* coefficient of the indexers' own loss, which trains them: the mean over the rows of a call of
      * hd_trainer_accumulate() of KL(p || softmax(score)) over the selected keys, summed over layers, where p
-     * is what attention gives them; 0: none. Needs a CPU and one rank */
+     * is what attention gives them; 0: none. Needs one rank */
     double indexer;
     hd_update_kind matrices;
     hd_optimizer_options optimizer;

@@ -12,7 +12,7 @@ typedef struct train_crew train_crew; /* crew.c */
 typedef struct loss_rows {
     int32_t *target, *draft_rows, *draft_target;
     float *factor, *entropy_factor, *temperature, *draft_factor;
-    float *logprob, *entropy, *draft_logprob; /* results */
+    float *logprob, *entropy, *draft_logprob, *divergence; /* results */
 } loss_rows;
 
 struct hd_trainer {

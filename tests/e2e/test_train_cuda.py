@@ -3,7 +3,8 @@
 import pytest
 from conftest import ROOT
 from test_cuda import has_gpu, on_gpu
-from test_train import answers_from_the_start, data, digests, steps  # noqa: F401
+from test_train import answers_from_the_start, data, digests, steps, tensors  # noqa: F401
+from toy_models import make_toy_model
 
 MODELS = [ROOT / "models" / "tiny-v3", ROOT / "models" / "tiny-v4"]
 
@@ -31,6 +32,23 @@ def test_losses_are_those_of_the_cpu(train, model):
         assert there[0]["loss"] == pytest.approx(own[0]["loss"], rel=1e-5)
         again, second = train(model, f"again{name}", *args, "--backend", "cuda", "--rows", 64, "--context", 65)
         assert first[:2] == second[:2] and [x["loss"] for x in again] == [x["loss"] for x in there]
+
+
+@on_gpu
+@pytest.mark.parametrize("family", ["v32", "v4"])
+def test_indexers_are_those_of_the_cpu(train, tmp_path, family):
+    """Their loss and what they become, in any micro-batch; nothing else of the model is changed by it."""
+    model = make_toy_model(family, tmp_path / "toy", index_topk=8)
+    frozen = ["--freeze", "embedding,head,attention,compressors,hyper-connections,dense,router,experts,shared,norms"]
+    args = ["--indexer-loss", 0.5, *frozen]
+    own, _ = train(model, "cpu", *args)
+    there, first = train(model, "cuda", *args, "--backend", "cuda")
+    for a, b in zip(own, there):
+        assert b["indexer_loss"] == pytest.approx(a["indexer_loss"], rel=1e-3) and b["gradient_norm"] == pytest.approx(a["gradient_norm"], rel=2e-3)
+    again, second = train(model, "again", *args, "--backend", "cuda", "--rows", 64, "--context", 65)
+    assert first[:2] == second[:2] and [x["indexer_loss"] for x in again] == [x["indexer_loss"] for x in there]
+    names = [{n for n, t in tensors(tmp_path / run / "step-00000003/model/model.safetensors").items() if t != tensors(model / "model.safetensors")[n]} for run in ("cpu", "cuda")]
+    assert names[0] == names[1] and names[0] and all("index" in name for name in names[0])
 
 
 @on_gpu

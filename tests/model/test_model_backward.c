@@ -31,7 +31,8 @@ typedef struct trained {
     hd_gradients *gradients;
     float **made; /* float32 copies of the schema's tensors */
     int32_t target[ROWS];
-    float factor[ROWS], entropy_factor[ROWS], temperature[ROWS], logprob[ROWS], entropy[ROWS];
+    float factor[ROWS], entropy_factor[ROWS], temperature[ROWS], logprob[ROWS], entropy[ROWS],
+        divergence[ROWS];
 } trained;
 
 static float unit(uint64_t seed, uint64_t i) {
@@ -336,12 +337,13 @@ static double run_indexers(trained *t, hd_gradients *g) {
                           .temperature = t->temperature,
                           .logprob = t->logprob,
                           .entropy = t->entropy,
-                          .indexer = INDEXER_FACTOR};
+                          .indexer = INDEXER_FACTOR,
+                          .divergence = t->divergence};
     double sum = 0.0;
     hd_backward_step(t->backward, t->kv, &t->batch, &loss, g);
     assert_int_equal(hd_stream_sync(t->stream, NULL), HD_OK);
     for (int32_t r = 0; r < t->batch.n_rows; r++) {
-        sum += INDEXER_FACTOR * (double)hd_backward_divergence(t->backward)[r];
+        sum += INDEXER_FACTOR * (double)t->divergence[r];
     }
     return sum;
 }

@@ -112,6 +112,15 @@ def chosen_weights(scores: Tensor, chosen: Tensor, scale: float) -> Tensor:
     return picked / (picked.sum(-1, keepdim=True) + 1e-20) * scale
 
 
+def best(score: Tensor, k: int) -> Tensor:
+    """Mask of the k largest of the last dimension, of equal ones the first."""
+    if score.shape[-1] <= k:
+        return torch.ones_like(score, dtype=torch.bool)
+    least = score.topk(k, -1, sorted=False).values.amin(-1, keepdim=True)
+    above, equal = score > least, score == least
+    return above | equal & (equal.cumsum(-1, dtype=torch.int32) <= k - above.sum(-1, keepdim=True, dtype=torch.int32))
+
+
 def tokens_per_expert(weight: Tensor) -> Tensor:
     return (weight.detach() > 0).float().sum((0, 1))
 

@@ -11,7 +11,7 @@ from typing import Callable
 import torch
 import torch.nn.functional as F
 
-from layers import Model, chosen_weights, dense_mixture, linear, mlp, rms_norm, rope, rope_table, sub, tokens_per_expert, yarn_frequencies
+from layers import Model, best, chosen_weights, dense_mixture, linear, mlp, rms_norm, rope, rope_table, sub, tokens_per_expert, yarn_frequencies
 from sinkhorn import sinkhorn
 
 Tensor = torch.Tensor
@@ -284,8 +284,7 @@ def attention(h: Tensor, p: dict, start: Tensor, tables: dict, ratio: int, spars
             wish = index_scores(h.detach(), cq.detach(), p, start, tables, c)
             wish = wish.masked_fill(~live, float("-inf"))
             if sparse and n_entries > c.index_topk:
-                least = wish.detach().topk(c.index_topk, -1).values[..., -1:]
-                live = live & (wish.detach() >= least)
+                live = live & best(wish.detach(), c.index_topk)
         e, summed = entry_attention(q, entries, live)
         z = z + e.sum(-1)
         out = out + summed

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from engram import Addresses
-from layers import Model, linear, rms_norm, rope, rope_table, sub, yarn_frequencies
+from layers import Model, best, linear, rms_norm, rope, rope_table, sub, yarn_frequencies
 from model_v4 import SHIFT, attention_mass, entry_attention, ffn, grouped_output, hc_post, index_loss, mix_coefficients, window_attention
 from quantize import fp4_sim16, fp4_sim32, fp8_sim32, passed_through
 from sinkhorn import sinkhorn
@@ -193,15 +193,6 @@ def index_scores(q: Tensor, weight: Tensor, keys: Tensor, rows: int) -> Tensor:
     n, d = q.shape[-2:]
     dots = torch.bmm(q.reshape(rows, -1, d), keys.reshape(rows, -1, d).transpose(1, 2)).unflatten(1, (-1, n))
     return (F.relu(dots).float() * weight.view(rows, -1, n, 1)).sum(2)
-
-
-def best(score: Tensor, k: int) -> Tensor:
-    """Mask of the k largest of the last dimension, of equal ones the first."""
-    if score.shape[-1] <= k:
-        return torch.ones_like(score, dtype=torch.bool)
-    least = score.topk(k, -1, sorted=False).values.amin(-1, keepdim=True)
-    above, equal = score > least, score == least
-    return above | equal & (equal.cumsum(-1, dtype=torch.int32) <= k - above.sum(-1, keepdim=True, dtype=torch.int32))
 
 
 def pool(score: Tensor, ratio: int, c: V41Config) -> Tensor:

@@ -134,10 +134,9 @@ hd_status train_settings_trainer(const train_settings *s, hd_trainer_options *ou
                        "--kv-cache-dtype %s: gradients of rounded entries are for a CPU",
                        train_settings_kv_type(s));
     }
-    if (s->indexer > 0.0 && (s->ranks > 1 || strcmp(out->backend, "cpu") != 0)) {
+    if (s->indexer > 0.0 && s->ranks > 1) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "--indexer-loss %g: indexers are trained by one rank on a CPU only",
-                       s->indexer);
+                       "--indexer-loss %g: indexers are trained by one rank only", s->indexer);
     }
     if (s->ranks > 1 && strcmp(out->backend, "cpu") != 0) {
         return HD_FAIL(err, HD_EINVAL, "--dp %d: several ranks train on a CPU only",

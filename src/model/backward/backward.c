@@ -49,6 +49,9 @@ static void place_indexer(hd_backward *b, hd_arena *a) {
     d->index_keys = take(a, n * c->index_dim);
     d->index_kv = take(a, pairs);
     d->index_gate = take(a, pairs);
+    if (hd_device_is_host(b->m->env.device)) return;
+    d->index_slope = take(a, n * c->index_topk);
+    d->index_stats = hd_arena_take(a, 2 * (size_t)n * sizeof *d->index_stats, 64);
 }
 
 static void place_attention(hd_backward *b, hd_arena *a) {
@@ -150,7 +153,6 @@ static void place_all(hd_backward *b, hd_arena *a) {
     place_kept(b, a);
     b->row = hd_arena_take(a, (size_t)n * sizeof *b->row, 64);
     b->last = take(a, b->o.drafts ? residual_size(m) : 0);
-    b->divergence = take(a, b->o.indexer ? n : 0);
     d->x = take(a, residual_size(m));
     d->term = take(a, residual_size(m));
     d->y = take(a, n * c->hidden);
@@ -179,10 +181,6 @@ static void place_all(hd_backward *b, hd_arena *a) {
 static hd_status check(const hd_model *m, const hd_backward_options *o, hd_err *err) {
     if (o->indexer && !m->env.spec->index_topk) {
         return HD_FAIL(err, HD_EINVAL, "--indexer-loss: this model has no indexer");
-    }
-    if (o->indexer && !hd_device_is_host(m->env.device)) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "--indexer-loss: indexers are trained on a CPU only");
     }
     if (hd_parallel_world(&m->shard->parallel) > 1) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "training needs the complete model on one rank");
@@ -254,10 +252,6 @@ void hd_backward_close(hd_backward *b) {
 
 hd_replay_count hd_backward_replayed(const hd_backward *b) {
     return b->replayed;
-}
-
-const float *hd_backward_divergence(const hd_backward *b) {
-    return b->divergence;
 }
 
 size_t hd_backward_bytes(const hd_backward *b) {
@@ -413,10 +407,14 @@ void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd
     model_step s = model_step_of(b->m, kv, &rows);
     s.apart = true;
     if (loss->routes || loss->keys) s.replay = &replay;
-    const back_step k = {
-        .b = b, .s = &s, .g = g, .indexer = loss->indexer, .detached = loss->drafts.detached};
-    if (b->divergence)
-        hd_stream_clear(s.stream, b->divergence, (size_t)b->m->limits.rows * sizeof(float));
+    const back_step k = {.b = b,
+                         .s = &s,
+                         .g = g,
+                         .indexer = loss->indexer,
+                         .divergence = loss->divergence,
+                         .detached = loss->drafts.detached};
+    if (loss->divergence)
+        hd_stream_clear(s.stream, loss->divergence, (size_t)batch->n_rows * sizeof(float));
     forward(b, &s, true);
     back_clear_residual(&k);
     if (loss->drafts.rows) back_drafts(&k, &s, batch, loss);

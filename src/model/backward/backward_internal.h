@@ -25,6 +25,8 @@ typedef struct backward_activations {
     float *lse, *delta; /* [n, heads] */
     /* of the indexer: [n, index_heads, index_dim], [n, index_heads], [n, index_dim], [n, 2 * index_dim] */
     float *index_q, *index_weight, *index_keys, *index_kv, *index_gate;
+    float *index_slope;   /* [n, index_topk] on a GPU */
+    double *index_stats;  /* [n, 2] on a GPU */
     int32_t *first_entry; /* [seqs] */
 
     /* feed-forward */
@@ -50,7 +52,6 @@ struct hd_backward {
     float *kept;        /* [layers, 2, rows, streams, hidden] the residual before each block */
     kept_block *blocks; /* [layers, 2] */
     hd_backward_options o; /* drafts: layers include the MTP layer */
-    float *divergence;     /* [rows] as of hd_indexer_back_args; NULL without o.indexer */
     /* [rows, streams, hidden] after the main model's layers; NULL without drafts */
     float *last;
     backward_activations d;
@@ -67,9 +68,10 @@ typedef struct back_step {
     const hd_backward *b;
     const model_step *s;
     const hd_gradients *g;
-    float indexer;  /* factor of the indexers' loss; 0: none */
-    bool detached;  /* what the MTP layer shares with the main model gets no gradient */
-    hd_seqs logits; /* pieces of the logits rows, where the step's rows are those */
+    float indexer;     /* factor of the indexers' loss; 0: none */
+    float *divergence; /* [rows] of hd_loss */
+    bool detached;     /* what the MTP layer shares with the main model gets no gradient */
+    hd_seqs logits;    /* pieces of the logits rows, where the step's rows are those */
 } back_step;
 
 /* Whether gradients of MLA are those of its naive form, which takes fewer products. */

@@ -12,7 +12,7 @@ static void back_scores(const back_step *k, int32_t layer, const back_indexed *o
                        .dq = d->index_q,
                        .dweight = d->index_weight,
                        .dkeys = d->index_keys,
-                       .divergence = k->b->divergence,
+                       .divergence = k->divergence,
                        .q = s->t->index_q,
                        .weight = s->t->index_weight,
                        .keys = model_pool(s, layer, HD_POOL_INDEX),
@@ -22,6 +22,8 @@ static void back_scores(const back_step *k, int32_t layer, const back_indexed *o
                        .lse = d->lse,
                        .first_entry = of->first_entry,
                        .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, 0},
+                       .slope = d->index_slope,
+                       .rows = s->b->n_rows,
                        .heads = c->index_heads,
                        .ratio = of->ratio,
                        .top_k = c->index_topk,
@@ -88,9 +90,11 @@ static void back_token_keys(const back_step *k, int32_t layer) {
                        .dbias = hd_gradients_at(k->g, layer, HD_INDEX_K_BIAS),
                        .x = s->t->index_k,
                        .weight = hd_weights_vector(s->m->env.weights, layer, HD_INDEX_K_NORM),
+                       .stats = d->index_stats,
                        .rows = n,
                        .cols = c->index_dim,
-                       .eps = model_inner_eps});
+                       .eps = model_inner_eps,
+                       .sums = back_sums(k)});
     back_matrix(k, hd_gradients_at(k->g, layer, HD_INDEX_K), hd_f32(d->index_keys), s->t->h, n,
                 c->index_dim, c->hidden);
 }

@@ -43,38 +43,11 @@ static __device__ attention_job job_of(const hd_attention_back_args &a, int32_t 
 
 /* ---- what a row sees ---- */
 
-static __device__ int32_t n_selected_of(const int32_t *selected, int32_t most) {
-    int32_t low = 0, high = most; /* -1 behind the last */
-    while (low < high) {
-        const int32_t middle = (low + high) / 2;
-        if (selected[middle] >= 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-static __device__ bool is_selected(const int32_t *selected, int32_t most, int32_t entry) {
-    const int32_t n = n_selected_of(selected, most);
-    int32_t low = 0, high = n;
-    while (low < high) {
-        const int32_t middle = (low + high) / 2;
-        if (selected[middle] < entry) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low < n && selected[low] == entry;
-}
-
 static __device__ bool sees(const attention_job &j, int32_t row, bool recent, int32_t key) {
     if (recent) return key <= row && key > row - j.a.window;
     if (!j.a.selected) return key < visible_entries(row, j.a.ratio);
-    return is_selected(j.a.selected + (j.first_row + row) * j.a.n_selected, j.a.n_selected,
-                       key);
+    return place_selected(j.a.selected + (j.first_row + row) * j.a.n_selected, j.a.n_selected,
+                          key) >= 0;
 }
 
 /* The next tile of keys behind t that rows [first, last] may see, recent ones first; false: there is none. */

@@ -46,6 +46,40 @@ static __device__ row_tile find_tile(const hd_seqs &s, int32_t times, int32_t di
     return {0, 0, 0, 0, 0};
 }
 
+/* ---- entries that a row selected: ascending, -1 behind the last ---- */
+
+static __device__ __forceinline__ int32_t count_selected(const int32_t *selected,
+                                                         int32_t most) {
+    int32_t low = 0, high = most;
+    while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if (selected[middle] >= 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* Where the entry is among them; -1: it is not. */
+static __device__ __forceinline__ int32_t place_selected(const int32_t *selected, int32_t most,
+                                                         int32_t entry) {
+    const int32_t n = count_selected(selected, most);
+    int32_t low = 0, high = n;
+    while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if (selected[middle] < entry) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < n && selected[low] == entry ? low : -1;
+}
+
+/* ---- rows in shared memory ---- */
+
 /* x [width] on its way to columns of a row in shared memory, zeros behind up to MOST; a warp's work. NULL:
  * zeros. */
 template <int MOST>

@@ -6,7 +6,6 @@
 
 #define X(op) hd_##op##_fn hd_##op##_ref;
 HD_BACKWARD_OP_LIST(X)
-HD_BACKWARD_HOST_OP_LIST(X)
 #undef X
 
 /* Row r of hc_pre_back; its part of the gradients of scale and base is added to dscale[3] and

@@ -6,7 +6,7 @@
 void hd_backward_init_ref(hd_backward_ops *t) {
     *t = (hd_backward_ops){
 #define X(op) .op = hd_##op##_ref,
-        HD_BACKWARD_OP_LIST(X) HD_BACKWARD_HOST_OP_LIST(X)
+        HD_BACKWARD_OP_LIST(X)
 #undef X
     };
 }

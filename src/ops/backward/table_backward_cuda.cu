@@ -5,8 +5,5 @@ void hd_backward_init_cuda(hd_backward_ops *t) {
 #define X(op) t->op = hd_##op##_cuda;
     HD_BACKWARD_OP_LIST(X)
 #undef X
-#define X(op) t->op = nullptr;
-    HD_BACKWARD_HOST_OP_LIST(X)
-#undef X
     t->linear_back = hd_linear_back_cuda;
 }
