@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Loss curves beside PyTorch: `hadal train` and tools/train_tiny from the same weights, on the same batches of one file.
 
-    bench/curves.py [--models tiny-v3 toy-v4] [--steps 200] [--batch 8] [--backend cpu] [--threads 2] [--json FILE] [--svg DIR]
+    bench/curves.py [--hadal build/hadal] [--models tiny-v3 toy-v4] [--steps 200] [--batch 8] [--backend cpu] [--threads 2] [--json FILE]
+                    [--svg DIR]
 
 tiny-v3 begins with random float32 weights of its shape, and toy-v4 is the random model of tests/e2e. The file has documents of
 train_tiny's corpus; the order of `hadal train` is written a second time here. Both sides compute in float32, with AdamW, decay of
@@ -11,7 +12,6 @@ the means of the last quarter differ. Needs torch, safetensors and tokenizers.""
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,7 +22,6 @@ for folder in ("scripts", "tools/train_tiny", "tests/e2e"):
     sys.path.insert(0, str(ROOT / folder))
 from plots import plot, table
 
-HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
 SEED, RATE, DECAY, CLIP, WARMUP, LAST = 3, 5e-4, 0.1, 1.0, 10, 0.1
 LONGEST, DOCUMENTS = 128, 400
 MASK = (1 << 32) - 1
@@ -86,7 +85,7 @@ def factor(step, steps):
 
 def ours(model, data, out, args, *more):
     log = out.with_suffix(".log")
-    words = [HADAL, "train", model, "--data", data, "--out", out, "--log", log, "--steps", args.steps, "--batch", args.batch]
+    words = [args.hadal, "train", model, "--data", data, "--out", out, "--log", log, "--steps", args.steps, "--batch", args.batch]
     words += ["--seed", SEED, "--lr", RATE, "--weight-decay", DECAY, "--clip", CLIP, "--schedule", "cosine", "--warmup", WARMUP]
     words += ["--last-lr", LAST, "--backend", args.backend, "--threads", args.threads, "-q", *more]
     done = subprocess.run([str(w) for w in words], stderr=subprocess.PIPE, text=True)
@@ -182,6 +181,7 @@ def compare(name, folder, args):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--hadal", default=str(ROOT / "build/hadal"))
     p.add_argument("--models", nargs="*", default=["tiny-v3", "toy-v4"])
     p.add_argument("--steps", type=int, default=200)
     p.add_argument("--batch", type=int, default=8)
