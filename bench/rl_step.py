@@ -243,7 +243,7 @@ def main():
     for name, steps in sides.items():
         middle = lambda key: statistics.median(s[key] for s in steps)
         rates.append(statistics.median(s["tokens"] / s["step"] for s in steps))
-        rows.append([name, f"{middle('step'):.3f}", f"{middle('sample'):.3f}", f"{middle('train'):.3f}", f"{middle('rest'):.1%}", round(middle("tokens")),
+        rows.append([name, f"{middle('step'):.3f}", f"{middle('sample'):.3f}", f"{middle('train'):.3f}", f"{max(0.0, middle('rest')):.1%}", round(middle("tokens")),
                      f"{middle('reward'):.2f}", round(rates[-1])])  # fmt: skip
     print(f"tiny-v3, {args.groups} x {args.samples} samples, {args.threads} threads, {args.backend}; medians of {args.steps} steps", end="")
     print(f"; largest |dlogp| of hadal {max(s['dlogp'] for s in sides['hadal']):g}")

@@ -25,7 +25,7 @@ typedef struct hd_indexer_back_args {
     const float *lse;
     const int32_t *first_entry; /* [seqs.n] */
     hd_seqs seqs;
-    float *slope; /* [rows, top_k] for the operator's own use, on a GPU */
+    float *shares, *slopes; /* [rows, top_k] for the operator's own use; shares: on a CPU */
     int32_t rows, heads, ratio, top_k, attention_heads, k_dim;
     float scale, attention_scale, factor;
 } hd_indexer_back_args;

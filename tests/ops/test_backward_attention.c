@@ -208,11 +208,11 @@ typedef struct indexer_case {
 } indexer_case;
 
 static const indexer_case indexer_cases[] = {
-    {"indexer of tokens",             1, 5,  3,  6,   2},
-    {"indexer, every key selected",   1, 45, 2,  8,   1},
-    {"indexer of compressed entries", 4, 3,  4,  10,  3},
-    {"indexer, one key of each row",  2, 1,  2,  4,   2},
-    {"indexer, wide",                 1, 45, 11, 128, 9},
+    {"indexer of tokens",             1, 5,  3,  6,   2 },
+    {"indexer, every key selected",   1, 45, 2,  8,   1 },
+    {"indexer of compressed entries", 4, 3,  4,  10,  3 },
+    {"indexer, one key of each row",  2, 1,  2,  4,   2 },
+    {"indexer, wide",                 1, 45, 19, 128, 17},
 };
 
 typedef struct indexer_world {
@@ -323,7 +323,8 @@ static void check_indexer(const indexer_case *t) {
               .lse = lse,
               .first_entry = world.a.first_entry,
               .seqs = world.a.seqs,
-              .slope = take_nan((int64_t)world.rows * t->top_k),
+              .shares = take_nan((int64_t)world.rows * t->top_k),
+              .slopes = take_nan((int64_t)world.rows * t->top_k),
               .rows = world.rows,
               .heads = t->heads,
               .ratio = t->ratio,

@@ -49,8 +49,10 @@ static void place_indexer(hd_backward *b, hd_arena *a) {
     d->index_keys = take(a, n * c->index_dim);
     d->index_kv = take(a, pairs);
     d->index_gate = take(a, pairs);
-    if (hd_device_is_host(b->m->env.device)) return;
-    d->index_slope = take(a, n * c->index_topk);
+    const bool on_host = hd_device_is_host(b->m->env.device);
+    d->index_shares = take(a, on_host ? n * c->index_topk : 0);
+    d->index_slopes = take(a, n * c->index_topk);
+    if (on_host) return;
     d->index_stats = hd_arena_take(a, 2 * (size_t)n * sizeof *d->index_stats, 64);
 }
 

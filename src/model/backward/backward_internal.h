@@ -25,9 +25,9 @@ typedef struct backward_activations {
     float *lse, *delta; /* [n, heads] */
     /* of the indexer: [n, index_heads, index_dim], [n, index_heads], [n, index_dim], [n, 2 * index_dim] */
     float *index_q, *index_weight, *index_keys, *index_kv, *index_gate;
-    float *index_slope;   /* [n, index_topk] on a GPU */
-    double *index_stats;  /* [n, 2] on a GPU */
-    int32_t *first_entry; /* [seqs] */
+    float *index_shares, *index_slopes; /* [n, index_topk]; shares: on a CPU */
+    double *index_stats;                /* [n, 2] on a GPU */
+    int32_t *first_entry;               /* [seqs] */
 
     /* feed-forward */
     float *gate, *up, *router, *expert_weight;

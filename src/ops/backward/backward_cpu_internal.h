@@ -14,6 +14,7 @@
     X(rms_norm_back)            \
     X(attention_back)           \
     X(attention_naive_back)     \
+    X(indexer_back)             \
     X(hc_post_back)             \
     X(hc_pre_back)              \
     X(cross_entropy)            \

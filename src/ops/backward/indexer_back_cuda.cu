@@ -78,7 +78,7 @@ static __device__ double compare(const hd_indexer_back_args &a, const index_row 
         const double logp = t.slope[i] - top - log(total), p = t.share[i] / all;
         if (p > 0.0) divergence += p * (log(p) - logp);
         t.slope[i] = all > 0.0 ? (double)a.factor * (exp(logp) - p) : 0.0;
-        a.slope[t.row * a.top_k + i] = (float)t.slope[i];
+        a.slopes[t.row * a.top_k + i] = (float)t.slope[i];
     }
     divergence = block_sum<THREADS>(divergence); /* and all slopes are there */
     return all > 0.0 ? divergence : 0.0;
@@ -156,7 +156,7 @@ static __global__ void __launch_bounds__(THREADS) index_keys(hd_indexer_back_arg
         float slope = 0.0f;
         if (own < end) {
             const int32_t at = place_selected(a.selected + own * a.top_k, a.top_k, tile.first);
-            if (at >= 0) slope = a.slope[own * a.top_k + at];
+            if (at >= 0) slope = a.slopes[own * a.top_k + at];
         }
         uint32_t left = __ballot_sync(ALL_LANES, slope != 0.0f);
         for (; left; left &= left - 1) {
