@@ -1,6 +1,7 @@
 /* row_sums.h - how a GPU sums rows of a parameter's gradient: see backward.h.
  *
- * In chunks, which are the sequences, divided at every HD_SUM_ROWS rows. A chunk's sum does not depend on the
+ * In chunks, which are the sequences, divided at every HD_SUM_ROWS rows (of large stacks of experts at every
+ * eighth of these places). A chunk's sum does not depend on the
  * other rows of the call, and a parameter adds the sums of its chunks in order. A CPU reads none of this: it
  * adds row by row. */
 #ifndef HD_OPS_ROW_SUMS_H

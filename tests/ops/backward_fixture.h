@@ -65,6 +65,7 @@ float *take_zeros(int64_t n);
     X(sequences_are_summed_alone)       \
     X(experts_are_summed_by_sequence)   \
     X(vectors_are_summed_by_sequence)   \
+    X(entries_are_summed_by_sequence)   \
     X(transposed_products)
 #define X(test) void test(void **state);
 BACKWARD_TESTS_LIST(X)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "ops/backward_fixture.h"
 
 enum { SEQS = 5, MOST_ROWS = 1300 };
@@ -110,23 +111,31 @@ void sequences_are_summed_alone(void **state) {
 
 /* ---- experts ---- */
 
-enum { SLOTS = 3, TOP = 2, N_ROWS = 20, COLS = 70 };
+enum { SLOTS = 3, TOP = 2 };
+
+/* The second has tiles enough, so that chunks are longer. */
+static const int32_t expert_shapes[][2] = {
+    {20,  70 },
+    {390, 390}
+};
 
 /* Rows [row, row + rows) with two of three experts each, sorted by slot. */
-static float *experts_by(const int32_t *missing, const float *g, const float *x, int32_t step,
-                         int64_t n_parts, const hd_backward_ops *ops, hd_stream *stream) {
-    float *dw = take_zeros(SLOTS * N_ROWS * COLS), *parts = n_parts ? take_nan(n_parts) : NULL;
+static float *experts_by(const int32_t *shape, const int32_t *missing, const float *g,
+                         const float *x, int32_t step, int64_t n_parts,
+                         const hd_backward_ops *ops, hd_stream *stream) {
+    const int32_t n_rows = shape[0], cols = shape[1];
+    float *dw = take_zeros(SLOTS * n_rows * cols), *parts = n_parts ? take_nan(n_parts) : NULL;
     int32_t row = 0, rows;
     for (int32_t s = 0; s < SEQS; s += step, row += rows) {
         const hd_seqs seqs = take_sequences(s, s + step < SEQS ? step : SEQS - s, &rows);
         int32_t *offset = take_ints(SLOTS + 1), *assignment = take_ints(rows * TOP), n = 0;
-        float *sorted = take((size_t)rows * TOP * N_ROWS * sizeof *sorted);
+        float *sorted = take((size_t)rows * TOP * (size_t)n_rows * sizeof *sorted);
         for (int32_t e = 0; e < SLOTS; e++) {
             for (int32_t r = 0; r < rows; r++) {
                 if (missing[row + r] == e) continue;
                 const int32_t choice = r * TOP + (e > missing[row + r] ? e - 1 : e);
-                memcpy(sorted + (int64_t)n * N_ROWS, g + ((int64_t)row * TOP + choice) * N_ROWS,
-                       N_ROWS * sizeof *g);
+                memcpy(sorted + (int64_t)n * n_rows, g + ((int64_t)row * TOP + choice) * n_rows,
+                       (size_t)n_rows * sizeof *g);
                 assignment[n++] = choice;
             }
             offset[e + 1] = n;
@@ -134,12 +143,12 @@ static float *experts_by(const int32_t *missing, const float *g, const float *x,
         ops->grouped_weight_grad(stream, &(hd_grouped_weight_grad_args){
                                              .dw = dw,
                                              .g = hd_f32(sorted),
-                                             .x = hd_f32(x + (int64_t)row * COLS),
+                                             .x = hd_f32(x + (int64_t)row * cols),
                                              .offset = offset,
                                              .assignment = assignment,
                                              .n_slots = SLOTS,
-                                             .n_rows = N_ROWS,
-                                             .cols = COLS,
+                                             .n_rows = n_rows,
+                                             .cols = cols,
                                              .top_k = TOP,
                                              .rows = rows,
                                              .choice = assignment,
@@ -149,24 +158,142 @@ static float *experts_by(const int32_t *missing, const float *g, const float *x,
     return dw;
 }
 
-void experts_are_summed_by_sequence(void **state) {
-    (void)state;
+static void check_experts(const int32_t *shape, const int32_t *missing) {
     hd_backward_ops ref;
     hd_backward_init_ref(&ref);
-    const int64_t size = SLOTS * N_ROWS * COLS;
-    int32_t *missing = take_ints(MOST_ROWS);
-    const float *g = take_random(MOST_ROWS * TOP * N_ROWS, 1.0f);
-    const float *x = take_random(MOST_ROWS * COLS, 1.0f);
-    for (int32_t r = 0; r < MOST_ROWS; r++) missing[r] = random_below(8) ? 2 : 1;
-    const float *want = experts_by(missing, g, x, SEQS, 0, &ref, fix.stream[0]);
-    const float *own = experts_by(missing, g, x, SEQS, 0, backward_ops(), backward_stream());
+    const int64_t size = SLOTS * shape[0] * shape[1];
+    const float *g = take_random(MOST_ROWS * TOP * shape[0], 1.0f);
+    const float *x = take_random(MOST_ROWS * shape[1], 1.0f);
+    const float *want = experts_by(shape, missing, g, x, SEQS, 0, &ref, fix.stream[0]);
+    const float *own =
+        experts_by(shape, missing, g, x, SEQS, 0, backward_ops(), backward_stream());
     check_close("grouped_weight_grad", own, want, size);
     for (int32_t step = 1; step <= SEQS; step++) { /* two chunks at once */
         check_bits("grouped_weight_grad",
-                   experts_by(missing, g, x, step, step == 2 ? 0 : 2 * size, backward_ops(),
-                              backward_stream()),
+                   experts_by(shape, missing, g, x, step, step == 2 ? 0 : 2 * size,
+                              backward_ops(), backward_stream()),
                    own, size);
     }
+}
+
+void experts_are_summed_by_sequence(void **state) {
+    (void)state;
+    int32_t *missing = take_ints(MOST_ROWS);
+    for (int32_t r = 0; r < MOST_ROWS; r++) missing[r] = random_below(8) ? 2 : 1;
+    for (size_t i = 0; i < HD_LEN(expert_shapes); i++) check_experts(expert_shapes[i], missing);
+}
+
+/* ---- entries that attention sees ---- */
+
+enum { KEY_DIM = 8, WINDOW = 5, EACH = 4 /* rows of an entry */ };
+
+typedef struct entry_case {
+    int32_t heads, n_selected; /* 0: a row sees all entries */
+} entry_case;
+
+static const entry_case entry_cases[] = {
+    {2,  0 },
+    {3,  20},
+    {32, 40}, /* a tile of queries is of one row */
+};
+
+typedef struct entry_gradients {
+    float *dq, *dentries;
+} entry_gradients;
+
+/* Calls of one sequence after another, or one of all; with memory for so many chunks. */
+static entry_gradients entries_by(hd_attention_back_args a, const entry_case *t, bool apart,
+                                  int32_t chunks, const hd_backward_ops *ops,
+                                  hd_stream *stream) {
+    const hd_paged recent = a.recent, entries = a.entries;
+    const int64_t wide = (int64_t)MOST_ROWS * t->heads * KEY_DIM;
+    float *q = (float *)a.q.data, *g = (float *)a.g.data, *out = (float *)a.out.data;
+    const int32_t *selected = a.selected;
+    entry_gradients to = {take_nan(wide), take_nan(MOST_ROWS * KEY_DIM)};
+    int32_t row = 0, entry = 0, rows;
+    for (int32_t s = 0; s < SEQS; s += apart ? 1 : SEQS) {
+        a.seqs = take_sequences(s, apart ? 1 : SEQS, &rows);
+        int32_t *pos = take_ints(rows), *first_entry = take_ints(a.seqs.n), n = 0;
+        for (int32_t i = 0; i < a.seqs.n; i++) {
+            first_entry[i] = n;
+            n += lengths[s + i] / EACH;
+            a.seqs.most_rows = hd_max_i32(a.seqs.most_rows, lengths[s + i]);
+            for (int32_t p = 0; p < lengths[s + i]; p++) pos[a.seqs.first_row[i] + p] = p;
+        }
+        const int64_t at = (int64_t)row * t->heads * KEY_DIM;
+        a.seqs.pos = pos;
+        a.first_entry = first_entry;
+        a.rows = rows;
+        a.recent.table = recent.table + (int64_t)s * recent.table_stride;
+        a.entries.table = entries.table + (int64_t)s * entries.table_stride;
+        a.q = hd_f32(q + at);
+        a.g = hd_f32(g + at);
+        a.out = hd_f32(out + at);
+        a.selected = selected ? selected + (int64_t)row * t->n_selected : NULL;
+        a.dq = to.dq + at;
+        a.dentries = to.dentries + (int64_t)entry * KEY_DIM;
+        a.n_parts = (int64_t)chunks * (rows / EACH) * KEY_DIM;
+        a.parts = chunks ? take_nan(a.n_parts) : NULL;
+        ops->attention_back(stream, &a);
+        row += rows;
+        entry += n;
+    }
+    return to;
+}
+
+static void check_entries(const entry_case *t) {
+    hd_backward_ops ref;
+    int32_t n_entries[SEQS], rows = 0, n = 0;
+    for (int32_t s = 0; s < SEQS; s++) {
+        n_entries[s] = lengths[s] / EACH;
+        rows += lengths[s];
+        n += n_entries[s];
+    }
+    const int64_t wide = (int64_t)MOST_ROWS * t->heads;
+    int32_t *selected = t->n_selected ? take_ints(MOST_ROWS * t->n_selected) : NULL;
+    for (int32_t s = 0, r = 0; selected && s < SEQS; s++) {
+        for (int32_t p = 0; p < lengths[s]; p++, r++) { /* every other one, from the last on */
+            const int32_t seen = (p + 1) / EACH;
+            const int32_t some = hd_min_i32(t->n_selected, (seen + 1) / 2);
+            int32_t *to = selected + (int64_t)r * t->n_selected;
+            for (int32_t i = 0; i < t->n_selected; i++) {
+                to[i] = i < some ? seen - 1 - 2 * (some - 1 - i) : -1;
+            }
+        }
+    }
+    const hd_attention_back_args a = {.drecent = take_nan(MOST_ROWS * KEY_DIM),
+                                      .lse = take_nan(wide),
+                                      .delta = take_nan(wide),
+                                      .g = hd_f32(take_random(wide * KEY_DIM, 1.0f)),
+                                      .out = hd_f32(take_random(wide * KEY_DIM, 1.0f)),
+                                      .q = hd_f32(take_random(wide * KEY_DIM, 1.0f)),
+                                      .recent = take_pages(SEQS, lengths, 4, KEY_DIM, 1.0f),
+                                      .entries = take_pages(SEQS, n_entries, 4, KEY_DIM, 1.0f),
+                                      .selected = selected,
+                                      .heads = t->heads,
+                                      .k_dim = KEY_DIM,
+                                      .v_dim = KEY_DIM,
+                                      .window = WINDOW,
+                                      .ratio = EACH,
+                                      .n_selected = t->n_selected,
+                                      .scale = 0.4f};
+    hd_backward_init_ref(&ref);
+    const int64_t n_q = (int64_t)rows * t->heads * KEY_DIM, n_all = (int64_t)n * KEY_DIM;
+    const entry_gradients want = entries_by(a, t, false, 0, &ref, fix.stream[0]);
+    const entry_gradients own = entries_by(a, t, false, 0, backward_ops(), backward_stream());
+    check_close("attention_back, queries", own.dq, want.dq, n_q);
+    check_close("attention_back, entries", own.dentries, want.dentries, n_all);
+    for (int32_t chunks = 0; chunks <= 4; chunks++) {
+        const entry_gradients other =
+            entries_by(a, t, chunks % 2, chunks, backward_ops(), backward_stream());
+        check_bits("attention_back, queries", other.dq, own.dq, n_q);
+        check_bits("attention_back, entries", other.dentries, own.dentries, n_all);
+    }
+}
+
+void entries_are_summed_by_sequence(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(entry_cases); i++) check_entries(&entry_cases[i]);
 }
 
 /* ---- vectors ---- */

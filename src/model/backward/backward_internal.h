@@ -84,6 +84,9 @@ float *backward_kept(const hd_backward *b, int32_t layer, int32_t block);
  * step. */
 model_activations *backward_block(const hd_backward *b, int32_t layer, int32_t block);
 
+/* The step's sequences, with the rows of the longest. */
+hd_seqs back_seqs(const back_step *k);
+
 /* How the step's rows are summed, which may be rows of logits. */
 hd_row_sums back_sums(const back_step *k);
 

@@ -1,4 +1,5 @@
 /* blocks_back.c - backwards through the residual around a block, and operator helpers. */
+#include "base/checked.h"
 #include "model/backward/backward_internal.h"
 
 void back_add(const back_step *k, float *x, const float *y, int32_t rows, int32_t cols) {
@@ -6,6 +7,16 @@ void back_add(const back_step *k, float *x, const float *y, int32_t rows, int32_
         k->s->stream,
         &(hd_add_args){
             .x = hd_f32(x), .y = hd_f32(y), .rows = rows, .cols = cols, .repeat = 1});
+}
+
+hd_seqs back_seqs(const back_step *k) {
+    const hd_batch *b = k->s->b;
+    hd_seqs out = {b->n_seqs, b->device.first_row, b->device.pos, 0};
+    for (int32_t i = 0; i < out.n; i++) {
+        const int32_t rows = b->host.first_row[i + 1] - b->host.first_row[i];
+        out.most_rows = hd_max_i32(out.most_rows, rows);
+    }
+    return out;
 }
 
 hd_row_sums back_sums(const back_step *k) {

@@ -34,26 +34,24 @@ static void back_attention(const back_step *k, int32_t layer, const int32_t *sel
     const hd_model_spec *c = s->m->env.spec;
     const backward_activations *d = &k->b->d;
     k->b->ops->attention_back(
-        s->stream, &(hd_attention_back_args){
-                       .dq = d->q_wide,
-                       .dentries = d->entries,
-                       .lse = d->lse,
-                       .delta = d->delta,
-                       .g = hd_f32(d->context),
-                       .out = s->t->context,
-                       .q = s->t->q_wide,
-                       .entries = model_pool(s, layer, HD_POOL_LATENT),
-                       .selected = selected,
-                       .first_entry = s->b->device.first_row,
-                       .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, 0},
-                       .rows = s->b->n_rows,
-                       .heads = s->m->shard->n_heads,
-                       .k_dim = c->kv_rank + c->rope_dim,
-                       .v_dim = c->kv_rank,
-                       .ratio = 1,
-                       .n_selected = selected ? c->index_topk : 0,
-                       .scale = s->m->softmax_scale
-    });
+        s->stream, &(hd_attention_back_args){.dq = d->q_wide,
+                                             .dentries = d->entries,
+                                             .lse = d->lse,
+                                             .delta = d->delta,
+                                             .g = hd_f32(d->context),
+                                             .out = s->t->context,
+                                             .q = s->t->q_wide,
+                                             .entries = model_pool(s, layer, HD_POOL_LATENT),
+                                             .selected = selected,
+                                             .first_entry = s->b->device.first_row,
+                                             .seqs = back_seqs(k),
+                                             .rows = s->b->n_rows,
+                                             .heads = s->m->shard->n_heads,
+                                             .k_dim = c->kv_rank + c->rope_dim,
+                                             .v_dim = c->kv_rank,
+                                             .ratio = 1,
+                                             .n_selected = selected ? c->index_topk : 0,
+                                             .scale = s->m->softmax_scale});
 }
 
 /* The rotated part of the absorbed query's gradient, unrotated, into that of the query. */

@@ -19,11 +19,15 @@ struct attention_shared {
     float lse[TILE], delta[TILE];
 };
 
+/* Keys' gradients are sums over chunks of so many rows, as those of parameters (row_sums.h). */
+constexpr int CHUNK = HD_SUM_ROWS;
+
 /* One sequence. Rows, pairs and keys count from its beginning. */
 struct attention_job {
     const hd_attention_back_args &a;
     int32_t seq, rows;
     int64_t first_row;
+    const int32_t *listed; /* of a tile of queries: what all selected; NULL: see sees() */
 
     __device__ __forceinline__ int64_t pair_at(int32_t pair) const {
         return first_row * a.heads + pair;
@@ -32,19 +36,20 @@ struct attention_job {
 
 /* Keys of one kind, and those that a row may see: a tile of them. */
 struct key_tile {
-    bool recent; /* else entries */
+    bool recent; /* else entries, or places of listed ones */
     int32_t first, end;
 };
 
 static __device__ attention_job job_of(const hd_attention_back_args &a, int32_t seq) {
     const int32_t first = a.seqs.first_row[seq];
-    return {a, seq, a.seqs.first_row[seq + 1] - first, first};
+    return {a, seq, a.seqs.first_row[seq + 1] - first, first, nullptr};
 }
 
 /* ---- what a row sees ---- */
 
 static __device__ bool sees(const attention_job &j, int32_t row, bool recent, int32_t key) {
     if (recent) return key <= row && key > row - j.a.window;
+    if (j.listed) return true;
     if (!j.a.selected) return key < visible_entries(row, j.a.ratio);
     return place_selected(j.a.selected + (j.first_row + row) * j.a.n_selected, j.a.n_selected,
                           key) >= 0;
@@ -59,8 +64,10 @@ static __device__ bool next_keys(key_tile *t, const attention_job &j, int32_t fi
         if (j.a.window && t->first < t->end) return true;
         *t = {false, 0, 0};
     }
+    const int32_t n =
+        j.listed ? count_selected(j.listed, j.a.n_selected) : visible_entries(last, j.a.ratio);
     t->first = t->end;
-    t->end = min(t->first + TILE, visible_entries(last, j.a.ratio));
+    t->end = min(t->first + TILE, n);
     return t->first < t->end;
 }
 
@@ -82,7 +89,9 @@ static __device__ void load_keys(attention_shared *s, const attention_job &j,
     for (int i = (int)threadIdx.x / WARP; i < TILE; i += WARPS) {
         const float *from = nullptr;
         if (t.first + i < t.end) {
-            from = floats(pool.rows) + paged_at(pool, j.seq, t.first + i);
+            const bool of_list = !t.recent && j.listed;
+            const int32_t key = of_list ? j.listed[t.first + i] : t.first + i;
+            from = floats(pool.rows) + paged_at(pool, j.seq, key);
         }
         put_row<K_MOST>(s->key[i], from, j.a.k_dim);
     }
@@ -186,14 +195,16 @@ static __device__ __forceinline__ void add_rows(tile_sum &sum, FACTOR factor, co
     }
 }
 
-/* The first n rows, `cols` columns each, at `to`. */
+/* The first n rows, `cols` columns each, at `to`; more: they are added there. */
 static __device__ __forceinline__ void store_rows(const tile_sum &sum, int n, int32_t cols,
-                                                  float *to) {
+                                                  float *to, bool more = false) {
 #pragma unroll
     for (int k = 0; k < K_GROUPS; k++) {
         const int first = ((int)threadIdx.x / WARP + k * WARPS) * GROUP;
         for_group(sum[k], [&](int row, int col, float value) {
-            if (row < n && first + col < cols) to[(int64_t)row * cols + first + col] = value;
+            if (row >= n || first + col >= cols) return;
+            float *at = to + (int64_t)row * cols + first + col;
+            *at = more ? *at + value : value;
         });
     }
 }
@@ -255,8 +266,11 @@ static __global__ void __launch_bounds__(THREADS, 1) query_back(hd_attention_bac
     extern __shared__ __align__(16) uint8_t room[];
     attention_shared *s = reinterpret_cast<attention_shared *>(room);
     const row_tile t = find_tile<TILE>(a.seqs, a.heads, 1);
-    const attention_job j = job_of(a, t.seq);
+    attention_job j = job_of(a, t.seq);
     if (t.first == t.end) return;
+    if (a.selected && a.heads % TILE == 0) { /* the tile is of one row */
+        j.listed = a.selected + (j.first_row + t.first / a.heads) * a.n_selected;
+    }
     load_queries(s, j, t.first, t.end);
     find_denominators(s, j, t);
     tile_sum dq = {};
@@ -280,9 +294,10 @@ static __global__ void __launch_bounds__(THREADS, 1) query_back(hd_attention_bac
 
 /* ---- keys ---- */
 
-/* Adds what the pairs of rows [first, last] give to a tile of keys; to: where its first key's gradient is. */
+/* Sums what the pairs of rows [first, last] give to a tile of keys; to: where its first key's gradient is,
+ * more: which has a part already. */
 static __device__ void key_back(attention_shared *s, const attention_job &j, const key_tile &t,
-                                int32_t first, int32_t last, float *to) {
+                                int32_t first, int32_t last, float *to, bool more = false) {
     const hd_attention_back_args &a = j.a;
     const int32_t end = min(last + 1, j.rows) * a.heads;
     const auto slope = [&](int key, int pair) { return s->slope[pair * KEYS_PITCH + key]; };
@@ -306,7 +321,7 @@ static __device__ void key_back(attention_shared *s, const attention_job &j, con
         add_rows(dk, slope, s->q[0], K_PITCH, a.k_dim);
         add_rows(dk, weight, s->g[0], V_PITCH, a.v_dim);
     }
-    store_rows(dk, t.end - t.first, a.k_dim, to);
+    store_rows(dk, t.end - t.first, a.k_dim, to, more);
 }
 
 static __global__ void __launch_bounds__(THREADS, 1) recent_back(hd_attention_back_args a) {
@@ -318,14 +333,79 @@ static __global__ void __launch_bounds__(THREADS, 1) recent_back(hd_attention_ba
              t.end - 2 + a.window, a.drecent + (j.first_row + t.first) * a.k_dim);
 }
 
-static __global__ void __launch_bounds__(THREADS, 1) entries_back(hd_attention_back_args a) {
+/* Gradients of entries, of chunks from `chunk` on, which are rows of their sequence. parts: [chunks of the
+ * call, entries, k_dim], a block has one chunk; NULL: it has all. */
+struct entry_parts {
+    float *parts;
+    int32_t chunk, n;
+
+    /* Where the part of an entry is; of all entries, `at` is the first one's number. */
+    __device__ float *at(const hd_attention_back_args &a, int32_t of_call, int64_t at) const {
+        return parts + ((int64_t)of_call * (a.rows / a.ratio) + at) * a.k_dim;
+    }
+};
+
+/* The first row that sees an entry of the tile. */
+static __device__ int32_t first_seeing(const row_tile &t, int32_t ratio) {
+    return (t.first + 1) * ratio - 1;
+}
+
+static __global__ void __launch_bounds__(THREADS, 1)
+    entries_back(hd_attention_back_args a, entry_parts p) {
     extern __shared__ __align__(16) uint8_t room[];
+    attention_shared *s = reinterpret_cast<attention_shared *>(room);
     const row_tile t = find_tile<TILE>(a.seqs, 1, a.ratio);
     const attention_job j = job_of(a, t.seq);
     if (t.first == t.end) return;
-    key_back(reinterpret_cast<attention_shared *>(room), j, {false, t.first, t.end},
-             (t.first + 1) * a.ratio - 1, j.rows - 1,
-             a.dentries + ((int64_t)a.first_entry[t.seq] + t.first) * a.k_dim);
+    const int64_t entry = (int64_t)a.first_entry[t.seq] + t.first;
+    const int32_t row = first_seeing(t, a.ratio), before = row / CHUNK;
+    const int32_t own = p.chunk + (int32_t)blockIdx.y;
+    const int32_t end = p.parts ? own + 1 : (j.rows - 1) / CHUNK + 1;
+    for (int32_t c = p.parts ? own : before; c < end; c++) {
+        const int32_t first = max(row, c * CHUNK), last = min(j.rows, (c + 1) * CHUNK) - 1;
+        float *to =
+            p.parts ? p.at(a, (int32_t)blockIdx.y, entry) : a.dentries + entry * a.k_dim;
+        if (first <= last) {
+            key_back(s, j, {false, t.first, t.end}, first, last, to, !p.parts && c > before);
+        }
+    }
+}
+
+/* Adds parts of n chunks, in order; a block has a tile of entries. */
+static __global__ void __launch_bounds__(THREADS)
+    add_entry_parts(hd_attention_back_args a, entry_parts p) {
+    const row_tile t = find_tile<TILE>(a.seqs, 1, a.ratio);
+    const attention_job j = job_of(a, t.seq);
+    if (t.first == t.end) return;
+    const int64_t entry = (int64_t)a.first_entry[t.seq] + t.first;
+    const int32_t before = first_seeing(t, a.ratio) / CHUNK;
+    const int32_t first = max(p.chunk, before);
+    const int32_t end = min(p.chunk + p.n, (j.rows - 1) / CHUNK + 1);
+    for (int32_t i = (int32_t)threadIdx.x; i < (t.end - t.first) * a.k_dim && first < end;
+         i += THREADS) {
+        float *to = a.dentries + entry * a.k_dim + i, sum = first > before ? *to : 0.0f;
+        for (int32_t c = first; c < end; c++) sum += p.at(a, c - p.chunk, entry)[i];
+        *to = sum;
+    }
+}
+
+static void sum_entries(cudaStream_t queue, const hd_attention_back_args *a) {
+    constexpr size_t SHARED = sizeof(attention_shared);
+    const unsigned tiles = blocks_for(a->rows / a->ratio, TILE) + (unsigned)a->seqs.n;
+    const int32_t most = a->seqs.most_rows ? a->seqs.most_rows : a->rows;
+    const int32_t chunks = (most + CHUNK - 1) / CHUNK;
+    const int64_t each = (int64_t)(a->rows / a->ratio) * a->k_dim;
+    const int64_t fit = each ? a->n_parts / each : 0;
+    if (chunks == 1 || fit == 0) {
+        entries_back<<<tiles, THREADS, SHARED, queue>>>(*a, entry_parts{nullptr, 0, 0});
+        return;
+    }
+    entry_parts p = {a->parts, 0, 0};
+    for (; p.chunk < chunks; p.chunk += p.n) {
+        p.n = fit < chunks - p.chunk ? (int32_t)fit : chunks - p.chunk;
+        entries_back<<<dim3(tiles, (unsigned)p.n), THREADS, SHARED, queue>>>(*a, p);
+        add_entry_parts<<<tiles, THREADS, 0, queue>>>(*a, p);
+    }
 }
 
 struct sink_term : term_of_rows {
@@ -358,10 +438,7 @@ void hd_attention_back_cuda(hd_stream *s, const hd_attention_back_args *a) {
     if (a->window) {
         recent_back<<<blocks_for(a->rows, TILE) + seqs, THREADS, SHARED, queue>>>(*a);
     }
-    if (a->ratio) {
-        const unsigned tiles = blocks_for(a->rows / a->ratio, TILE) + seqs;
-        entries_back<<<tiles, THREADS, SHARED, queue>>>(*a);
-    }
+    if (a->ratio) sum_entries(queue, a);
     if (a->dsink) {
         sum_columns(queue, sink_term{{}, *a}, hd_row_sums{a->seqs, a->parts, a->n_parts},
                     a->rows, a->heads);

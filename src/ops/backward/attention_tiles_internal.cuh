@@ -65,17 +65,16 @@ static __device__ __forceinline__ int32_t count_selected(const int32_t *selected
 /* Where the entry is among them; -1: it is not. */
 static __device__ __forceinline__ int32_t place_selected(const int32_t *selected, int32_t most,
                                                          int32_t entry) {
-    const int32_t n = count_selected(selected, most);
-    int32_t low = 0, high = n;
-    while (low < high) {
+    int32_t low = 0, high = most;
+    while (low < high) { /* -1 is more than any */
         const int32_t middle = (low + high) / 2;
-        if (selected[middle] < entry) {
+        if ((uint32_t)selected[middle] < (uint32_t)entry) {
             low = middle + 1;
         } else {
             high = middle;
         }
     }
-    return low < n && selected[low] == entry ? low : -1;
+    return low < most && selected[low] == entry ? low : -1;
 }
 
 /* ---- rows in shared memory ---- */

@@ -10,7 +10,7 @@ typedef struct indexer_row {
     const int32_t *selected;
     int32_t seq, row, n;
     double *share, *score; /* [top_k] of attention; of the indexer, then their difference */
-    double *dq;            /* [heads, width] */
+    double *dq, *dkey;     /* [heads, width]; [width] what the row gives a key */
 } indexer_row;
 
 /* share = what attention gives each key, of all that it gives these. False: nothing. */
@@ -67,6 +67,7 @@ static void add_gradients(const hd_indexer_back_args *a, const indexer_row *t) {
         const int32_t e = t->selected[i];
         const float *key = ops_read_entry(&a->keys, t->seq, e, room);
         float *dkey = a->dkeys + (int64_t)(a->first_entry[t->seq] + e) * width;
+        memset(t->dkey, 0, (size_t)width * sizeof *t->dkey);
         for (int32_t h = 0; h < a->heads; h++) {
             const int64_t at = (int64_t)t->row * a->heads + h;
             const float *q = act_in(a->q) + at * width;
@@ -77,9 +78,10 @@ static void add_gradients(const hd_indexer_back_args *a, const indexer_row *t) {
             dweight[h] += (float)(ds * along);
             for (int32_t c = 0; c < width; c++) {
                 t->dq[h * width + c] += du * (double)key[c];
-                dkey[c] += (float)(du * (double)q[c]);
+                t->dkey[c] += du * (double)q[c];
             }
         }
+        for (int32_t c = 0; c < width; c++) dkey[c] += (float)t->dkey[c];
     }
 }
 
@@ -98,9 +100,13 @@ static void row_back(const hd_indexer_back_args *a, indexer_row *t) {
 }
 
 void hd_indexer_back_ref(hd_stream *s, const hd_indexer_back_args *a) {
-    const size_t wide = (size_t)a->heads * (size_t)a->keys.width, top_k = (size_t)a->top_k;
-    double *scratch = hd_stream_scratch(s, 0, (2 * top_k + wide) * sizeof *scratch);
-    indexer_row t = {.share = scratch, .score = scratch + top_k, .dq = scratch + 2 * top_k};
+    const size_t width = (size_t)a->keys.width, top_k = (size_t)a->top_k;
+    const size_t wide = (size_t)a->heads * width;
+    double *scratch = hd_stream_scratch(s, 0, (2 * top_k + wide + width) * sizeof *scratch);
+    indexer_row t = {.share = scratch,
+                     .score = scratch + top_k,
+                     .dq = scratch + 2 * top_k,
+                     .dkey = scratch + 2 * top_k + wide};
     for (t.seq = 0; t.seq < a->seqs.n; t.seq++) {
         const int32_t first = a->seqs.first_row[t.seq], end = a->seqs.first_row[t.seq + 1];
         const size_t n_keys = (size_t)((end - first) / a->ratio);

@@ -13,8 +13,9 @@ struct row_chunk {
     int32_t first, end, seq, begin;
 };
 
+template <int ROWS = HD_SUM_ROWS>
 static __host__ __device__ __forceinline__ int32_t chunks_of(int32_t rows) {
-    return (rows + HD_SUM_ROWS - 1) / HD_SUM_ROWS;
+    return (rows + ROWS - 1) / ROWS;
 }
 
 /* An upper bound that the host knows. */
@@ -22,27 +23,30 @@ static inline int32_t most_chunks(const hd_row_sums &s, int32_t rows) {
     return chunks_of(rows) + s.seqs.n;
 }
 
+template <int ROWS>
 static __device__ __forceinline__ row_chunk chunk_at(int32_t seq, int32_t begin, int32_t end,
                                                      int32_t at) {
-    const int32_t first = begin + at * HD_SUM_ROWS;
-    return {first, min(first + HD_SUM_ROWS, end), seq, begin};
+    const int32_t first = begin + at * ROWS;
+    return {first, min(first + ROWS, end), seq, begin};
 }
 
-/* Chunk `at` of `rows` rows, those for each row of the sequences included; a warp's work. */
+/* Chunk `at` of `rows` rows, those for each row of the sequences included; a warp's work. ROWS: at every how
+ * many rows sequences are divided. */
+template <int ROWS = HD_SUM_ROWS>
 static __device__ row_chunk find_chunk(const hd_seqs &s, int32_t rows, int32_t at) {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
     if (s.n == 0) {
-        if (at >= chunks_of(rows)) return {-1, -1, 0, 0};
-        return chunk_at(0, 0, rows, at);
+        if (at >= chunks_of<ROWS>(rows)) return {-1, -1, 0, 0};
+        return chunk_at<ROWS>(0, 0, rows, at);
     }
     for (int32_t base = 0; base < s.n; base += WARP) {
         const int32_t q = min(base + lane, s.n - 1);
         const int32_t first = s.first_row[q], end = s.first_row[q + 1];
-        const int32_t n = base + lane < s.n ? chunks_of(end - first) : 0;
+        const int32_t n = base + lane < s.n ? chunks_of<ROWS>(end - first) : 0;
         const lane_place p = find_lane(n, at);
         if (p.lane >= 0) {
-            row_chunk c = chunk_at(base + p.lane, __shfl_sync(ALL_LANES, first, p.lane),
-                                   __shfl_sync(ALL_LANES, end, p.lane), at - p.before);
+            row_chunk c = chunk_at<ROWS>(base + p.lane, __shfl_sync(ALL_LANES, first, p.lane),
+                                         __shfl_sync(ALL_LANES, end, p.lane), at - p.before);
             const int32_t each = rows / s.first_row[s.n];
             c.first *= each;
             c.end *= each;

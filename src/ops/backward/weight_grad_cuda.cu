@@ -160,8 +160,12 @@ static void sum_parts(cudaStream_t queue, parts_sum p, LAUNCH launch) {
     }
 }
 
+static bool has_few(const dim3 &tiles) {
+    return tiles.x * tiles.y * tiles.z < FEW_TILES;
+}
+
 static bool has_parts(const dim3 &tiles, const hd_row_sums &s, int64_t all) {
-    return tiles.x * tiles.y * tiles.z < FEW_TILES && s.n_parts >= all;
+    return has_few(tiles) && s.n_parts >= all;
 }
 
 /* ---- matrices ---- */
@@ -260,13 +264,17 @@ static __device__ __forceinline__ outer outer_of(const hd_grouped_weight_grad_ar
     return o;
 }
 
+/* A matrix of experts with many tiles: chunks of more rows, of which an expert has few. */
+constexpr int GROUPED_ROWS = 8 * HD_SUM_ROWS;
+
+template <int ROWS>
 static __global__ void __launch_bounds__(TILE_THREADS, 3)
     grouped_weight_grad(hd_grouped_weight_grad_args a) {
     const int32_t last = a.offset[blockIdx.z + 1];
     int32_t from = a.offset[blockIdx.z];
     if (from == last) return;
     add_chunks(outer_of(a, blockIdx.z), [&](int32_t at, int32_t *first, int32_t *end) {
-        const row_chunk c = find_chunk(a.sums.seqs, a.rows, at);
+        const row_chunk c = find_chunk<ROWS>(a.sums.seqs, a.rows, at);
         if (from == last || c.first < 0) return false;
         *first = from; /* a row has one place at most */
         *end = from = place_from(a, from, min(last, from + c.end - c.first), c.end);
@@ -301,8 +309,10 @@ void hd_grouped_weight_grad_cuda(hd_stream *s, const hd_grouped_weight_grad_args
             const dim3 grid(tiles.x, tiles.y, (unsigned)(n * a->n_slots));
             grouped_weight_grad_parts<<<grid, TILE_THREADS, 0, queue>>>(*a, first);
         });
+    } else if (has_few(tiles)) {
+        grouped_weight_grad<HD_SUM_ROWS><<<tiles, TILE_THREADS, 0, queue>>>(*a);
     } else {
-        grouped_weight_grad<<<tiles, TILE_THREADS, 0, queue>>>(*a);
+        grouped_weight_grad<GROUPED_ROWS><<<tiles, TILE_THREADS, 0, queue>>>(*a);
     }
     hd_cuda_check(s, "grouped_weight_grad");
 }
