@@ -115,8 +115,8 @@ enum { SLOTS = 3, TOP = 2 };
 
 /* The second has tiles enough, so that chunks are longer. */
 static const int32_t expert_shapes[][2] = {
-    {20,  70 },
-    {390, 390}
+    {20, 70  },
+    {1,  2700}
 };
 
 /* Rows [row, row + rows) with two of three experts each, sorted by slot. */
