@@ -93,6 +93,17 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(hadal, data, tmp_path,
     assert digests(tmp_path / "whole" / "step-00000003") == digests(two / "step-00000003")
 
 
+@pytest.mark.long
+def test_twenty_steps_have_the_same_bits_on_any_threads(hadal, data, tmp_path):
+    """Of examples, and of rewards."""
+    for threads in ("1", "2"):
+        train(hadal, data, tmp_path / f"train{threads}", "--steps", "20", "--threads", threads, "-q")
+        learn(hadal, tmp_path / f"rl{threads}", "--steps", "20", "--threads", threads)
+    for name in ("train", "rl"):
+        one, two = (digests(tmp_path / f"{name}{threads}" / "step-00000020") for threads in ("1", "2"))
+        assert one == two, name
+
+
 def test_what_is_frozen_stays(hadal, data, tmp_path):
     train(hadal, data, tmp_path / "out", "--steps", "1", "--freeze", "experts,norms", "-q")
     before = tensors(MODEL / "model.safetensors")

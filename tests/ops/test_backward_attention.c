@@ -873,6 +873,7 @@ void hc_pre_gradients(void **state) {
     check_mixing(3, 2, 2.0f, false);
     check_mixing(6, 30, 1.0f, false); /* more normalizations than are kept at once */
     check_mixing(2, 20, 4.0f, false);
+    check_mixing(4, 20, 80.0f, false); /* logits of 80 */
     check_mixing(1, 3, 1.0f, false);
 }
 
