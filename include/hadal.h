@@ -89,9 +89,10 @@ typedef struct hd_engine_options {
      * change. For ranks that exchange rows (docs/ranks.md). */
     const char *overlap;
     hd_world_options world;
-    /* Attention groups of one rank each that divide the memory of the experts, instead of tp, ep and
-     * dp: every rank fetches the experts that it lacks from the others before its layers need them,
-     * and no forward pass waits for another rank. Texts do not change. Default 1
+    /* Attention groups of one rank each that divide the memory of the experts, instead of tp and dp:
+     * every rank fetches the experts that it lacks from the others before its layers need them,
+     * and no forward pass waits for another rank. With ep above 1, ep times as many ranks: each dwdp of them
+     * divide a part of the experts so, and rows travel to the parts. Texts do not change. Default 1
      * (docs/experts.md). */
     int32_t dwdp;
     int32_t prefetch_depth; /* how many layers ahead experts are fetched, 1 to 3; default 1 */

@@ -97,8 +97,8 @@ static const engine_option rows[] = {
           "-1: all ranks with the same heads, of prompts so long that it pays; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
     {INT("dwdp", options.dwdp, 1, HD_LOCAL_MAX_RANKS),
-     HELP("instead of --tp, --dp and --ep: attention groups that divide the memory of the experts "
-          "and fetch the others' ahead of use; default 1"),
+     HELP("instead of --tp and --dp: attention groups that divide the memory of the experts "
+          "and fetch the others' ahead of use; with --ep: so many in each of its parts; default 1"),
      .offered = ENGINES, .why = "it runs one rank"},
     {TEXT("dwdp-from", options.dwdp_from, "auto|ROWS"),
      HELP("with --dwdp: in steps in which no rank has so many rows, ranks exchange rows, as with "

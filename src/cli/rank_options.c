@@ -59,7 +59,8 @@ static hd_status complete_hosts(rank_options *r, const hd_engine_options *o, hd_
             "reach, and a free port");
     }
     r->rank = 0;
-    r->world = o->layout ? o->ranks : hd_max_i32(hd_max_i32(all, o->ep), o->dwdp);
+    r->world =
+        o->layout ? o->ranks : hd_max_i32(all, hd_max_i32(o->ep, 1) * hd_max_i32(o->dwdp, 1));
     return HD_OK;
 }
 

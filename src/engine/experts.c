@@ -121,15 +121,17 @@ static hd_status open_fetch(engine_rank *rank, hd_expert_fetch_options fetch, hd
     return hd_expert_fetch_open(&rank->stage, rank->engine->spec, rank->weights, &fetch, err);
 }
 
-/* In the order in which ranks are asked, this one last: so all have the same number of readers. */
+/* Of the group that divides the experts, in the order in which ranks are asked, this one last: so all have
+ * the same number of readers. */
 static hd_status list_ranks(const engine_rank *rank, hd_fetch_source **out, int32_t *n,
                             hd_err *err) {
     const hd_engine *e = rank->engine;
-    *n = e->n_ranks;
+    *n = engine_fetches(e) ? e->parallel.dwdp : e->n_ranks;
     *out = calloc((size_t)*n, sizeof **out);
     if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", *n);
+    const int32_t own = rank->place % *n, first = rank->place - own;
     for (int32_t i = 0; i < *n; i++) {
-        const engine_rank *peer = &e->ranks[(rank->place + 1 + i) % *n];
+        const engine_rank *peer = &e->ranks[first + (own + 1 + i) % *n];
         (*out)[i] = (hd_fetch_source){.name = "peer", .has = peer->weights};
     }
     return HD_OK;

@@ -5,7 +5,7 @@
 
 #include "engine/rank.h"
 
-/* Whether ranks fetch experts from each other (dwdp): they exchange nothing in a step. */
+/* Whether ranks fetch experts from each other (dwdp). With ep 1 they exchange nothing in a step (independent). */
 static inline bool engine_fetches(const hd_engine *e) {
     return e->parallel.dwdp > 1;
 }

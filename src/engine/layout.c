@@ -27,6 +27,9 @@ static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
     if (o->world.size > 1 && o->dwdp > 1) {
         why = "experts are not fetched from other processes";
+    } else if (o->dwdp > 1 && o->ep > 1) {
+        why =
+            "groups that divide experts (dwdp) and exchange rows (ep) were not seen there yet";
     } else if (o->dwdp_from) {
         why = "steps that exchange rows and steps that fetch experts (dwdp_from) were not seen "
               "there yet";
@@ -150,7 +153,7 @@ static hd_status add_redundant(hd_engine *e, int32_t redundant, hd_err *err) {
 
 static hd_status check_dwdp(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *why = NULL;
-    if (o->tp > 1 || o->dp > 1 || o->ep > 1) why = "it takes the place of tp, dp and ep";
+    if (o->tp > 1 || o->dp > 1) why = "it takes the place of tp and dp";
     if (asks_for_cp(o) && !e->dwdp_from) {
         why = "with cp, shorter steps exchange rows: give dwdp_from";
     }
@@ -190,6 +193,7 @@ static hd_status choose_both(hd_engine *e, const hd_engine_options *o, hd_err *e
     int64_t most;
     const char *why = NULL;
     if (o->world.size > 0) why = "ranks are in several processes";
+    if (o->ep > 1) why = "with ep some rows are exchanged in all steps";
     if (o->redundant || engine_rebalance_is_on(o)) why = "experts have other places";
     if (e->spec->route.n_experts % o->dwdp) why = "experts must divide by dwdp";
     if (o->cp > 1 && o->cp != o->dwdp) why = "cp must be as large, or auto";
@@ -204,11 +208,28 @@ static hd_status choose_both(hd_engine *e, const hd_engine_options *o, hd_err *e
     return plan_shards(e, &e->parallel, &most, err);
 }
 
+/* Groups that divide experts, and ranks that exchange rows between groups. */
+static hd_status choose_groups(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const int64_t ranks = (int64_t)o->dwdp * o->ep;
+    int64_t most;
+    if (ranks > HD_LOCAL_MAX_RANKS) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "dwdp %d with ep %d: at most %d ranks", o->dwdp,
+                       o->ep, HD_LOCAL_MAX_RANKS);
+    }
+    if (o->redundant) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "redundant experts need ep or dwdp alone");
+    }
+    e->degrees = (engine_degrees){1, 1, (int32_t)ranks, (int32_t)ranks, false};
+    e->parallel = hd_parallel_dwdp_groups(o->dwdp, o->ep, e->spec);
+    return plan_shards(e, &e->parallel, &most, err);
+}
+
 static hd_status choose_dwdp(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     int64_t most;
     HD_TRY(check_backend(o, err));
     HD_TRY(check_dwdp(e, o, err));
     if (e->dwdp_from) return choose_both(e, o, err);
+    if (o->ep > 1) return choose_groups(e, o, err);
     e->parallel = hd_parallel_dwdp(o->dwdp, o->redundant, e->spec);
     e->independent = true;
     if (o->redundant != e->parallel.copies) {
@@ -463,12 +484,24 @@ static bool reduce(engine_degrees *d, int32_t n) {
     return d->ep > 0;
 }
 
+/* Two groups or more, of as many ranks as before; else each rank is a group. */
+static bool keeps_groups(const hd_engine *e, int32_t n, hd_parallel_config *out) {
+    hd_err refused = {0};
+    int64_t most;
+    for (int32_t ep = n / e->parallel.dwdp; ep > 1; ep--) {
+        *out = hd_parallel_dwdp_groups(e->parallel.dwdp, ep, e->spec);
+        if (plan_shards(e, out, &most, &refused) == HD_OK) return true;
+    }
+    return false;
+}
+
 bool engine_layout_of(void *ctx, int32_t n, hd_parallel_config *out) {
     const hd_engine *e = ctx;
-    if (engine_fetches(e)) {
+    if (e->independent) {
         *out = hd_parallel_dwdp(n, e->parallel.copies, e->spec);
         return n > 0;
     }
+    if (engine_fetches(e) && keeps_groups(e, n, out)) return true;
     for (; n > 0; n--) {
         engine_degrees d = e->degrees;
         hd_err refused = {0};

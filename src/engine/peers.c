@@ -74,12 +74,14 @@ static bool is_elsewhere(const engine_rank *rank, int32_t place, peer_card *out)
     return (!out->host || out->host != p->card.host) && hd_address_is_valid(out->address);
 }
 
-/* The slots of a layer are its experts, in their order. */
+/* The slots of all ranks are the experts, in their order, and then some of them again. */
 static hd_status add_source(engine_rank *rank, int32_t place, const peer_card *card,
                             hd_fetch_source *out, hd_err *err) {
+    const hd_model_spec *spec = rank->engine->spec;
     engine_peers *p = rank->peers;
-    *out = (hd_fetch_source){"peer", rank->engine->whole, NULL,
-                             hd_shard_of(&rank->parallel, place, rank->engine->spec).held};
+    const hd_shard shard = hd_shard_of(&rank->parallel, place, spec);
+    *out = (hd_fetch_source){"peer", rank->engine->whole, NULL, shard.held};
+    out->held.first = (shard.expert0 + shard.held.first) % spec->route.n_experts;
     if (!card) return HD_OK;
     HD_TRY(hd_piece_reader_open(&p->readers[p->n_readers], card->address, p->secret,
                                 rank->index, err));
@@ -89,7 +91,7 @@ static hd_status add_source(engine_rank *rank, int32_t place, const peer_card *c
 
 hd_status engine_peers_sources(engine_rank *rank, hd_fetch_source **out, int32_t *n,
                                hd_err *err) {
-    const int32_t ranks = rank->parallel.dwdp;
+    const int32_t ranks = rank->parallel.dwdp, own = rank->place % ranks;
     hd_fetch_source *sources = calloc((size_t)ranks, sizeof *sources);
     hd_status st = HD_OK;
     *n = 0;
@@ -97,7 +99,7 @@ hd_status engine_peers_sources(engine_rank *rank, hd_fetch_source **out, int32_t
     if (!sources) return HD_FAIL(err, HD_ENOMEM, "no memory for a list of %d ranks", ranks);
     for (int32_t far = 0; far < 2; far++) { /* a copy on this host is nearer than any other */
         for (int32_t i = 1; st == HD_OK && i < ranks; i++) {
-            const int32_t place = (rank->place + i) % ranks;
+            const int32_t place = rank->place - own + (own + i) % ranks;
             peer_card card;
             if (is_elsewhere(rank, place, &card) != far) continue;
             st = add_source(rank, place, far ? &card : NULL, &sources[(*n)++], err);

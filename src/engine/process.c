@@ -94,7 +94,9 @@ hd_status engine_process_check(const hd_engine *e, const hd_engine_options *o, h
     }
     if (w->size == n) return HD_OK;
     if (engine_fetches(e)) {
-        return HD_FAIL(err, HD_EINVAL, "%d processes for dwdp %d", w->size, n);
+        return HD_FAIL(err, HD_EINVAL,
+                       "%d processes for dwdp %d and ep %d, which have %d ranks", w->size,
+                       e->parallel.dwdp, e->parallel.ep, n);
     }
     char by_dp[24] = "", by_cp[24] = "";
     if (e->parallel.dp > 1) snprintf(by_dp, sizeof by_dp, ", dp %d", e->parallel.dp);

@@ -132,7 +132,7 @@ static hd_status open_null_runner(engine_rank *rank, const hd_engine_sizes *z,
 }
 
 static hd_runner_role role_of(const engine_rank *rank) {
-    if (!rank->comm || engine_fetches(rank->engine)) return HD_RUNNER_ALONE;
+    if (!rank->comm || rank->engine->independent) return HD_RUNNER_ALONE;
     return engine_rank_leads(rank) ? HD_RUNNER_LEADS : HD_RUNNER_FOLLOWS;
 }
 
@@ -146,7 +146,7 @@ static hd_status open_model_runner(engine_rank *rank, const hd_engine_sizes *z,
                               .stream = rank->stream,
                               .beside_stream = rank->beside_stream,
                               .stage = rank->stage,
-                              .comm = engine_fetches(e) ? NULL : rank->comm,
+                              .comm = e->independent ? NULL : rank->comm,
                               .mla = e->mla,
                               .split = e->split,
                               .cp_part = e->cp_part};
@@ -222,7 +222,7 @@ static hd_status open_sched(engine_rank *rank, const hd_engine_sizes *z, hd_err 
         .draft_block = z->drafts ? rank->engine->spec->dspark.block : 0,
         .page_bytes = {rank->totals.page_bytes[0], rank->totals.page_bytes[1]},
         .disk = rank->kv_disk,
-        .joins = rank->engine->parallel.dp > 1 && !engine_fetches(rank->engine)
+        .joins = rank->engine->parallel.dp > 1 && !rank->engine->independent
     };
     const hd_runner runner = engine_rank_runner(rank);
     const hd_sched_hooks hooks = engine_rank_hooks(rank);

@@ -58,6 +58,10 @@ hd_status engine_rebalance_check(const hd_engine *e, const hd_engine_options *o,
     int64_t look;
     HD_TRY(read_mode(o, &look, err));
     if (!look) return HD_OK;
+    if (e->parallel.ep > 1 && e->parallel.dwdp > 1) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "experts do not move between groups of ranks that fetch them (dwdp)");
+    }
     if (e->parallel.ep == 1) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "there is nothing to rebalance: experts are on one rank (ep is 1)");

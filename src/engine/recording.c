@@ -104,7 +104,7 @@ hd_status engine_recording_open(engine_rank *rank, hd_err *err) {
     engine_recording *r = rank->recording;
     if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for records of experts");
     r->has_rows =
-        hd_model_runner_records_rows(rank->model_runner) && !engine_fetches(rank->engine);
+        hd_model_runner_records_rows(rank->model_runner) && !rank->engine->independent;
     if (r->has_rows && joins(rank) && !r->part) HD_TRY(open_recorder(rank, &r->part, err));
     if (r->first_loads) {
         reopen(rank);
@@ -378,7 +378,7 @@ hd_status hd_engine_record_start(hd_engine *e, hd_record_mode mode, hd_err *err)
     if (!hd_engine_recorder(e)) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "this model has no experts to record");
     }
-    if (mode != HD_RECORD_STAT && engine_fetches(e)) {
+    if (mode != HD_RECORD_STAT && e->independent) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "groups have no passes in common (--dwdp): only counts can be recorded");
     }

@@ -190,7 +190,7 @@ static hd_status run_timed(void *ctx, const hd_page_copy *copies, int32_t n_copi
     const hd_status st =
         rank->runner.run(rank->runner.ctx, copies, n_copies, inputs, n_inputs, outputs, err);
     if (st != HD_OK) {
-        const bool again = !engine_fetches(rank->engine) && engine_ranks_recover(rank, err);
+        const bool again = !rank->engine->independent && engine_ranks_recover(rank, err);
         rank->in_runner_ns = hd_now_ns() - start;
         return again ? HD_EAGAIN : st;
     }

@@ -184,11 +184,19 @@ static int32_t add_copies(hd_fetch_copy *copies, int32_t n, const expert_arrays 
     return n;
 }
 
-/* A drafter's layers may have fewer than slots. */
+/* Of the slots that this rank computes; where it exchanges rows in some steps (ep without dwdp), of all. A
+ * drafter's layers may have fewer than slots. */
 static const int32_t *experts_of(const expert_fetch *s, int32_t layer, int32_t *n) {
     const hd_expert_map *map = hd_weights_expert_map(s->w, layer);
-    *n = map ? hd_min_i32(map->n_slots, hd_layer_route(s->spec, layer).n_experts) : 0;
-    return map ? map->expert : NULL;
+    const hd_shard *shard = hd_weights_shard(s->w);
+    const bool own = shard->parallel.dwdp > 1;
+    const int32_t first = own ? shard->expert0 : 0;
+    const int32_t slots = !map ? 0 : own ? shard->n_experts : map->n_slots;
+    const int32_t fewer = hd_layer_route(s->spec, layer).n_experts < s->n_experts
+                              ? hd_layer_route(s->spec, layer).n_experts - first
+                              : slots;
+    *n = hd_max_i32(0, hd_min_i32(slots, fewer));
+    return map ? map->expert + first : NULL;
 }
 
 /* ---- opening: what is elsewhere, and how memory is divided ---- */

@@ -335,6 +335,15 @@ static bool dispatches(const hd_model *m) {
     return m->in_rows > 0 && !m->fetches; /* else rows stay on this rank */
 }
 
+/* Whether experts that are elsewhere are fetched. Not where rows travel to all of them. */
+static bool are_staged(const hd_model *m) {
+    return m->env.stage && (!dispatches(m) || m->shard->parallel.dwdp > 1);
+}
+
+static bool are_resident(const hd_model *m) {
+    return !are_staged(m);
+}
+
 static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer, int32_t round) {
     const hd_model_spec *c = s->m->env.spec;
     const model_activations *t = s->t;
@@ -450,13 +459,14 @@ static void experts_up(const model_step *s, int32_t layer) {
 }
 
 /* Only rows that have arrived, where the host can read how many. */
+static int32_t arrived(const model_step *s, int32_t n) {
+    if (!dispatches(s->m) || !hd_device_is_host(s->m->env.device)) return n;
+    return hd_max_i32(0, hd_min_i32(n, s->t->in_offset[s->m->shard->n_experts]));
+}
+
 static void experts_gather(const model_step *s, int32_t layer) {
     const inter_columns inter = moe_inter(s->m);
-    int32_t n = rows_of_experts(s, layer).n;
-    if (dispatches(s->m) && hd_device_is_host(s->m->env.device)) {
-        const int32_t arrived = s->t->in_offset[s->m->shard->n_experts];
-        n = hd_max_i32(0, hd_min_i32(n, arrived));
-    }
+    const int32_t n = arrived(s, rows_of_experts(s, layer).n);
     model_gather_columns(s, HD_GROUP_ETP, s->t->expert_inter, n, inter.own, inter.all);
 }
 
@@ -474,23 +484,26 @@ static void experts_down(const model_step *s, int32_t layer) {
 
 /* ---- experts that are elsewhere ---- */
 
-/* The places of a wave, among those of all experts. */
+/* The places of a wave, among those of all experts. Rows that were received are sorted. */
 static void wave_up(const model_step *s, const expert_rows *in, const hd_expert_wave *wave) {
     model_activations *t = s->t;
     const int64_t at = (int64_t)wave->first_place * wave->gate->shape.rows;
+    const int64_t sorted = in->assignment ? 0 : wave->first_place;
+    const int32_t *assignment = in->assignment ? in->assignment + wave->first_place : NULL;
     s->m->env.ops->grouped_swiglu(
-        s->stream, &(hd_grouped_swiglu_args){.out = hd_rows_at(t->expert_inter, at),
-                                             .gate = hd_rows_at(t->expert_gate, at),
-                                             .up = hd_rows_at(t->expert_up, at),
-                                             .x = in->x,
-                                             .gate_w = wave->gate,
-                                             .up_w = wave->up,
-                                             .offset = wave->offset,
-                                             .assignment = in->assignment + wave->first_place,
-                                             .weight = weights_input(s) ? in->weight : NULL,
-                                             .top_k = in->top_k,
-                                             .n_places = wave->n_places,
-                                             .limit = s->m->env.spec->swiglu_limit});
+        s->stream,
+        &(hd_grouped_swiglu_args){.out = hd_rows_at(t->expert_inter, at),
+                                  .gate = hd_rows_at(t->expert_gate, at),
+                                  .up = hd_rows_at(t->expert_up, at),
+                                  .x = hd_rows_at(in->x, sorted * wave->gate->shape.cols),
+                                  .gate_w = wave->gate,
+                                  .up_w = wave->up,
+                                  .offset = wave->offset,
+                                  .assignment = assignment,
+                                  .weight = weights_input(s) ? in->weight + sorted : NULL,
+                                  .top_k = in->top_k,
+                                  .n_places = wave->n_places,
+                                  .limit = s->m->env.spec->swiglu_limit});
 }
 
 static void wave_down(const model_step *s, const expert_rows *in, const hd_expert_wave *wave) {
@@ -505,12 +518,13 @@ static void wave_down(const model_step *s, const expert_rows *in, const hd_exper
                        .n_places = wave->n_places});
 }
 
-/* Both products of all experts, in waves. */
+/* Both products of all experts, in waves. A rank may have none of a drafter's. */
 static void experts_staged(const model_step *s, int32_t layer) {
     hd_expert_stage *stage = s->m->env.stage;
-    const expert_rows in = rows_of_experts(s, layer);
+    expert_rows in = rows_of_experts(s, layer);
     hd_expert_wave wave;
     hd_err err = {0};
+    in.n = arrived(s, in.n);
     if (in.n == 0) return;
     const int32_t next = s->t->next_layer;
     const int32_t n_next =
@@ -547,13 +561,17 @@ static void more_rounds(const model_step *s, int32_t layer) {
         send_round(k, layer, round);
         take_round(k, layer, round);
         model_enter_lane(k, HD_LANE_COMPUTE);
-        experts_up(k, layer);
+        if (are_staged(s->m)) {
+            experts_staged(k, layer);
+        } else {
+            experts_up(k, layer);
+        }
         if (model_gathers_columns(s->m, HD_GROUP_ETP)) {
             model_enter_lane(k, HD_LANE_COMM);
             experts_gather(k, layer);
             model_enter_lane(k, HD_LANE_COMPUTE);
         }
-        experts_down(k, layer);
+        if (are_resident(s->m)) experts_down(k, layer);
         model_enter_lane(k, HD_LANE_COMM);
         combine_send(k, layer);
         combine_arrive(k, layer);
@@ -590,14 +608,6 @@ static bool has_shared(const hd_model *m) {
  * its lane. */
 static bool has_two_sides(const hd_model *m) {
     return dispatches(m) && !m->env.comm->one_sided;
-}
-
-static bool are_resident(const hd_model *m) {
-    return !m->env.stage || dispatches(m);
-}
-
-static bool are_staged(const hd_model *m) {
-    return m->env.stage && !dispatches(m);
 }
 
 static bool has_foreign_dense(const hd_model *m) {

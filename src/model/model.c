@@ -146,7 +146,7 @@ static hd_status check_stage(const hd_model_env *env, hd_err *err) {
     }
     const hd_parallel_config *l = &hd_weights_shard(env->weights)->parallel;
     const bool same = l->tp == hd_max_i32(l->cp, 1); /* in attention all have the same heads */
-    const bool alone = l->ep > 1 && same && l->etp == 1; /* in passes that fetch */
+    const bool alone = l->ep > 1 && same && l->etp == 1; /* with what it computes */
     if (!hd_parallel_exchanges(l) || alone) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED,
                    "experts are staged for ranks that do not share their rows");

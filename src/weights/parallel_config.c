@@ -33,6 +33,14 @@ hd_parallel_config hd_parallel_dwdp(int32_t n, int32_t copies, const hd_model_sp
     return l;
 }
 
+hd_parallel_config hd_parallel_dwdp_groups(int32_t n, int32_t ep, const hd_model_spec *spec) {
+    const int32_t experts = spec->route.n_experts;
+    hd_parallel_config l = hd_parallel_expert(ep, experts ? (ep - experts % ep) % ep : 0);
+    l.dp = n * ep;
+    l.dwdp = n;
+    return l;
+}
+
 /* Things that cannot be cut further: V4's heads of an output group belong together. */
 static int32_t head_units(const hd_model_spec *spec) {
     return spec->o_groups ? spec->o_groups : spec->n_heads;
@@ -73,10 +81,12 @@ bool hd_parallel_exchanges(const hd_parallel_config *l) {
 }
 
 static hd_status check_dwdp(const hd_parallel_config *l, hd_err *err) {
-    if (l->dwdp < 0 || (l->dwdp > 1 && l->dp % l->dwdp != 0)) {
-        return HD_FAIL(err, HD_EINVAL, "layout: dwdp %d does not divide dp %d", l->dwdp, l->dp);
+    if (l->dwdp < 0 || (l->dwdp > 1 && l->dp % (l->dwdp * l->ep) != 0)) {
+        return HD_FAIL(err, HD_EINVAL, "layout: dwdp %d x ep %d does not divide dp %d", l->dwdp,
+                       l->ep, l->dp);
     }
-    if (l->dwdp <= 1 || (!hd_parallel_exchanges(l) && !l->redundant)) return HD_OK;
+    const bool shares = l->tp > 1 || l->etp > 1 || l->dense_tp > 1 || l->head_tp > 1;
+    if (l->dwdp <= 1 || (!shares && (l->ep == 1 ? l->redundant : l->copies) == 0)) return HD_OK;
     return HD_FAIL(
         err, HD_EINVAL,
         "layout: with dwdp %d every rank computes its own rows: no other rank shares "
@@ -143,14 +153,14 @@ hd_rank_group hd_parallel_group(const hd_parallel_config *l, int32_t rank, hd_gr
     const struct {
         int32_t stride, n;
     } shapes[HD_N_GROUPS] = {
-        [HD_GROUP_TP] = {1,                         l->tp                            },
-        [HD_GROUP_DP] = {l->tp,                     l->dp                            },
-        [HD_GROUP_EP] = {l->etp,                    l->ep                            },
-        [HD_GROUP_ETP] = {1,                         l->etp                           },
-        [HD_GROUP_DENSE] = {1,                         l->dense_tp                      },
-        [HD_GROUP_HEAD] = {1,                         l->head_tp                       },
-        [HD_GROUP_ATTENTION] = {1,                         hd_parallel_head_parts(l)        },
-        [HD_GROUP_CP] = {hd_parallel_head_parts(l), l->tp / hd_parallel_head_parts(l)}
+        [HD_GROUP_TP] = {1,                     l->tp   },
+        [HD_GROUP_DP] = {l->tp,                 l->dp   },
+        [HD_GROUP_EP] = {l->etp * hd_max_i32(1, l->dwdp), l->ep},
+        [HD_GROUP_ETP] = {1,                     l->etp                            },
+        [HD_GROUP_DENSE] = {1,                     l->dense_tp},
+        [HD_GROUP_HEAD] = {1,                     l->head_tp                            },
+        [HD_GROUP_ATTENTION] = {1,                     hd_parallel_head_parts(l)},
+        [HD_GROUP_CP] = {hd_parallel_head_parts(l),                     l->tp / hd_parallel_head_parts(l)    }
     };
     const int32_t stride = shapes[group].stride, n = shapes[group].n;
     const int32_t index = rank / stride % n;

@@ -37,10 +37,12 @@
  * The ep groups hold n_experts + redundant expert slots, the same number each; when a model
  * opens, slot s is a replica of expert s % n_experts.
  *
- * dwdp (distributed weight data parallelism): every rank computes all experts of its own rows, and
- * dwdp consecutive ranks divide the memory of the experts. A rank fetches those that it does not
- * hold (model/expert_fetch.h). Then all other sizes but dp are 1: ranks exchange no rows. Beside its
- * part a rank holds the first experts of the next rank's, copies of all ranks together. */
+ * dwdp (distributed weight data parallelism): dwdp consecutive ranks divide the memory of the experts that
+ * each of them computes. A rank fetches those that it does not hold (model/expert_fetch.h). Then all other
+ * sizes but dp and ep are 1. With ep 1 a rank computes all experts of its own rows, and ranks exchange no
+ * rows; beside its part a rank holds the first experts of the next rank's, copies of all ranks together. With
+ * ep groups of dwdp ranks each group computes a part of the experts, and a rank exchanges rows with those
+ * that have its number in the other groups. */
 typedef struct hd_parallel_config {
     int32_t tp, dp;
     int32_t ep, etp;
@@ -61,6 +63,8 @@ hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant);
 
 /* One group of n ranks. copies: at most as many that every rank lacks an expert. */
 hd_parallel_config hd_parallel_dwdp(int32_t n, int32_t copies, const hd_model_spec *spec);
+/* ep groups of n ranks; redundant slots if ep does not divide the experts. */
+hd_parallel_config hd_parallel_dwdp_groups(int32_t n, int32_t ep, const hd_model_spec *spec);
 
 /* As many ranks as the larger of tp * dp and ep, which must be a multiple of the other, in dp
  * attention groups, whose number must divide it. tp ranks of a group share the heads and dense
@@ -82,7 +86,7 @@ bool hd_parallel_exchanges(const hd_parallel_config *l);
 hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err);
 
 /* The groups that a rank belongs to. HD_GROUP_DP: the ranks with the same tp index;
- * HD_GROUP_EP: the ranks that together hold every expert slot once. */
+ * HD_GROUP_EP: the ranks that together compute every expert slot once. */
 typedef enum hd_group {
     HD_GROUP_TP,
     HD_GROUP_DP,
@@ -131,7 +135,7 @@ typedef struct hd_shard {
      * dense MLP's and of an expert's; all with sum_in_ranks */
     hd_extent o_out, dense_out, moe_out;
     int32_t expert0, n_experts; /* expert slots of routed experts, in every MoE layer */
-    hd_extent held;        /* slots whose experts are in this rank's memory: with dwdp a part */
+    hd_extent held;        /* of these slots, those in this rank's memory: with dwdp a part */
     int32_t vocab0, vocab; /* rows of the LM head */
 } hd_shard;
 

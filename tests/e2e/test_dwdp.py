@@ -55,7 +55,9 @@ def test_experts_on_several_ranks_are_fetched_less(serve, want, ranks, copies):
 
 
 def test_retracted_requests_and_chunks(want):
-    assert answers_of(*TIGHT, "--dwdp", 2) == answers_of(*TIGHT)
+    plain = answers_of(*TIGHT)
+    for flags in ((), ("--ep", 2)):
+        assert answers_of(*TIGHT, "--dwdp", 2, *flags) == plain
 
 
 @pytest.mark.threads
@@ -75,6 +77,28 @@ def test_a_rank_with_nothing_to_do_runs_no_steps(serve):
 def dispatches(server):
     lines = server.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("hadal_rank_exchanges_total") and 'kind="dispatch"' in line)
+
+
+# 16 experts: two parts of 8, each of two ranks; three parts of 6 slots, two of which are copies; two parts, of 2, 3 and 3
+@pytest.mark.parametrize(
+    "ranks, parts, flags",
+    [
+        (2, 2, ()),
+        pytest.param(2, 3, ("--prefetch-depth", 2), marks=pytest.mark.long),
+        pytest.param(3, 2, ("--prefetch-depth", 3), marks=pytest.mark.long),
+        pytest.param(2, 2, ("--overlap", 2), marks=pytest.mark.long),
+    ],
+)
+def test_ranks_that_fetch_within_parts_that_exchange_rows(serve, want, ranks, parts, flags):
+    server = serve(*FLAGS, "--dwdp", ranks, "--ep", parts, *flags)
+    for _ in range(2):  # then with prefix caches
+        assert answers(server) == want
+    parallel = server.get("/server_info").json["parallel"]
+    assert (parallel["ranks"], parallel["dp"], parallel["ep"], parallel["dwdp"]) == (ranks * parts, ranks * parts, parts, ranks)
+    slots = -(-16 // parts) * parts
+    assert figure(server, "experts_elsewhere") == 7 * slots * (ranks - 1)
+    assert figure(server, "experts_fetched_total") > 0 == figure(server, "expert_fetches_failed_total")
+    assert dispatches(server) > 0 and min(group_metric(server, "generation_tokens_total")) > 0
 
 
 @pytest.mark.parametrize("ranks, rows", [(2, 1), (2, 8), (4, 8), (2, "auto")])
@@ -125,14 +149,21 @@ def test_draft_blocks(tmp_path):
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    plain, fetched = said(), said("--dwdp", 2)
-    assert fetched["text"] == plain["text"] and fetched["drafted"] == plain["drafted"] > 0
+    plain = said()
+    for fetched in (said("--dwdp", 2), said("--dwdp", 2, "--ep", 2)):
+        assert fetched["text"] == plain["text"] and fetched["drafted"] == plain["drafted"] > 0
 
 
 @pytest.mark.parametrize(
     "flags, why",
     [
-        (("--dwdp", 2, "--tp", 2), "it takes the place of tp, dp and ep"),
+        (("--dwdp", 2, "--tp", 2), "it takes the place of tp and dp"),
+        (("--dwdp", 2, "--ep", 2, "--dp", 4), "it takes the place of tp and dp"),
+        (("--dwdp", 2, "--ep", 2, "--redundant", 2), "redundant experts need ep or dwdp alone"),
+        (("--dwdp", 2, "--ep", 2, "--rebalance", "auto"), "experts do not move between groups of ranks that fetch them"),
+        (("--dwdp", 2, "--ep", 2, "--dwdp-from", 8), "with ep some rows are exchanged in all steps"),
+        (("--dwdp", 9, "--ep", 2), "8 experts cannot be shared by dwdp 9"),
+        (("--dwdp", 8, "--ep", 16), "dwdp 8 with ep 16: at most 64 ranks"),
         (("--dwdp", 2, "--backend", "null"), "the null backend has no weights to share"),
         (("--dwdp", 17), "16 experts cannot be shared by dwdp 17"),
         (("--dwdp", 2, "--redundant", 15), "redundant is 15: with dwdp 2 it must be 0 to 14"),

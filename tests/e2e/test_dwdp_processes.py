@@ -34,6 +34,27 @@ def test_processes_give_the_answers_of_one_rank(world, alone, ranks, depth):
     assert all(code == 0 for _, code in w.close())
 
 
+def test_parts_that_exchange_rows(world, alone):
+    """Two ranks fetch each other's experts of a part, and rows travel between the two parts: also with a rank
+    fewer, when each of three has a part of its own, and when it is back."""
+    w = world(4, "--dwdp", 2, "--ep", 2)
+    assert answers(w.server) == alone
+    parallel = w.server.get("/server_info").json["parallel"]
+    assert (parallel["ranks"], parallel["ep"], parallel["dwdp"]) == (4, 2, 2)
+    assert figure(w.server, "experts_elsewhere") == 7 * 16
+    fetched = figure(w.server, "experts_fetched_total")
+    assert fetched > 0 == figure(w.server, "expert_fetches_failed_total")
+    assert answers(w.server, lambda: lose(w, 3, signal.SIGKILL)) == alone
+    await_health(w, "degraded: " + LOST.format(3))
+    assert figure(w.server, "experts_elsewhere") == 0
+    w.ranks[3].wait()
+    w.start(3)
+    await_health(w, "ok")
+    assert answers(w.server) == alone
+    assert figure(w.server, "experts_elsewhere") == 7 * 16 and figure(w.server, "experts_fetched_total") > fetched
+    assert all(code == 0 for _, code in w.close())
+
+
 def test_drafts_log_probabilities_and_grammars(world):
     """What the sampler and the scheduler of a rank learn of a request, on each of two ranks."""
     server = Server(*SMALL)
@@ -83,7 +104,7 @@ def test_a_long_step_of_one_rank_does_not_delay_the_others(world):
 
 def test_another_number_of_processes_is_refused():
     said = run_hadal("serve", TINY, *SMALL, "--dwdp", 2, "--rank", 0, "--world", 3, "--meet", free_address(), env=CLEAN)
-    assert said.returncode == 2 and "3 processes for dwdp 2" in said.stderr
+    assert said.returncode == 2 and "3 processes for dwdp 2 and ep 1, which have 2 ranks" in said.stderr
     said = run_hadal("serve", TINY, *SMALL, "--dwdp", 2, "--dwdp-from", 8, "--rank", 0, "--world", 2, "--meet", free_address(), env=CLEAN)
     assert said.returncode == 2 and "ranks are in several processes" in said.stderr
 
@@ -144,12 +165,13 @@ def test_a_short_answer_while_a_rank_is_lost_and_returns(world):
 tcp = pytest.mark.skipif("tcp" not in TRANSPORTS, reason=NO_DEVICE)
 
 
-def two_hosts(world, host, ranks, depth, *flags):
-    """The last rank is on the other host."""
+def two_hosts(world, host, ranks, depth, *flags, dwdp=None, split=None):
+    """The last rank is on the other host, or those from `split` on."""
     name, net, veth = host
-    wrap = lambda rank: ["ip", "netns", "exec", name, "env", f"UCX_NET_DEVICES={veth[1]}"] if rank == ranks - 1 else []
+    first = split or ranks - 1
+    wrap = lambda rank: ["ip", "netns", "exec", name, "env", f"UCX_NET_DEVICES={veth[1]}"] if rank >= first else []
     env = {**KEY, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": veth[0]}
-    return world(ranks, "--dwdp", ranks, "--prefetch-depth", depth, *flags, env=env, meet=f"{net}.1:30178", wrap=wrap)
+    return world(ranks, "--dwdp", dwdp or ranks, "--prefetch-depth", depth, *flags, env=env, meet=f"{net}.1:30178", wrap=wrap)
 
 
 @as_root
@@ -163,6 +185,19 @@ def test_experts_of_another_host_are_read_there(world, host, alone, ranks, depth
     if ranks == 2:  # no rank has a peer on its own host
         assert figure(w.server, "expert_network_bytes_total") == figure(w.server, "expert_fetch_bytes_total")
     assert figure(w.server, "expert_file_bytes_total") == 0 == figure(w.server, "expert_fetches_failed_total")
+    assert all(code == 0 for _, code in w.close())
+
+
+@as_root
+@tcp
+@pytest.mark.parametrize("split", [2, 3])
+def test_parts_on_two_hosts(world, host, alone, split):
+    """Of four ranks the last ones are on the other host: with two, each host has a part and reads no expert of the
+    other one; with one, the second part's ranks read each other's experts over the network."""
+    w = two_hosts(world, host, 4, 1, "--ep", 2, dwdp=2, split=split)
+    assert answers(w.server) == alone
+    assert figure(w.server, "experts_fetched_total") > 0 == figure(w.server, "expert_fetches_failed_total")
+    assert (figure(w.server, "expert_network_bytes_total") > 0) == (split == 3)
     assert all(code == 0 for _, code in w.close())
 
 

@@ -17,8 +17,10 @@
 #include "base/random_fill.h"
 #include "comm/local.h"
 #include "fakes/gpus.h"
+#include "model/expert_fetch.h"
 #include "model/model_internal.h"
 #include "weights/configs.h"
+#include "weights/experts/expert_moves.h"
 
 enum {
     MAX_RANKS = 8,
@@ -38,6 +40,8 @@ typedef struct variant {
     bool hot;        /* every row chooses expert HOT, of routers with a bias */
     hd_expert_split split;
     int32_t cp_part; /* rows for each rank from which cp divides a step */
+    int32_t depth;   /* layers ahead of which experts are fetched, with dwdp */
+    bool tight;      /* one expert at a time */
 } variant;
 
 enum { HOT = 5 };
@@ -66,6 +70,7 @@ typedef struct body {
     hd_device *device;
     hd_stream *stream;
     hd_weights *weights;
+    hd_expert_stage *stage; /* NULL: it has all experts that it computes */
     hd_model *model;
     hd_kv *kv;
     hd_batch batch;
@@ -87,7 +92,7 @@ static hd_status open_before(body *b, hd_err *err) {
     return HD_OK;
 }
 
-static hd_status open_body(body *b, rank *r) {
+static hd_status open_shard(body *b, rank *r) {
     hd_err *err = &r->err;
     const char *backend = on_gpus ? "cuda" : "cpu";
     const hd_ops_options one = {.cpu = {.n_threads = 1},
@@ -96,12 +101,41 @@ static hd_status open_body(body *b, rank *r) {
     HD_TRY(hd_ops_open(&b->ops, &b->device, backend, &one, err));
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
     HD_TRY(hd_weights_open_shards(&b->weights, r->whole, &r->parallel, r->number, err));
-    HD_TRY(hd_weights_upload(b->weights, b->device, b->stream, NULL, err));
+    return hd_weights_upload(b->weights, b->device, b->stream, NULL, err);
+}
+
+/* Ranks of a group fetch what they lack from each other. */
+static hd_status open_stage(body *b, const rank *all, rank *r) {
+    hd_fetch_source peers[MAX_RANKS];
+    const int32_t n = r->parallel.dwdp;
+    if (n <= 1) return HD_OK;
+    for (int32_t i = 0; i < n; i++) {
+        const rank *peer = &all[r->number / n * n + i];
+        peers[i] = (hd_fetch_source){.name = "peer", .has = peer->body->weights};
+    }
+    const size_t one = hd_weights_expert_bytes(r->whole, r->spec->n_layers - 1) + 6 * 256;
+    const hd_expert_fetch_options o = {.bytes =
+                                           r->how.tight ? (size_t)(r->how.depth + 1) * one : 0,
+                                       .sources = peers,
+                                       .n_sources = n,
+                                       .depth = r->how.depth,
+                                       .slice_bytes = 1000,
+                                       .device = b->device,
+                                       .stream = b->stream,
+                                       .copy_stream = b->stream};
+    return hd_expert_fetch_open(&b->stage, r->spec, b->weights, &o, &r->err);
+}
+
+/* all: the ranks, whose shards are open. */
+static hd_status open_body(body *b, const rank *all, rank *r) {
+    hd_err *err = &r->err;
+    HD_TRY(open_stage(b, all, r));
     hd_model_env env = {.spec = r->spec,
                         .weights = b->weights,
                         .ops = &b->ops,
                         .device = b->device,
                         .stream = b->stream,
+                        .stage = b->stage,
                         .split = r->how.split,
                         .cp_part = r->how.cp_part};
     if (r->world) {
@@ -134,6 +168,7 @@ static void close_body(body *b) {
     hd_batch_close(&b->batch);
     hd_kv_close(b->kv);
     hd_model_close(b->model);
+    hd_expert_stage_close(b->stage);
     hd_weights_close(b->weights);
     hd_stream_close(b->stream);
     hd_device_close(b->device);
@@ -302,7 +337,11 @@ static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_
         ranks[k].world = world;
         ranks[k].how = how;
         ranks[k].owner = k / parallel->tp;
-        if (open_body(ranks[k].body, &ranks[k]) != HD_OK) fail_msg("%s", ranks[k].err.msg);
+        if (open_shard(ranks[k].body, &ranks[k]) != HD_OK) fail_msg("%s", ranks[k].err.msg);
+    }
+    for (int32_t k = 0; k < n; k++) {
+        if (open_body(ranks[k].body, ranks, &ranks[k]) != HD_OK)
+            fail_msg("%s", ranks[k].err.msg);
     }
     for (int32_t k = 0; k < n; k++) {
         assert_int_equal(pthread_create(&threads[k], NULL, run_rank, &ranks[k]), 0);
@@ -384,7 +423,8 @@ static void run_alone(rank *alone, const hd_weights *whole, const hd_model_spec 
     body b = {0};
     open_rank(alone, 0, whole, spec, &single);
     alone->owner = owner;
-    if (open_body(&b, alone) != HD_OK) fail_msg("%s", alone->err.msg);
+    if (open_shard(&b, alone) != HD_OK || open_body(&b, NULL, alone) != HD_OK)
+        fail_msg("%s", alone->err.msg);
     run_body(&b, alone);
     close_body(&b);
 }
@@ -623,6 +663,30 @@ static void rounds_have_the_same_bits(void **state) {
     }
 }
 
+/* Ranks that fetch experts of their part from each other, and exchange rows with other parts, in one round and
+ * in many. */
+static void fetched_experts_have_the_same_bits(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant dwdp head_parts sums */
+        int32_t n_micro, depth;
+    } cases[] = {
+        {"tiny_v4",        {1, 4, 2, 1, 1, 1, 0, 2, 0, false, 0, 0}, 1,    1},
+        {"tiny_v3",        {1, 6, 2, 1, 1, 1, 0, 3, 0, false, 0, 0}, SEQS, 2},
+        {"tiny_v32",       {1, 8, 2, 1, 1, 1, 0, 2, 0, false, 0, 0}, 1,    3}, /* two worlds */
+        {"tiny_v4_dspark", {1, 6, 3, 1, 1, 1, 6, 2, 0, false, 0, 0}, SEQS, 1},
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        const hd_parallel_config *l = &cases[i].l;
+        variant how = {.n_micro = cases[i].n_micro, .depth = cases[i].depth};
+        const int64_t one = check_variant(cases[i].name, l, how);
+        how.room = 16 * l->ep;
+        how.tight = true;
+        assert_true(one > 0 && check_variant(cases[i].name, l, how) > one);
+    }
+}
+
 /* Twice the mean, but room for a small step at once. */
 static void room_is_bounded(void **state) {
     (void)state;
@@ -733,6 +797,7 @@ int test_ranks(void) {
         cmocka_unit_test(divided_rows_exchange_what_the_formula_says),
         cmocka_unit_test(any_layout_has_the_same_bits),
         cmocka_unit_test(rounds_have_the_same_bits),
+        cmocka_unit_test(fetched_experts_have_the_same_bits),
         cmocka_unit_test(room_is_bounded),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(splits_have_the_same_bits),
