@@ -339,10 +339,13 @@ hd_status hd_weights_open_unstaged(hd_weights **out, const char *model_dir,
     return open_checked(out, model_dir, spec, hd_checkpoint_open, true, err);
 }
 
-/* Draws a layer's table of experts by token. Shapes alone have one of zeros, which takes no time. */
+/* Draws a layer's table of experts by token. Shapes alone, of which nobody asks for a routing, have one of
+ * zeros, which takes no time. */
 static hd_status make_table(int32_t **out, hd_weights *w, const hd_dummy_options *o, int32_t l,
                             size_t bytes) {
-    if (!o->shapes_only) return weights_make_routing(out, w->spec, o->routing, l, &w->problem);
+    if (!o->shapes_only || o->routing != HD_ROUTING_MODEL) {
+        return weights_make_routing(out, w->spec, o->routing, l, &w->problem);
+    }
     *out = calloc(1, bytes);
     return *out ? HD_OK : HD_FAIL(&w->problem, HD_ENOMEM, "no memory for a table of experts");
 }
