@@ -21,6 +21,11 @@ static dim3 seq_grid(const hd_seqs &seqs) {
     return dim3(each < SEQ_BLOCKS ? each : SEQ_BLOCKS, (unsigned)seqs.n);
 }
 
+/* The most rows that a step of few has. */
+static __host__ __device__ __forceinline__ int64_t rows_of(const hd_seqs &seqs) {
+    return (int64_t)seqs.n * seqs.most_rows;
+}
+
 /* Which of a sequence's rows and entries a block has: every `step`th from `first` on. */
 struct share {
     int32_t seq, first, step;
@@ -28,6 +33,24 @@ struct share {
 
 static __device__ __forceinline__ share own_share() {
     return {(int32_t)blockIdx.y, (int32_t)blockIdx.x, (int32_t)gridDim.x};
+}
+
+/* A row has ROW_THREADS of a block, so that rows do not wait for each other; a thread has EACH columns on their
+ * way. Column(i) of them is there if it is below the width. */
+constexpr int ROW_THREADS = 128, EACH = 8;
+
+struct row_share {
+    int group, groups, thread, threads;
+    __device__ int32_t column(int32_t first, int i) const {
+        return first + i * threads;
+    }
+};
+
+static __device__ __forceinline__ row_share own_rows() {
+    const int groups = max((int)blockDim.x / ROW_THREADS, 1),
+              threads = (int)blockDim.x / groups;
+    const int group = (int)threadIdx.x / threads; /* behind the last: none */
+    return {group, groups, (int)threadIdx.x % threads, threads};
 }
 
 /* Position p of a sequence: its kv row and its gate row. */
@@ -44,37 +67,45 @@ static __device__ __forceinline__ token_row token_at(const Args &a, int32_t seq,
     return {state, state + wide_row};
 }
 
+/* Slots first, first + 1, ... of channel c, as many as there are. */
+struct slot_values {
+    float gate[AT_ONCE], kv[AT_ONCE];
+};
+
+static __device__ __forceinline__ slot_values load_slots(const token_row *slot, int32_t first,
+                                                         int32_t n, int32_t earlier,
+                                                         int32_t later, int32_t c, bool kv) {
+    slot_values v;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        const int32_t at = min(first + i, n - 1); /* the last again changes no maximum */
+        const int32_t channel = at < earlier ? c : c + later;
+        v.gate[i] = load_now(slot[at].gate + channel, true);
+        v.kv[i] = load_now(slot[at].kv + channel, kv);
+    }
+    return v;
+}
+
 /* Channel c of an entry: softmax(gate) . kv over n slots, in all but the first `earlier` of which
  * it is channel c + later. */
 static __device__ float mix_channel(const token_row *slot, int32_t n, int32_t earlier,
                                     int32_t later, int32_t c) {
     float top = -CUDART_INF_F;
     double total = 0.0, sum = 0.0;
+    slot_values v = {};
     for (int32_t first = 0; first < n; first += AT_ONCE) {
-        float gate[AT_ONCE];
+        v = load_slots(slot, first, n, earlier, later, c, n <= AT_ONCE);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int32_t at = min(first + i, n - 1); /* the last again changes no maximum */
-            gate[i] = slot[at].gate[at < earlier ? c : c + later];
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) top = fmaxf(top, gate[i]);
+        for (int i = 0; i < AT_ONCE; i++) top = fmaxf(top, v.gate[i]);
     }
     for (int32_t first = 0; first < n; first += AT_ONCE) {
-        float gate[AT_ONCE], kv[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int32_t at = min(first + i, n - 1);
-            const int32_t channel = at < earlier ? c : c + later;
-            gate[i] = first + i < n ? slot[at].gate[channel] : -CUDART_INF_F;
-            kv[i] = first + i < n ? slot[at].kv[channel] : 0.0f;
-        }
+        if (n > AT_ONCE) v = load_slots(slot, first, n, earlier, later, c, true);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             if (first + i >= n) break;
-            const double p = (double)expf(gate[i] - top);
+            const double p = (double)expf(v.gate[i] - top);
             total += p;
-            sum += p * (double)kv[i];
+            sum += p * (double)v.kv[i];
         }
     }
     return (float)(sum / total);
@@ -106,14 +137,28 @@ template <typename Args>
 static __device__ void save_rows(const Args &a, const share &own) {
     const int32_t seq = own.seq, wide_row = a.state.width / 2;
     const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
-    for (int32_t r = first + own.first; r < end; r += own.step) {
+    const row_share s = own_rows();
+    if (s.group >= s.groups) return;
+    for (int32_t r = first + own.first * s.groups + s.group; r < end;
+         r += own.step * s.groups) {
         const int32_t pos = a.seqs.pos[r];
         if (is_replaced(a, seq, pos)) continue;
         const float *kv = a.kv + (int64_t)r * wide_row, *gate = a.gate + (int64_t)r * wide_row;
         float *state = ring_row(a.state, seq, pos);
-        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) {
-            state[c] = kv[c];
-            state[wide_row + c] = gate[c];
+        for (int32_t base = s.thread; base < wide_row; base += EACH * s.threads) {
+            float x[EACH], y[EACH];
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const int32_t c = s.column(base, i);
+                x[i] = load_now(kv + c, c < wide_row);
+                y[i] = load_now(gate + c, c < wide_row);
+            }
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const int32_t c = s.column(base, i);
+                if (c < wide_row) state[c] = x[i];
+                if (c < wide_row) state[wide_row + c] = y[i];
+            }
         }
     }
 }
@@ -123,25 +168,42 @@ static __device__ void save_rows(const Args &a, const share &own) {
 static __device__ void add_bias(const hd_compress_args &a, const share &own) {
     const int32_t seq = own.seq, wide_row = a.state.width / 2;
     const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
-    for (int32_t r = first + own.first; r < end; r += own.step) {
+    const row_share s = own_rows();
+    if (s.group >= s.groups) return;
+    for (int32_t r = first + own.first * s.groups + s.group; r < end;
+         r += own.step * s.groups) {
         const float *ape = a.ape + (int64_t)(a.seqs.pos[r] % a.ratio) * wide_row;
         float *gate = a.gate + (int64_t)r * wide_row;
-        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) gate[c] += ape[c];
+        for (int32_t base = s.thread; base < wide_row; base += EACH * s.threads) {
+            float x[EACH], bias[EACH];
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const int32_t c = s.column(base, i);
+                x[i] = load_now(gate + c, c < wide_row);
+                bias[i] = load_now(ape + c, c < wide_row);
+            }
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const int32_t c = s.column(base, i);
+                if (c < wide_row) gate[c] = x[i] + bias[i];
+            }
+        }
     }
 }
 
 /* Norm and rotation of mixed[width], which becomes block b's entry. */
 static __device__ void finish_entry(const hd_compress_args &a, int32_t seq, int32_t b,
                                     float *mixed) {
-    const int32_t width = a.entries.width;
+    const int32_t width = a.entries.width, own = (int32_t)threadIdx.x;
+    const float weight = load_now(a.norm + own, own < width); /* on its way */
     double sum = 0.0;
-    for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
+    for (int32_t c = own; c < width; c += MIX_THREADS) {
         sum += (double)mixed[c] * (double)mixed[c];
     }
     sum = block_sum<MIX_THREADS>(sum);
     const float scale = (float)(1.0 / sqrt(sum / width + (double)a.eps));
-    for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
-        mixed[c] = mixed[c] * scale * a.norm[c];
+    for (int32_t c = own; c < width; c += MIX_THREADS) {
+        mixed[c] = mixed[c] * scale * (c == own ? weight : a.norm[c]);
     }
     __syncthreads();
     rotate(mixed + width - 2 * a.pairs, a.freq, a.pairs, b * a.ratio);
@@ -190,7 +252,8 @@ static __global__ void __launch_bounds__(MAX_THREADS) save_state(hd_compress_arg
 }
 
 /* A block per sequence. */
-static __global__ void __launch_bounds__(MIX_THREADS) compress_small_m(hd_compress_args a) {
+static __global__ void __launch_bounds__(MIX_THREADS, 1) compress_small_m(hd_compress_args a) {
+    begin_early(rows_of(a.seqs));
     extern __shared__ __align__(16) token_row slot[];
     const share own = own_share();
     add_bias(a, own);
@@ -208,7 +271,8 @@ void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
         2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
     const unsigned threads = threads_for(a->state.width / 2);
     if (a->seqs.most_rows > 0 && a->seqs.most_rows <= SMALL_M_ROWS) {
-        compress_small_m<<<dim3(1, (unsigned)a->seqs.n), MIX_THREADS, shared, queue>>>(*a);
+        launch_early(queue, rows_of(a->seqs), compress_small_m, dim3(1, (unsigned)a->seqs.n),
+                     MIX_THREADS, shared, 1, *a);
     } else {
         add_position_bias<<<grid, threads, 0, queue>>>(*a);
         make_entries<<<grid, MIX_THREADS, shared, queue>>>(*a);
@@ -249,6 +313,7 @@ static __global__ void __launch_bounds__(MAX_THREADS) save_groups(hd_group_laten
 
 /* A block per sequence. */
 static __global__ void __launch_bounds__(MAX_THREADS) latents_small_m(hd_group_latents_args a) {
+    begin_early(rows_of(a.seqs));
     extern __shared__ __align__(16) token_row slot[];
     mix_groups(a, own_share(), slot);
     __syncthreads(); /* what latents were made of is overwritten now */
@@ -261,7 +326,8 @@ void hd_group_latents_cuda(hd_stream *s, const hd_group_latents_args *a) {
     const unsigned threads = threads_for(a->state.width / 2);
     if (a->seqs.n == 0) return;
     if (a->seqs.most_rows > 0 && a->seqs.most_rows <= SMALL_M_ROWS) {
-        latents_small_m<<<dim3(1, (unsigned)a->seqs.n), threads, shared, queue>>>(*a);
+        launch_early(queue, rows_of(a->seqs), latents_small_m, dim3(1, (unsigned)a->seqs.n),
+                     (int)threads, shared, 1, *a);
     } else {
         make_latents<<<seq_grid(a->seqs), threads, shared, queue>>>(*a);
         save_groups<<<seq_grid(a->seqs), threads, 0, queue>>>(*a);

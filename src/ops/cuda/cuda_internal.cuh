@@ -81,6 +81,35 @@ static inline unsigned blocks_for(int64_t n, int64_t each) {
     return (unsigned)((n + each - 1) / each);
 }
 
+/* ---- kernels that start before the ones before them are done (launch_kernel()) where they have few rows:
+ * with many, kernels that begin beside them cost more than the start saves ---- */
+
+constexpr int64_t EARLY_ROWS = 8;
+
+/* How such a kernel begins; rows as launched. */
+static __device__ __forceinline__ void begin_early(int64_t rows) {
+    if (rows <= EARLY_ROWS) griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+}
+
+template <typename... P, typename... A>
+static void launch_early(cudaStream_t queue, int64_t rows, void (*kernel)(P...), dim3 grid,
+                         int threads, size_t shared, int cluster, A &&...args) {
+    launch_with(rows <= EARLY_ROWS && hd_cuda_overlaps_launches(), queue, kernel, grid, threads,
+                shared, cluster, static_cast<P>(args)...);
+}
+
+/* x, or 0 if it is not there, loaded where it stands: else the compiler puts each of several loads before its
+ * use, and one waits for the other. Uses must not be branched around, which would take the load along. */
+static __device__ __forceinline__ float load_now(const float *x, bool there) {
+    float value;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n"
+                 "@p ld.global.f32 %0, [%1];\n}"
+                 : "=f"(value)
+                 : "l"(x), "r"((int)there));
+    return value;
+}
+
 /* ---- RMS norms: a thread of a row's block has every NORM_..th element, NORM_EACH on their way ---- */
 
 constexpr int NORM_EACH = 8, NORM_NARROW = 256, NORM_WIDE = 512;

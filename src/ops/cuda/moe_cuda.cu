@@ -407,10 +407,26 @@ struct alignas(EACH * sizeof(cuda_act)) neighbors {
     cuda_act x[EACH];
 };
 
+/* As load_now(). */
+template <int EACH>
+static __device__ __forceinline__ neighbors<EACH> load_neighbors(const cuda_act *x) {
+    neighbors<EACH> to;
+    if constexpr (EACH == 4) {
+        asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(to.x[0]), "=f"(to.x[1]), "=f"(to.x[2]), "=f"(to.x[3])
+                     : "l"(x));
+    } else {
+        static_assert(EACH == 1);
+        asm volatile("ld.global.f32 %0, [%1];" : "=f"(to.x[0]) : "l"(x));
+    }
+    return to;
+}
+
 /* A block per token and BLOCK * EACH columns, all of a column's choices on their way at once: in
  * order of experts. */
 template <int EACH>
-static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args a) {
+static __global__ void __launch_bounds__(BLOCK, 3) moe_combine(hd_moe_combine_args a) {
+    constexpr int AT_ONCE = 8; /* choices on their way */
     begin_kernel();
     extern __shared__ int32_t sorted[]; /* [top_k] places, then weights */
     float *weight = reinterpret_cast<float *>(sorted + a.top_k);
@@ -418,17 +434,19 @@ static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args 
     const int32_t *place = a.place + t * a.top_k, *expert = a.expert + t * a.top_k;
     const int32_t c = (int32_t)(blockIdx.y * BLOCK + threadIdx.x) * EACH;
     for (int32_t j = threadIdx.x; j < a.top_k; j += BLOCK) {
-        const int32_t own = expert[j];
+        const int32_t own = expert[j], from = place[j];
+        const float factor = a.weight ? a.weight[t * a.top_k + j] : 1.0f;
+        asm volatile("" ::: "memory"); /* and stay before the loop */
         int32_t rank = 0;
         for (int32_t k = 0; k < a.top_k; k++) rank += expert[k] < own + (k < j);
-        sorted[rank] = place[j];
-        weight[rank] = a.weight ? a.weight[t * a.top_k + j] : 1.0f;
+        sorted[rank] = from;
+        weight[rank] = factor;
     }
     __syncthreads();
     if (c >= a.cols) return;
     using several = neighbors<EACH>;
     const auto at = [&](const hd_rows &x, int64_t row) {
-        return *reinterpret_cast<const several *>(acts(x) + row * stride_of(x, a.cols) + c);
+        return load_neighbors<EACH>(acts(x) + row * stride_of(x, a.cols) + c);
     };
     double sum[EACH] = {};
     if (a.shared.data) {
@@ -436,11 +454,20 @@ static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args 
 #pragma unroll
         for (int i = 0; i < EACH; i++) sum[i] = (double)wide(own.x[i]);
     }
-#pragma unroll 8
-    for (int32_t k = 0; k < a.top_k; k++) {
-        const several own = at(a.y, sorted[k]);
+    for (int32_t first = 0; first < a.top_k; first += AT_ONCE) {
+        several own[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < EACH; i++) sum[i] += (double)weight[k] * (double)wide(own.x[i]);
+        for (int k = 0; k < AT_ONCE; k++) own[k] = at(a.y, sorted[min(first + k, a.top_k - 1)]);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const bool there = first + k < a.top_k; /* a branch would take the loads along */
+            const double factor = (double)weight[there ? first + k : first];
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                const double more = fma(factor, (double)wide(own[k].x[i]), sum[i]);
+                sum[i] = there ? more : sum[i];
+            }
+        }
     }
     several out;
 #pragma unroll

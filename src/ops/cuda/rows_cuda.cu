@@ -137,15 +137,67 @@ static __global__ void __launch_bounds__(THREADS) rms_norm(hd_rms_norm_args a, h
     }
 }
 
+constexpr int32_t HELD_ROWS = 64; /* of more, blocks hide each other's waiting */
+
+/* The same of few rows, of at most TURNS * NORM_EACH * THREADS columns, which the block holds: weights are on their
+ * way before x is there, and x is read once. */
+template <int THREADS, int TURNS, bool ADD>
+static __global__ void __launch_bounds__(THREADS, 1)
+    rms_norm_held(hd_rms_norm_args a, hd_rows y) {
+    constexpr int EACH = TURNS * NORM_EACH;
+    cuda_act *x = acts(a.x) + blockIdx.x * stride_of(a.x, a.cols);
+    cuda_act *out = acts(a.out) + blockIdx.x * stride_of(a.out, a.cols);
+    const cuda_act *more = ADD ? acts(y) + (int64_t)blockIdx.x * a.cols : nullptr;
+    float weight[EACH], own[EACH], added[EACH];
+    griddepcontrol_launch_dependents();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * THREADS;
+        weight[i] = a.weight ? load_now(a.weight + c, c < a.cols) : 1.0f;
+    }
+    griddepcontrol_wait();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * THREADS;
+        own[i] = load_now(x + c, c < a.cols);
+        added[i] = ADD ? load_now(more + c, c < a.cols) : 0.0f;
+    }
+    double sum = 0.0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * THREADS;
+        if (ADD) own[i] += added[i];
+        if (ADD && c < a.cols) x[c] = narrow(own[i]);
+        sum = fma((double)own[i], (double)own[i], sum);
+    }
+    sum = block_sum<THREADS>(sum);
+    const float scale = (float)(1.0 / sqrt(sum / a.cols + (double)a.eps));
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * THREADS;
+        if (c < a.cols) out[c] = narrow(own[i] * scale * weight[i]);
+    }
+}
+
 template <bool ADD>
 static void launch_norm(hd_stream *s, const hd_rms_norm_args &a, const hd_rows &y) {
     cudaStream_t queue = hd_cuda_stream(s);
     const dim3 grid((unsigned)a.rows);
     if (a.rows == 0) return;
-    if (norm_is_wide(a.cols)) {
-        launch_kernel(queue, rms_norm<NORM_WIDE, ADD>, grid, NORM_WIDE, 0, 1, a, y);
+    const bool is_wide = norm_is_wide(a.cols);
+    const int32_t turn = (is_wide ? NORM_WIDE : NORM_NARROW) * NORM_EACH;
+    if (a.rows > HELD_ROWS || a.cols > 2 * turn) {
+        if (is_wide) {
+            launch_kernel(queue, rms_norm<NORM_WIDE, ADD>, grid, NORM_WIDE, 0, 1, a, y);
+        } else {
+            launch_kernel(queue, rms_norm<NORM_NARROW, ADD>, grid, NORM_NARROW, 0, 1, a, y);
+        }
+    } else if (!is_wide) {
+        launch_kernel(queue, rms_norm_held<NORM_NARROW, 1, ADD>, grid, NORM_NARROW, 0, 1, a, y);
+    } else if (a.cols <= turn) {
+        launch_kernel(queue, rms_norm_held<NORM_WIDE, 1, ADD>, grid, NORM_WIDE, 0, 1, a, y);
     } else {
-        launch_kernel(queue, rms_norm<NORM_NARROW, ADD>, grid, NORM_NARROW, 0, 1, a, y);
+        launch_kernel(queue, rms_norm_held<NORM_WIDE, 2, ADD>, grid, NORM_WIDE, 0, 1, a, y);
     }
 }
 
@@ -242,12 +294,18 @@ void hd_rope_cuda(hd_stream *s, const hd_rope_args *a) {
 /* A block per head: the order of sums is that of rms_norm. */
 static __global__ void __launch_bounds__(NORM_NARROW) norm_rope(hd_norm_rope_args a) {
     extern __shared__ float tail[]; /* [2 * pairs] what is rotated */
-    begin_kernel();
     cuda_act *x = acts(a.x) + (int64_t)blockIdx.x * a.head_width;
     const int64_t r = blockIdx.x / a.heads;
     const float *cos = a.cos_sin + r * 2 * a.pairs, *sine = cos + a.pairs;
-    float own[NORM_EACH];
+    float own[NORM_EACH], weight[NORM_EACH];
     double sum = 0.0;
+    griddepcontrol_launch_dependents();
+#pragma unroll
+    for (int i = 0; i < NORM_EACH; i++) { /* on their way before x is there */
+        const int32_t c = (int32_t)threadIdx.x + i * NORM_NARROW;
+        weight[i] = c < a.norm_cols && a.weight ? a.weight[c] : 1.0f;
+    }
+    griddepcontrol_wait();
 #pragma unroll
     for (int i = 0; i < NORM_EACH; i++) {
         const int32_t c = (int32_t)threadIdx.x + i * NORM_NARROW;
@@ -260,7 +318,7 @@ static __global__ void __launch_bounds__(NORM_NARROW) norm_rope(hd_norm_rope_arg
     for (int i = 0; i < NORM_EACH; i++) {
         const int32_t c = (int32_t)threadIdx.x + i * NORM_NARROW, at = c - a.rope_at;
         if (c >= a.norm_cols) continue;
-        const cuda_act value = narrow(own[i] * scale * (a.weight ? a.weight[c] : 1.0f));
+        const cuda_act value = narrow(own[i] * scale * weight[i]);
         if (at >= 0 && at < 2 * a.pairs) {
             tail[at] = wide(value);
         } else {

@@ -624,6 +624,7 @@ static __device__ void attention_run(uint8_t *shared, const hd_attention_args &a
 
 template <typename S>
 static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a) {
+    begin_early(a.rows);
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
     const int32_t head = (int32_t)blockIdx.y * S::HEADS;
@@ -636,6 +637,7 @@ static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a
 template <typename S>
 static __global__ void __launch_bounds__(BLOCK, 1)
     attention_runs(hd_attention_args a, int32_t each) {
+    begin_early(a.rows);
     extern __shared__ __align__(128) uint8_t shared[];
     const int32_t end = min(((int32_t)blockIdx.x + 1) * each, a.rows);
     slot_list slots = {(int32_t)blockIdx.x * each, 1, 0, a.heads};
@@ -686,6 +688,7 @@ static __device__ __forceinline__ void put_part(const sums<S> &part, const block
 template <typename S>
 static __global__ void __launch_bounds__(BLOCK, 1)
     attention_parts(hd_attention_args a, part_table t) {
+    begin_early(a.rows);
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
     const int32_t first = (int32_t)blockIdx.z % t.n_blocks;
@@ -701,9 +704,12 @@ static __global__ void __launch_bounds__(BLOCK, 1)
 }
 
 constexpr int MERGE_COLS = 4 * WARP; /* of a warp of merge_parts */
+constexpr int AT_ONCE = 8;           /* parts on their way */
 
 /* A warp per head and MERGE_COLS columns. */
-static __global__ void __launch_bounds__(BLOCK) merge_parts(hd_attention_args a, part_table t) {
+static __global__ void __launch_bounds__(BLOCK, 2)
+    merge_parts(hd_attention_args a, part_table t) {
+    begin_early(a.rows);
     const int32_t row = (int32_t)blockIdx.x, lane = (int32_t)threadIdx.x % WARP;
     const int32_t head = (int32_t)(blockIdx.y * WARPS + threadIdx.x / WARP);
     const int32_t first_col = (int32_t)blockIdx.z * MERGE_COLS + lane;
@@ -712,17 +718,33 @@ static __global__ void __launch_bounds__(BLOCK) merge_parts(hd_attention_args a,
     running all = sink_of(a, head);
     float value[4] = {};
     const int32_t n = (k.n + k.part - 1) / k.part;
-#pragma unroll 4
-    for (int32_t i = 0; i < n; i++) {
-        const float *from = part_at(t, a, row, head, i);
-        const running part = {from[a.v_dim], from[a.v_dim + 1]};
-        float keep, take;
-        merge_heads(&all, part, &keep, &take);
+    for (int32_t first = 0; first < n; first += AT_ONCE) {
+        running part[AT_ONCE];
+        float own[AT_ONCE][4];
 #pragma unroll
-        for (int c = 0; c < 4; c++) {
-            const int32_t col = first_col + c * WARP;
-            const float own = col < a.v_dim ? from[col] : 0.0f;
-            value[c] = merge_value(value[c], own, keep, take);
+        for (int i = 0; i < AT_ONCE; i++) {
+            const bool there = first + i < n;
+            const float *from = part_at(t, a, row, head, first + i);
+            part[i] = {load_now(from + a.v_dim, there), load_now(from + a.v_dim + 1, there)};
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int32_t col = first_col + c * WARP;
+                own[i][c] = load_now(from + col, there && col < a.v_dim);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) { /* selected: a branch would take the loads along */
+            const bool there = first + i < n;
+            running next = all;
+            float keep, take;
+            merge_heads(&next, part[i], &keep, &take);
+            all.max = there ? next.max : all.max;
+            all.total = there ? next.total : all.total;
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const float merged = merge_value(value[c], own[i][c], keep, take);
+                value[c] = there ? merged : value[c];
+            }
         }
     }
     cuda_act *out = acts(a.out) + ((int64_t)row * a.heads + head) * a.v_dim;
@@ -752,9 +774,9 @@ static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, si
     t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
     hd_cuda_allow_shared((const void *)attention_parts<S>, bytes);
     const dim3 parts(grid.x, grid.y, grid.z * (unsigned)t.n_blocks);
-    attention_parts<S><<<parts, BLOCK, bytes, queue>>>(*a, t);
+    launch_early(queue, a->rows, attention_parts<S>, parts, BLOCK, bytes, 1, *a, t);
     const dim3 merging(grid.x, blocks_for(a->heads, WARPS), blocks_for(a->v_dim, MERGE_COLS));
-    merge_parts<<<merging, BLOCK, 0, queue>>>(*a, t);
+    launch_early(queue, a->rows, merge_parts, merging, BLOCK, 0, 1, *a, t);
     return true;
 }
 
@@ -782,10 +804,11 @@ static void launch_rows(hd_stream *s, const hd_attention_args *a) {
     if (each > 1) {
         const dim3 blocks(blocks_for(a->rows, each), 1, grid.z);
         hd_cuda_allow_shared((const void *)attention_runs<S>, bytes);
-        attention_runs<S><<<blocks, BLOCK, bytes, hd_cuda_stream(s)>>>(*a, each);
+        launch_early(hd_cuda_stream(s), a->rows, attention_runs<S>, blocks, BLOCK, bytes, 1, *a,
+                     each);
     } else {
         hd_cuda_allow_shared((const void *)attention<S>, bytes);
-        attention<S><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
+        launch_early(hd_cuda_stream(s), a->rows, attention<S>, grid, BLOCK, bytes, 1, *a);
     }
     hd_cuda_check(s, "attention");
 }
