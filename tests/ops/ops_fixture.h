@@ -27,6 +27,7 @@ HD_OP_LIST(X)
 #undef X
 
 void fast_products(void **state);
+void few_places_on_gpu(void **state);
 void naive_on_gpu(void **state); /* test_ops_attention.c */
 void many_rows_on_gpu(void **state);
 

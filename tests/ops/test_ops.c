@@ -421,6 +421,7 @@ int test_ops(void) {
                     ENTRY_TESTS_LIST(X)
 #undef X
                         cmocka_unit_test_teardown(fast_products, forget_all),
+        cmocka_unit_test_teardown(few_places_on_gpu, forget_all),
         cmocka_unit_test_teardown(naive_on_gpu, forget_all),
         cmocka_unit_test_teardown(many_rows_on_gpu, forget_all),
         cmocka_unit_test_teardown(groups_are_rounded, forget_all),

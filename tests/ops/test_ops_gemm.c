@@ -260,8 +260,9 @@ static void check_places(const hd_grouped_gemm_args *a, const op_case *c) {
     }
 }
 
-static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t outs,
-                          int32_t cols, bool assigned) {
+/* gpu_alone: for shapes that are too large for the others. */
+static void grouped_on(const weight_format *f, const int32_t *counts, int32_t outs,
+                       int32_t cols, bool assigned, bool gpu_alone) {
     hd_weight *w = take(EXPERTS * sizeof *w);
     int32_t *offset = take_ints(EXPERTS + 1);
     for (int32_t e = 0; e < EXPERTS; e++) {
@@ -292,8 +293,18 @@ static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t
                  .all_rows = true,
                  .args = &a,
                  .run = run_grouped};
-    check_op(&c);
-    check_places(&a, &c);
+    if (gpu_alone) {
+        check_on_gpu(&c);
+        if (!fix.brief) check_places_on(&a, &c, &fix.gpu_fast);
+    } else {
+        check_op(&c);
+        check_places(&a, &c);
+    }
+}
+
+static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t outs,
+                          int32_t cols, bool assigned) {
+    grouped_on(f, counts, outs, cols, assigned, false);
 }
 
 void op_grouped_gemm(void **state) {
@@ -321,5 +332,24 @@ void op_grouped_gemm(void **state) {
     static const int32_t short_rows[] = {BF16_PLAIN, FP4_E8M0, NVFP4_E4M3};
     for (size_t f = 0; f < HD_LEN(short_rows) && fix.gpu; f++) {
         grouped_shape(weight_format_of(short_rows[f]), counts[3], 13603, 128, true);
+    }
+}
+
+/* FP4 with rows of x in a GPU's shared memory, all of a tile or only as many as fit: places have the bits of
+ * rows alone. */
+void few_places_on_gpu(void **state) {
+    (void)state;
+    static const int32_t counts[][EXPERTS] = {
+        {7, 0, 1, 0, 4},
+        {1, 1, 1, 1, 1},
+    };
+    static const int32_t formats[] = {FP4_E8M0, NVFP4_E4M3};
+    for (size_t f = 0; f < HD_LEN(formats) && fix.gpu; f++) {
+        const weight_format *format = weight_format_of(formats[f]);
+        grouped_on(format, counts[0], 13603, 512, true, true);
+        for (size_t i = 0; i < HD_LEN(counts); i++) {
+            grouped_on(format, counts[i], 871, 1280, true, true);
+            grouped_on(format, counts[i], 871, 7168, true, true);
+        }
     }
 }

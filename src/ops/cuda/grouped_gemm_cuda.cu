@@ -3,7 +3,7 @@
  * The host does not know how many rows a slot has, so the grid is as large as it can be and
  * a block finds its slot by adding up tiles. Where the slot's matrix lies, a block reads from
  * the table in device memory: a launch has the same arguments whatever experts are in the slots. */
-#include "ops/cuda/gemm_small_m_internal.cuh"
+#include "ops/cuda/gemm_few_fp4_internal.cuh"
 #include "ops/cuda/gemm_large_m_internal.cuh"
 #include "ops/cuda/gemm_f32_internal.cuh"
 
@@ -98,6 +98,29 @@ static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     }
 }
 
+/* FP4 by few_fp4(), where a tile has at most `fit` rows of x. */
+template <bool MX, typename S>
+static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
+    few_fp4_grouped(grouped_job g, weight_shape s, int32_t outs, int32_t fit) {
+    begin_kernel();
+    extern __shared__ __align__(1024) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t col = (int32_t)blockIdx.x * outs;
+    const int table = (int)blockIdx.z;
+    const hd_weight *slots = table ? g.slots[1] : g.slots[0];
+    const tile mine = take_tile<SMALL_M_ROWS>(&job, g, s, col, table);
+    if (mine.expert < 0) return;
+    const mma_block block = {mine.n, col, min(outs, s.rows - col), false};
+    if constexpr (FOR_SM90) {
+        const weight_arrays a = arrays_of(&slots[mine.expert]);
+        if (mine.n <= fit) {
+            few_fp4<MX, S::SLICED>(shared, job, block, s, a);
+        } else {
+            mma_small_m<READ_E2M1, FAST, S>(shared, job, block, s, a);
+        }
+    }
+}
+
 /* n_blocks share each row's slices. */
 template <int R, int P, int ROWS>
 static __global__ void __launch_bounds__(large_m_of<R, P, ROWS>::THREADS,
@@ -144,6 +167,56 @@ static void launch_small_m(cudaStream_t queue, const grouped_job &g, const hd_we
                   shape_of(w), outs);
 }
 
+/* What a row of x takes: itself, and its sums of all slices twice. */
+static int32_t few_row_bytes(int32_t cols, bool sliced) {
+    const int32_t sums = 2 * MMA_SLICES * FEW_PART * (int32_t)sizeof(float);
+    return few_x_bytes(cols) + (sliced ? sums : 0);
+}
+
+constexpr size_t FEW_SHARED = 110 * 1024; /* of a block: two are on a multiprocessor */
+
+/* Rows of x that fit, at most a tile's. */
+static int32_t few_rows_that_fit(int32_t cols, bool sliced) {
+    const int32_t fit = ((int32_t)FEW_SHARED - FEW_RING) / few_row_bytes(cols, sliced);
+    return fit < SMALL_M_ROWS ? fit : SMALL_M_ROWS;
+}
+
+static size_t few_bytes(int32_t rows, int32_t cols, bool sliced) {
+    return (size_t)FEW_RING + (size_t)rows * (size_t)few_row_bytes(cols, sliced);
+}
+
+/* Whether the matrix is NVFP4, or MXFP4, with scales that lie as they are copied. */
+static bool few_fp4_fits(const hd_weight *w) {
+    const bool mx = w->scale_type == HD_E8M0 && w->block_cols == 2 * GROUP;
+    const bool nv = w->scale_type == HD_E4M3 && w->block_cols == GROUP;
+    return hd_cuda_is_sm90() && w->type == HD_E2M1 && w->scale && w->block_rows == 1 &&
+           (mx || nv) && (uintptr_t)w->scale % (mx ? 4 : 8) == 0 &&
+           (int64_t)w->rows * w->cols < INT32_MAX;
+}
+
+/* As launch_small_m(); false if no row of x fits. */
+template <bool MX, typename S>
+static bool launch_few_fp4(cudaStream_t queue, const grouped_job &g, const hd_weight *w,
+                           int groups) {
+    const int32_t fit = few_rows_that_fit(w->cols, S::SLICED), outs = small_m_outs<S>(groups);
+    const size_t few = few_bytes(fit, w->cols, S::SLICED);
+    const size_t more = sizeof(small_m_shared<READ_E2M1, S>), bytes = few > more ? few : more;
+    const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, SMALL_M_ROWS), (unsigned)g.tables);
+    if (fit < 1) return false;
+    hd_cuda_allow_shared((const void *)few_fp4_grouped<MX, S>, bytes);
+    launch_kernel(queue, few_fp4_grouped<MX, S>, grid, SMALL_M_THREADS, bytes, 1, g,
+                  shape_of(w), outs, fit);
+    return true;
+}
+
+template <typename S>
+static bool launch_few_fp4(cudaStream_t queue, const grouped_job &g, const hd_weight *w,
+                           int groups) {
+    if (!few_fp4_fits(w)) return false;
+    return w->scale_type == HD_E8M0 ? launch_few_fp4<true, S>(queue, g, w, groups)
+                                    : launch_few_fp4<false, S>(queue, g, w, groups);
+}
+
 template <int R, int P, int ROWS>
 static void launch_large_m(hd_stream *stream, const grouped_job &g, const hd_weight *w) {
     const dim3 grid(blocks_for(w->rows, LARGE_M_OUTS), most_tiles(g, ROWS));
@@ -164,11 +237,18 @@ static void launch_few_places(hd_stream *s, const grouped_job &g, const hd_weigh
     const int64_t others = (int64_t)most_experts(g) * g.tables;
     const int32_t workers = hd_stream_workers(s), spans = w->cols / span_of<R>::COLS;
     const int groups = groups_of_warp(w->rows, others, workers, spans);
+    cudaStream_t queue = hd_cuda_stream(s);
+    constexpr bool FP4 = R == READ_E2M1 && P == FAST;
     if (groups > 0) {
-        return launch_small_m<R, P, small_m_by_warp>(hd_cuda_stream(s), g, w, groups);
+        if (FP4 && launch_few_fp4<small_m_by_warp>(queue, g, w, groups)) return;
+        return launch_small_m<R, P, small_m_by_warp>(queue, g, w, groups);
     }
     launch_small_m_plan(w->rows, others, workers, EXPERT_GROUPS, [&](auto shape, int each) {
-        launch_small_m<R, P, decltype(shape)>(hd_cuda_stream(s), g, w, each);
+        using S = decltype(shape);
+        if constexpr (FP4 && std::is_same_v<S, small_m_wide>) {
+            if (launch_few_fp4<S>(queue, g, w, each)) return;
+        }
+        launch_small_m<R, P, S>(queue, g, w, each);
     });
 }
 
