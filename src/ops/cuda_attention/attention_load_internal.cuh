@@ -11,35 +11,48 @@
 
 /* A place in the sequence of the block's tiles. */
 struct tile_cursor {
-    row_walk walk;
+    item_walk walk;
     part_item item;
     row_keys keys;
-    int32_t index, first, end; /* of the part; keys of the tile; end of the part */
+    int32_t items, joins; /* opened; quads before the item */
+    int32_t first, end;   /* keys of the tile; end of the part */
 };
 
-static __device__ void open_item(tile_cursor *c, const hd_attention_args &a, int32_t groups) {
+static __device__ void open_item(tile_cursor *c, const hd_attention_args &a,
+                                 const part_plan &plan) {
     do { /* a part without keys has no tile */
-        c->item = find_item(&c->walk, a, groups, c->index);
+        c->joins += c->item.row >= 0 && c->keys.n_parts > 1;
+        c->item = next_item(&c->walk, a, plan);
+        c->items++;
         if (c->item.row < 0) return;
         c->keys = keys_of(a, c->item.row);
         c->first = c->item.part * c->keys.part;
         c->end = min(c->first + c->keys.part, c->keys.n);
-        c->index += (int32_t)gridDim.x;
     } while (c->first >= c->end);
 }
 
-static __device__ tile_cursor first_tile(const hd_attention_args &a, int32_t groups) {
+static __device__ tile_cursor first_tile(const hd_attention_args &a, const part_plan &plan) {
     tile_cursor c = {};
-    c.index = (int32_t)blockIdx.x;
-    count_parts(&c.walk, a, groups);
-    open_item(&c, a, groups);
+    c.walk = first_item(a, plan);
+    c.item.row = -1;
+    open_item(&c, a, plan);
     return c;
 }
 
-static __device__ void next_tile(tile_cursor *c, const hd_attention_args &a, int32_t groups) {
+static __device__ void next_tile(tile_cursor *c, const hd_attention_args &a,
+                                 const part_plan &plan) {
     if (c->item.row < 0) return;
     c->first += TILE;
-    if (c->first >= c->end) open_item(c, a, groups);
+    if (c->first >= c->end) open_item(c, a, plan);
+}
+
+/* While the sums of a quad are joined they lie where tiles do. */
+static __device__ __forceinline__ void await_joins(int32_t *joined, int32_t joins) {
+    for (; *joined < joins; ++*joined) {
+        cluster_sync();
+        cluster_arrive_read();
+        cluster_wait_read();
+    }
 }
 
 constexpr int WARP_KEYS = TILE / 4; /* of a warp that loads */
@@ -121,22 +134,25 @@ static __device__ __forceinline__ void prefetch_queries(const part_item &item,
  * free by then. */
 template <int BOXES>
 static __device__ void load_tiles(const hd_attention_args &a, const block_memory &m,
-                                  int32_t groups) {
+                                  const part_plan &plan) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
-    tile_cursor c = first_tile(a, groups);
+    tile_cursor c = first_tile(a, plan);
     const uint8_t *found = find_key<BOXES, false>(c, a);
     bool live = c.item.row >= 0;
     uint32_t tile = 0;
+    int32_t joined = 0;
     for (; live; tile++) {
         const uint32_t stage = tile & 1, empty = m.empty + 8 * stage;
         const uint32_t parity = (tile >> 1 & 1) ^ 1;
-        const int32_t index = c.index;
-        next_tile(&c, a, groups);
-        if (c.index != index && c.item.row >= 0) prefetch_queries<BOXES>(c.item, a);
+        const int32_t items = c.items, joins = c.joins;
+        next_tile(&c, a, plan);
+        if (c.items != items && c.item.row >= 0) prefetch_queries<BOXES>(c.item, a);
         const uint8_t *next = find_key<BOXES, false>(c, a);
         const unsigned keys = __ballot_sync(ALL_LANES, is_key(found));
-        const bool early = tile > 0 && !__all_sync(ALL_LANES, mbarrier_test(empty, parity));
+        const bool early = tile > 0 && (joined < joins ||
+                                        !__all_sync(ALL_LANES, mbarrier_test(empty, parity)));
         if (early) announce<0>(m, tile - 1);
+        await_joins(&joined, joins);
         mbarrier_wait(empty, parity);
         if (lane == 0) m.live[stage * 4 + warp] = (uint16_t)keys;
         copy_keys<BOXES>(m.keys + stage * TILE_BYTES<BOXES>, found);
@@ -146,6 +162,7 @@ static __device__ void load_tiles(const hd_attention_args &a, const block_memory
         live = c.item.row >= 0;
     }
     if (tile > 0) announce<0>(m, tile - 1);
+    await_joins(&joined, c.joins);
 }
 
 /* ---- keys of E4M3 ---- */
@@ -153,21 +170,23 @@ static __device__ void load_tiles(const hd_attention_args &a, const block_memory
 /* As load_tiles(). */
 template <int BOXES>
 static __device__ void load_packed_tiles(const hd_attention_args &a, const block_memory &m,
-                                         int32_t groups) {
+                                         const part_plan &plan) {
     constexpr int AT_ONCE = WARP / 8, TURNS = WARP_KEYS / AT_ONCE;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
-    tile_cursor c = first_tile(a, groups);
+    tile_cursor c = first_tile(a, plan);
     const uint8_t *found = find_key<BOXES, true>(c, a);
     bool live = c.item.row >= 0;
+    int32_t joined = 0;
     packed_keys<BOXES> x[2];
     load_packed(&x[0], found, 0);
     for (uint32_t tile = 0; live; tile++) {
         const uint32_t stage = tile & 1;
-        const int32_t index = c.index;
+        const int32_t items = c.items, joins = c.joins;
         const unsigned keys = __ballot_sync(ALL_LANES, is_key(found));
-        next_tile(&c, a, groups);
-        if (c.index != index && c.item.row >= 0) prefetch_queries<BOXES>(c.item, a);
+        next_tile(&c, a, plan);
+        if (c.items != items && c.item.row >= 0) prefetch_queries<BOXES>(c.item, a);
         const uint8_t *next = find_key<BOXES, true>(c, a);
+        await_joins(&joined, joins);
         mbarrier_wait(m.empty + 8 * stage, (tile >> 1 & 1) ^ 1);
         if (lane == 0) m.live[stage * 4 + warp] = (uint16_t)keys;
 #pragma unroll
@@ -185,6 +204,7 @@ static __device__ void load_packed_tiles(const hd_attention_args &a, const block
         found = next;
         live = c.item.row >= 0;
     }
+    await_joins(&joined, c.joins);
 }
 
 #endif

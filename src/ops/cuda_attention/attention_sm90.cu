@@ -7,8 +7,12 @@
  * heads, part) in order.
  *
  * How long the parts of a row are follows from the number of its own keys; each has a maximum, a
- * total and a sum of its own, and a second kernel joins them in order. So neither the row's
- * neighbors nor the number of blocks change a bit. Scores are taken times log2(e). */
+ * total and a sum of its own. Four parts of a row are a quad, which the blocks of a cluster have at the same
+ * time: each joins a quarter of the columns in order, from the others' shared memory. A second kernel
+ * joins several quads. So neither the row's neighbors nor the number of blocks change a bit. Scores are
+ * taken times log2(e). */
+#include <atomic>
+
 #include "ops/cuda_attention/attention_sm90_internal.cuh"
 #include "ops/cuda_attention/attention_load_internal.cuh"
 #include "ops/cuda/wgmma_internal.cuh"
@@ -44,16 +48,16 @@ static __device__ void load_queries(const hd_attention_args &a, const block_memo
     fence_proxy_async();
 }
 
-/* Where parts lie: [rows, heads, n_parts, PART_STRIDE]. */
-struct part_table {
+/* Where joined quads of rows that have several lie: [rows, heads, n_quads, PART_STRIDE]. */
+struct quad_table {
     float *data;
-    int32_t n_parts; /* the most a row can have */
+    int32_t n_quads; /* the most a row can have */
 };
 
-static __device__ __forceinline__ float *part_at(const part_table &t,
+static __device__ __forceinline__ float *quad_at(const quad_table &t,
                                                  const hd_attention_args &a, int32_t row,
-                                                 int32_t head, int32_t part) {
-    return t.data + (((int64_t)row * a.heads + head) * t.n_parts + part) * PART_STRIDE;
+                                                 int32_t head, int32_t quad) {
+    return t.data + (((int64_t)row * a.heads + head) * t.n_quads + quad) * PART_STRIDE;
 }
 
 /* Of one head, of the part so far: the maximum, this lane's share of the total. */
@@ -112,24 +116,127 @@ static __device__ __forceinline__ void multiply_all(float (&o)[128], const float
     for (int i = 0; i < 128; i++) o[i] *= keep[i / 2 % 2];
 }
 
-/* Half of the values: to the output, or, of one part of several, to scratch. */
+/* Half of the values, to the output. */
 static __device__ __forceinline__ void put_values(const float (&o)[128], const float *factor,
                                                   const hd_attention_args &a,
-                                                  const part_table &t, const part_item &item,
-                                                  bool whole, int first_col) {
+                                                  const part_item &item, int first_col) {
     const int col = first_col + 2 * (int)(threadIdx.x % 4);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int32_t head = item.first_head + head_of(h);
         if (head >= a.heads) continue;
-        float *to = whole ? acts(a.out) + ((int64_t)item.row * a.heads + head) * V_DIM
-                          : part_at(t, a, item.row, head, item.part);
+        float *to = acts(a.out) + ((int64_t)item.row * a.heads + head) * V_DIM;
 #pragma unroll
         for (int i = 2 * h; i < 128; i += 4) {
             *reinterpret_cast<float2 *>(to + col + i / 4 * 8) =
                 make_float2(o[i] * factor[h], o[i + 1] * factor[h]);
         }
     }
+}
+
+/* ---- a quad ---- */
+
+/* Column `col` of a head's sum of a part, which lies where the keys were: [HEADS][V_DIM], eight columns
+ * exchanged by the head's number, so that a warp's heads do not meet in a bank. */
+static __device__ __forceinline__ int sum_at(int head, int col) {
+    return head * V_DIM + (col ^ (head & 7) << 3);
+}
+
+/* Half of the values of a part. */
+static __device__ __forceinline__ void put_sums(const float (&o)[128], float *sums,
+                                                int first_col) {
+    const int col = first_col + 2 * (int)(threadIdx.x % 4);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int i = 2 * h; i < 128; i += 4) {
+            *reinterpret_cast<float2 *>(sums + sum_at(head_of(h), col + i / 4 * 8)) =
+                make_float2(o[i], o[i + 1]);
+        }
+    }
+}
+
+/* Parts of a head in order: the next one's share of the sum so far, and its own. */
+static __device__ __forceinline__ void join_next(running *all, float own_max, float own_total,
+                                                 float *keep, float *take) {
+    const float top = fmaxf(all->max, own_max), base = top == -CUDART_INF_F ? 0.0f : top;
+    *keep = exp2_of(all->max - base);
+    *take = exp2_of(own_max - base);
+    *all = {top, fmaf(own_total, *take, __fmul_rn(all->total, *keep))};
+}
+
+static __device__ __forceinline__ void add_joined(float4 *sum, float4 x, float keep,
+                                                  float take) {
+    sum->x = fmaf(x.x, take, __fmul_rn(sum->x, keep));
+    sum->y = fmaf(x.y, take, __fmul_rn(sum->y, keep));
+    sum->z = fmaf(x.z, take, __fmul_rn(sum->z, keep));
+    sum->w = fmaf(x.w, take, __fmul_rn(sum->w, keep));
+}
+
+/* A sum of parts begins with the sink. */
+static __device__ __forceinline__ running sink_of(const hd_attention_args &a, int32_t head) {
+    const float sink = a.sink ? a.sink[head] * LOG2_E : -CUDART_INF_F;
+    return {sink, sink == -CUDART_INF_F ? 0.0f : 1.0f};
+}
+
+static __device__ __forceinline__ float4 scaled(float4 x, float by) {
+    return make_float4(x.x * by, x.y * by, x.z * by, x.w * by);
+}
+
+/* The block's quarter of the columns, of the quad's four parts: to the output, or, of one quad of several,
+ * to scratch. A warp has every eighth head. */
+static __device__ __forceinline__ void join_quad(const hd_attention_args &a,
+                                                 const block_memory &m, const quad_table &t,
+                                                 const part_item &item, int32_t n_parts) {
+    constexpr int COLS = V_DIM / QUAD, WARPS = MATH_THREADS / WARP;
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int col = (int)cluster_rank() * COLS + 4 * lane;
+    const bool last = n_parts == QUAD;
+    const int32_t n_heads = min(a.heads - item.first_head, HEADS);
+#pragma unroll 2
+    for (int h = warp; h < n_heads; h += WARPS) {
+        const int32_t head = item.first_head + h;
+        float4 x[QUAD], own[QUAD];
+#pragma unroll
+        for (unsigned i = 0; i < QUAD; i++) {
+            own[i] = *cluster_at(m.stats + h, i);
+            x[i] = *reinterpret_cast<const float4 *>(cluster_at(m.sums + sum_at(h, col), i));
+        }
+        running all = last ? sink_of(a, head) : running{-CUDART_INF_F, 0.0f};
+        float4 sum = {};
+        bool any = false;
+#pragma unroll
+        for (int i = 0; i < QUAD; i++) {
+            float keep, take;
+            join_next(&all, own[i].x, own[i].y, &keep, &take);
+            add_joined(&sum, x[i], keep, take);
+            any = any || own[i].z != 0.0f;
+        }
+        if (last) {
+            cuda_act *out = acts(a.out) + ((int64_t)item.row * a.heads + head) * V_DIM;
+            *reinterpret_cast<float4 *>(out + col) = scaled(sum, any ? 1.0f / all.total : 0.0f);
+        } else {
+            float *to = quad_at(t, a, item.row, head, item.part / QUAD);
+            *reinterpret_cast<float4 *>(to + col) = sum;
+            if (col == 0) {
+                *reinterpret_cast<float4 *>(to + V_DIM) =
+                    make_float4(all.max, all.total, any ? 1.0f : 0.0f, 0.0f);
+            }
+        }
+    }
+}
+
+/* Of a part of a quad; both warpgroups, as the one that loads does (await_joins). */
+static __device__ __forceinline__ void put_part(const float (&o)[128],
+                                                const hd_attention_args &a,
+                                                const block_memory &m, const quad_table &t,
+                                                const part_item &item, int32_t n_parts,
+                                                int first_col) {
+    put_sums(o, m.sums, first_col);
+    cluster_sync();
+    join_quad(a, m, t, item, n_parts);
+    cluster_arrive_read();
+    cluster_wait_read();
 }
 
 /* What a sum is multiplied by for the output. */
@@ -162,8 +269,8 @@ static __device__ __forceinline__ void release(const block_memory &m, tile_count
 /* The first warpgroup's share of a part of n tiles. */
 template <int BOXES>
 static __device__ __forceinline__ void compute_left(const hd_attention_args &a,
-                                                    const block_memory &m, const part_table &t,
-                                                    const part_item &item, bool whole,
+                                                    const block_memory &m, const quad_table &t,
+                                                    const part_item &item, int32_t n_parts,
                                                     int32_t n_tiles, tile_count *tile) {
     const uint64_t q = box_descriptor(m.q);
     const float scale = a.scale * LOG2_E;
@@ -209,6 +316,7 @@ static __device__ __forceinline__ void compute_left(const hd_attention_args &a,
         release(m, tile);
     }
     if (n_tiles > 0) bar_sync(P_FREE, MATH_THREADS);
+    const bool whole = n_parts == 1;
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -217,20 +325,21 @@ static __device__ __forceinline__ void compute_left(const hd_attention_args &a,
         factor[h] = whole ? factor_of(a, head, run[h], any) : 1.0f;
         if (threadIdx.x % 4 != 0) continue;
         m.keep[head_of(h)] = factor[h];
-        if (whole || head >= a.heads) continue;
-        float *part = part_at(t, a, item.row, head, item.part) + V_DIM;
-        *reinterpret_cast<float4 *>(part) =
-            make_float4(run[h].max, run[h].total, any ? 1.0f : 0.0f, 0.0f);
+        m.stats[head_of(h)] = make_float4(run[h].max, run[h].total, any ? 1.0f : 0.0f, 0.0f);
     }
-    bar_sync(Q_BARRIER, MATH_THREADS);
-    put_values(o, factor, a, t, item, whole, 0);
+    bar_sync(Q_BARRIER, MATH_THREADS); /* nobody reads keys or weights now */
+    if (whole) {
+        put_values(o, factor, a, item, 0);
+    } else {
+        put_part(o, a, m, t, item, n_parts, 0);
+    }
 }
 
 /* The second warpgroup's. */
 template <int BOXES>
 static __device__ __forceinline__ void compute_right(const hd_attention_args &a,
-                                                     const block_memory &m, const part_table &t,
-                                                     const part_item &item, bool whole,
+                                                     const block_memory &m, const quad_table &t,
+                                                     const part_item &item, int32_t n_parts,
                                                      int32_t n_tiles, tile_count *tile) {
     const uint64_t p = box_descriptor(m.weights);
     float o[128] = {}, keep[2];
@@ -255,20 +364,23 @@ static __device__ __forceinline__ void compute_right(const hd_attention_args &a,
     bar_sync(Q_BARRIER, MATH_THREADS);
     keep[0] = m.keep[head_of(0)];
     keep[1] = m.keep[head_of(1)];
-    put_values(o, keep, a, t, item, whole, HALF_COLS);
+    if (n_parts == 1) {
+        put_values(o, keep, a, item, HALF_COLS);
+    } else {
+        put_part(o, a, m, t, item, n_parts, HALF_COLS);
+    }
 }
 
 /* A warpgroup's half of the values of all of the block's items. */
 template <int BOXES, bool LEFT>
 static __device__ __forceinline__ void compute_items(const hd_attention_args &a,
-                                                     const block_memory &m, const part_table &t,
-                                                     int32_t groups) {
-    row_walk walk = {};
+                                                     const block_memory &m, const quad_table &t,
+                                                     const part_plan &plan) {
+    item_walk walk = first_item(a, plan);
     tile_count tile = {};
     int32_t row = -1, head = -1;
-    count_parts(&walk, a, groups);
-    for (int32_t index = (int32_t)blockIdx.x;; index += (int32_t)gridDim.x) {
-        const part_item item = find_item(&walk, a, groups, index);
+    for (;;) {
+        const part_item item = next_item(&walk, a, plan);
         if (item.row < 0) break;
         const row_keys k = keys_of(a, item.row);
         const int32_t begin = item.part * k.part, end = min(begin + k.part, k.n);
@@ -279,9 +391,9 @@ static __device__ __forceinline__ void compute_items(const hd_attention_args &a,
         head = item.first_head;
         bar_sync(Q_BARRIER, MATH_THREADS);
         if (LEFT) {
-            compute_left<BOXES>(a, m, t, item, k.n_parts == 1, n_tiles, &tile);
+            compute_left<BOXES>(a, m, t, item, k.n_parts, n_tiles, &tile);
         } else {
-            compute_right<BOXES>(a, m, t, item, k.n_parts == 1, n_tiles, &tile);
+            compute_right<BOXES>(a, m, t, item, k.n_parts, n_tiles, &tile);
         }
     }
 }
@@ -298,7 +410,7 @@ constexpr int LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
 
 template <int BOXES, bool PACKED>
 static __global__ void __launch_bounds__(THREADS, 1)
-    attention_tiles(const hd_attention_args a, const part_table t, const int32_t groups) {
+    attention_tiles(const hd_attention_args a, const quad_table t, const part_plan plan) {
     static_assert(LEFT_REGISTERS<PACKED> + RIGHT_REGISTERS<PACKED> + LOAD_REGISTERS<PACKED> <=
                   3 * LAUNCH_REGISTERS);
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -311,60 +423,51 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
     }
     __syncthreads();
+    begin_early(a.rows);
     if (group == 0) {
         setmaxnreg_inc<LEFT_REGISTERS<PACKED>>();
-        compute_items<BOXES, true>(a, m, t, groups);
+        compute_items<BOXES, true>(a, m, t, plan);
     } else if (group == 1) {
         setmaxnreg_inc<RIGHT_REGISTERS<PACKED>>();
-        compute_items<BOXES, false>(a, m, t, groups);
+        compute_items<BOXES, false>(a, m, t, plan);
     } else {
         setmaxnreg_dec<LOAD_REGISTERS<PACKED>>();
         if constexpr (PACKED) {
-            load_packed_tiles<BOXES>(a, m, groups);
+            load_packed_tiles<BOXES>(a, m, plan);
         } else {
-            load_tiles<BOXES>(a, m, groups);
+            load_tiles<BOXES>(a, m, plan);
         }
     }
 }
 
-/* ---- joining the parts of a row ---- */
+/* ---- joining the quads of a row ---- */
 
 /* A warp per head. */
-static __global__ void __launch_bounds__(BLOCK) join_parts(hd_attention_args a, part_table t) {
+static __global__ void __launch_bounds__(BLOCK) join_quads(hd_attention_args a, quad_table t) {
     constexpr int EACH = V_DIM / WARP / 4;
+    begin_early(a.rows);
     const int32_t row = (int32_t)blockIdx.x, lane = (int32_t)threadIdx.x % WARP;
     const int32_t head = (int32_t)(blockIdx.y * (BLOCK / WARP) + threadIdx.x / WARP);
-    const int32_t n = keys_of(a, row).n_parts;
-    if (n == 1 || head >= a.heads) return;
-    running all = {a.sink ? a.sink[head] * LOG2_E : -CUDART_INF_F, 1.0f};
-    if (all.max == -CUDART_INF_F) all.total = 0.0f;
+    const int32_t n = keys_of(a, row).n_parts / QUAD;
+    if (n <= 1 || head >= a.heads) return;
+    running all = sink_of(a, head);
     bool any = false;
     float4 sum[EACH] = {};
 #pragma unroll 4
     for (int32_t i = 0; i < n; i++) {
-        const float4 *part = reinterpret_cast<const float4 *>(part_at(t, a, row, head, i));
-        const float4 own = part[V_DIM / 4];
-        const float top = fmaxf(all.max, own.x), base = top == -CUDART_INF_F ? 0.0f : top;
-        const float keep = exp2_of(all.max - base), take = exp2_of(own.x - base);
-        all = {top, fmaf(own.y, take, __fmul_rn(all.total, keep))};
+        const float4 *quad = reinterpret_cast<const float4 *>(quad_at(t, a, row, head, i));
+        const float4 own = quad[V_DIM / 4];
+        float keep, take;
+        join_next(&all, own.x, own.y, &keep, &take);
         any = any || own.z != 0.0f;
 #pragma unroll
-        for (int c = 0; c < EACH; c++) {
-            const float4 x = part[c * WARP + lane];
-            sum[c].x = fmaf(x.x, take, __fmul_rn(sum[c].x, keep));
-            sum[c].y = fmaf(x.y, take, __fmul_rn(sum[c].y, keep));
-            sum[c].z = fmaf(x.z, take, __fmul_rn(sum[c].z, keep));
-            sum[c].w = fmaf(x.w, take, __fmul_rn(sum[c].w, keep));
-        }
+        for (int c = 0; c < EACH; c++) add_joined(&sum[c], quad[c * WARP + lane], keep, take);
     }
     const float factor = any ? 1.0f / all.total : 0.0f;
     float4 *out =
         reinterpret_cast<float4 *>(acts(a.out) + ((int64_t)row * a.heads + head) * V_DIM);
 #pragma unroll
-    for (int c = 0; c < EACH; c++) {
-        out[c * WARP + lane] = make_float4(sum[c].x * factor, sum[c].y * factor,
-                                           sum[c].z * factor, sum[c].w * factor);
-    }
+    for (int c = 0; c < EACH; c++) out[c * WARP + lane] = scaled(sum[c], factor);
 }
 
 /* ---- launching ---- */
@@ -396,26 +499,57 @@ bool attention_fits_sm90(const hd_attention_args *a) {
            (are_lists(a, is_aligned) || are_lists(a, is_packed));
 }
 
+/* How many clusters of a kernel that has a multiprocessor for each block the current GPU has room for; asked
+ * once of each. */
 template <int BOXES, bool PACKED>
-static void launch(hd_stream *s, const hd_attention_args &a, const part_table &t) {
-    const int32_t groups = (int32_t)blocks_for(a.heads, HEADS), workers = hd_stream_workers(s);
-    const int64_t most = (int64_t)a.rows * groups * t.n_parts;
-    const unsigned grid = most < workers ? (unsigned)most : (unsigned)workers;
-    cudaStream_t queue = hd_cuda_stream(s);
-    hd_cuda_allow_shared((const void *)attention_tiles<BOXES, PACKED>, SHARED_BYTES<BOXES>);
-    attention_tiles<BOXES, PACKED><<<grid, THREADS, SHARED_BYTES<BOXES>, queue>>>(a, t, groups);
-    if (t.n_parts == 1) return;
-    const dim3 joining((unsigned)a.rows, blocks_for(a.heads, BLOCK / WARP));
-    join_parts<<<joining, BLOCK, 0, queue>>>(a, t);
+static unsigned clusters_at_once() {
+    constexpr int MAX_GPUS = 64;
+    static std::atomic<int> known[MAX_GPUS];
+    int gpu = 0, n = 0;
+    cudaGetDevice(&gpu);
+    if (gpu < MAX_GPUS && known[gpu] > 0) return (unsigned)known[gpu];
+    cudaLaunchAttribute how = {};
+    how.id = cudaLaunchAttributeClusterDimension;
+    how.val.clusterDim = {QUAD, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(QUAD);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = SHARED_BYTES<BOXES>;
+    config.attrs = &how;
+    config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&n, attention_tiles<BOXES, PACKED>, &config) !=
+        cudaSuccess) {
+        cudaGetLastError();
+    }
+    n = n > 0 ? n : 1;
+    if (gpu < MAX_GPUS) known[gpu] = n;
+    return (unsigned)n;
 }
 
-/* As many rows at once as have room for their parts. */
+template <int BOXES, bool PACKED>
+static void launch(hd_stream *s, const hd_attention_args &a, const quad_table &t, bool quads) {
+    const int64_t groups = blocks_for(a.heads, HEADS), workers = hd_stream_workers(s);
+    const part_plan plan = {(int32_t)groups, quads};
+    const int64_t most = a.rows * groups * (quads ? t.n_quads : 1);
+    cudaStream_t queue = hd_cuda_stream(s);
+    hd_cuda_allow_shared((const void *)attention_tiles<BOXES, PACKED>, SHARED_BYTES<BOXES>);
+    const int64_t fit = quads ? clusters_at_once<BOXES, PACKED>() : workers;
+    const unsigned grid = (unsigned)(most < fit ? most : fit) * (quads ? QUAD : 1);
+    launch_early(queue, a.rows, attention_tiles<BOXES, PACKED>, dim3(grid), THREADS,
+                 SHARED_BYTES<BOXES>, quads ? QUAD : 1, a, t, plan);
+    if (t.n_quads == 1) return;
+    const dim3 joining((unsigned)a.rows, blocks_for(a.heads, BLOCK / WARP));
+    launch_early(queue, a.rows, join_quads, joining, BLOCK, 0, 1, a, t);
+}
+
+/* As many rows at once as have room for their quads. */
 void attention_sm90(hd_stream *s, const hd_attention_args *a) {
-    const part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)),
-                          parts_of(most_keys(a))};
+    const int32_t n_parts = parts_of(most_keys(a), a->heads),
+                  n_quads = n_parts < QUAD ? 1 : n_parts / QUAD;
+    const quad_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)), n_quads};
     const size_t room = (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
-    const size_t each = (size_t)a->heads * (size_t)t.n_parts * PART_STRIDE * sizeof(float);
-    const int64_t fit = t.n_parts == 1 ? a->rows : (int64_t)(room / each);
+    const size_t each = (size_t)a->heads * (size_t)n_quads * PART_STRIDE * sizeof(float);
+    const int64_t fit = n_quads == 1 ? a->rows : (int64_t)(room / each);
     const int32_t at_once = fit < a->rows ? (int32_t)fit : a->rows;
     const bool mla = a->k_dim == 576, packed = are_lists(a, is_packed);
     if (at_once == 0 && a->rows > 0) {
@@ -432,9 +566,11 @@ void attention_sm90(hd_stream *s, const hd_attention_args *a) {
         part.pos += first;
         if (a->selected) part.selected += (int64_t)first * a->n_selected;
         if (packed) {
-            mla ? launch<9, true>(s, part, t) : launch<8, true>(s, part, t);
+            mla ? launch<9, true>(s, part, t, n_parts > 1)
+                : launch<8, true>(s, part, t, n_parts > 1);
         } else {
-            mla ? launch<9, false>(s, part, t) : launch<8, false>(s, part, t);
+            mla ? launch<9, false>(s, part, t, n_parts > 1)
+                : launch<8, false>(s, part, t, n_parts > 1);
         }
     }
     hd_cuda_check(s, "attention");
