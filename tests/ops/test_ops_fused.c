@@ -143,15 +143,16 @@ void op_linear_swiglu(void **state) {
     static const struct {
         int32_t format, rows, outs, cols;
     } shapes[] = {
-        {FP8_F32,    4,  512,  640 },
-        {FP8_E8M0,   1,  264,  1024},
-        {FP8_F32,    16, 1160, 384 }, /* tiles of 16 */
-        {FP8_E8M0,   7,  2200, 256 }, /* of 32 */
-        {FP8_F32,    17, 136,  512 }, /* many rows */
-        {FP8_F32,    65, 136,  256 },
-        {BF16_PLAIN, 5,  72,   512 },
-        {E4M3_ODD,   3,  40,   256 },
-        {FP4_E8M0,   4,  64,   512 },
+        {FP8_F32,    4,   512,  640 },
+        {FP8_E8M0,   1,   264,  1024},
+        {FP8_F32,    16,  1160, 384 }, /* tiles of 16 */
+        {FP8_E8M0,   7,   2200, 256 }, /* of 32 */
+        {FP8_F32,    17,  136,  512 }, /* many rows */
+        {FP8_F32,    65,  136,  256 },
+        {FP8_F32,    130, 264,  384 }, /* gate and up in one tile */
+        {BF16_PLAIN, 5,   72,   512 },
+        {E4M3_ODD,   3,   40,   256 },
+        {FP4_E8M0,   4,   64,   512 },
     };
     enum { PADS = 12 }; /* columns of other ranks in every second case */
     for (size_t i = 0; i < (fix.brief ? 2 : HD_LEN(shapes)); i++) {
@@ -257,6 +258,10 @@ void op_grouped_swiglu(void **state) {
         }
     }
     if (fix.brief) return;
+    for (int32_t each = 36; fix.gpu && each < 180; each += 64) { /* gate and up in one tile */
+        const int32_t many[EXPERTS] = {each, 2 * each, 0, each + 7, each - 9, each + 2};
+        experts_shape(FP8_F32, many, 200, 256, each == 100, 10.0f, 0);
+    }
     experts_shape(FP4_E8M0, counts[0], 264, 1024, true, 2.0f, 0);
     /* Columns of real models, whose scales fill a block's shared memory, and every height of a tile. */
     static const int32_t real[][EXPERTS] = {
@@ -363,12 +368,14 @@ void op_norm_rope(void **state) {
         int32_t rows, heads, width, norm_cols, rope_at, pairs;
         bool half_split;
     } shapes[] = {
-        {7, 16, 512,  512,  448, 32,  false}, /* V4's queries */
-        {7, 1,  576,  512,  512, 32,  false}, /* V3's latents */
-        {0, 2,  64,   64,   0,   32,  true },
-        {5, 3,  41,   40,   8,   16,  true },
-        {9, 2,  700,  300,  290, 10,  false}, /* the rotation begins within the norm */
-        {3, 1,  2560, 2500, 100, 300, false}, /* wider than the fused kernel takes */
+        {7,   16, 512,  512,  448, 32,  false}, /* V4's queries */
+        {7,   1,  576,  512,  512, 32,  false}, /* V3's latents */
+        {0,   2,  64,   64,   0,   32,  true },
+        {5,   3,  41,   40,   8,   16,  true },
+        {9,   2,  700,  300,  290, 10,  false}, /* the rotation begins within the norm */
+        {3,   1,  2560, 2500, 100, 300, false}, /* wider than the fused kernel takes */
+        {70,  16, 512,  512,  448, 32,  false}, /* a warp per head */
+        {140, 8,  320,  300,  290, 12,  false},
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         const int32_t rows = shapes[i].rows, width = shapes[i].heads * shapes[i].width;

@@ -26,8 +26,29 @@ constexpr int more_registers = H > 128 ? 160 : 232;
 template <int H>
 constexpr int less_registers = H > 128 ? 32 : 40;
 
-template <int H>
-constexpr int threads_of = groups_of<H> *WARPGROUP + (H > 64 ? WARPGROUP : 2 * WARP);
+/* Whether a tile has rows of the gate and the same ones of the up matrix side by side: x is then read
+ * once, and by instructions of twice the columns. Else a gate's tile is followed by the up one. */
+template <int BN, matrices M>
+constexpr bool is_joined = gated<M> &&BN == 128;
+
+/* Outputs of a tile. */
+template <int BN, matrices M>
+constexpr int outs_of = is_joined<BN, M> ? BN / 2 : BN;
+
+/* Whether rows of W that a tile has may have two scales in a span. */
+template <int BN, matrices M>
+constexpr bool has_two_scales = is_joined<BN, M> || QUANTISED % BN != 0;
+
+template <int H, int BN, sharing SHARE, matrices M>
+using order_of = schedule<H, outs_of<BN, M>, SHARE,
+                          !is_joined<BN, M> ? M
+                          : by_expert<M>    ? EXPERTS
+                                            : ONE>;
+
+/* Of joined tiles the second matrix has a copying thread and a warp for its scales of its own. */
+template <int H, int BN, matrices M>
+constexpr int threads_of = groups_of<H> *WARPGROUP +
+                           (H > 64 || is_joined<BN, M> ? WARPGROUP : 2 * WARP);
 
 /* ---- shared memory ---- */
 
@@ -75,7 +96,7 @@ struct memory {
     }
 };
 
-/* ---- the thread that copies ---- */
+/* ---- the threads that copy ---- */
 
 template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 struct copying {
@@ -95,6 +116,8 @@ struct copying {
 
     __device__ void copy_w(const tile &t, int32_t place, int32_t span, int32_t stage) const {
         uint8_t *to = x_tile(stage) + SPANS * H * ROW_BYTES;
+        static_assert(SPANS == 1 || !is_joined<BN, M>, "rows of both matrices in a span");
+        if (is_joined<BN, M> && t.second) to += BN / 2 * ROW_BYTES;
         const CUtensorMap *from = (M == PAIR || gated<M>)&&t.second ? second : w;
         bulk_copy_4d(to, from, &m.full[stage], 0, t.out, span, place, j.keep_w);
     }
@@ -115,11 +138,11 @@ struct copying {
     }
 
     /* The first stages' rows of W are on their way before x is there. */
-    __device__ void run(schedule<H, BN, SHARE, M> turn) const {
+    __device__ void run(order_of<H, BN, SHARE, M> turn) const {
         cursor c;
-        tile t;
+        tile t = {};
         int32_t ahead = 0;
-        schedule<H, BN, SHARE, M> first = turn;
+        order_of<H, BN, SHARE, M> first = turn;
         if (first.next(j, rank, &t)) {
             const int32_t place = data_place<M>(j, t);
 #pragma unroll 1
@@ -141,6 +164,21 @@ struct copying {
                     copy_w(t, place, span, c.at);
                 }
                 copy_x(t, span, c.at);
+            }
+        }
+    }
+
+    /* Joined tiles' rows of the second matrix, whose bytes the thread above expects. */
+    __device__ void run_second(order_of<H, BN, SHARE, M> turn) const {
+        cursor c;
+        tile t = {};
+        t.second = true;
+        while (turn.next(j, rank, &t)) {
+            const int32_t place = data_place<M>(j, t);
+#pragma unroll 1
+            for (int32_t span = 0; span < j.spans; span += SPANS, c.move(j.stages)) {
+                mbarrier_wait(&m.empty[c.at], c.parity ^ 1);
+                copy_w(t, place, span, c.at);
             }
         }
     }
@@ -179,13 +217,15 @@ __device__ __forceinline__ void copy_scales(float *to, const uint8_t *scale, int
     }
 }
 
+/* part 1: of joined tiles' second matrix. */
 template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 __device__ void read_scales(const job &j, const memory<H, BN, SPANS> &m,
-                            schedule<H, BN, SHARE, M> turn, uint32_t rank) {
+                            order_of<H, BN, SHARE, M> turn, uint32_t rank, int part) {
     constexpr int AT_ONCE = H > 128 ? 1 : 4; /* as registers allow */
     cursor c;
-    tile t;
+    tile t = {};
     while (turn.next(j, rank, &t)) {
+        if (is_joined<BN, M>) t.second = part == 1;
         const bool second = (M == PAIR || gated<M>)&&t.second;
         const uint8_t *scale = scale_of_tile<M>(j, t);
         const float global = second ? j.second.global : j.global;
@@ -193,7 +233,7 @@ __device__ void read_scales(const job &j, const memory<H, BN, SPANS> &m,
         const int64_t first = (int64_t)(t.out / QUANTISED) * j.spans;
         const int64_t end = (int64_t)((outs + QUANTISED - 1) / QUANTISED) * j.spans;
         const int32_t n = QUANTISED % BN == 0 ? j.spans : 2 * j.spans;
-        float *to = m.w_scale + c.at * 2 * j.spans;
+        float *to = m.w_scale + (2 * c.at + part) * j.spans;
         mbarrier_wait(&m.unused[c.at], c.parity ^ 1);
         if (j.scale_type == HD_F32) {
             copy_scales<float, AT_ONCE>(to, scale, first, end, n, global);
@@ -224,12 +264,14 @@ __device__ __forceinline__ void promote(float (&total)[BN / 2], const float (&su
 }
 
 /* split: column groups before the border of two blocks. */
-template <int BN>
+template <int BN, matrices M>
 __device__ __forceinline__ void promote_span(float (&total)[BN / 2], const float (&sum)[BN / 2],
                                              const float (&x)[2], const float (&w)[2],
                                              int split) {
     static_assert(QUANTISED % BN == 0 || BN == 192, "a border has two places at most");
-    if (QUANTISED % BN == 0) {
+    if (is_joined<BN, M>) {
+        promote<BN, BN / 16>(total, sum, x, w);
+    } else if (QUANTISED % BN == 0) {
         promote<BN, BN / 8>(total, sum, x, w);
     } else if (split == 8) {
         promote<BN, 8>(total, sum, x, w);
@@ -238,7 +280,7 @@ __device__ __forceinline__ void promote_span(float (&total)[BN / 2], const float
     }
 }
 
-/* gate: of gated matrices, whose outputs are swiglu's. */
+/* gate: of gated matrices, whose outputs are swiglu's; joined ones' are the first half of total. */
 template <int BN, matrices M>
 __device__ __forceinline__ void write_tile(const job &j, const tile &t,
                                            const float (&total)[BN / 2], const float *gate,
@@ -256,12 +298,14 @@ __device__ __forceinline__ void write_tile(const job &j, const tile &t,
         float *out = base + (t.row + r) * stride + t.out + 2 * (lane % 4);
         const float weight = gated<M> ? swiglu_weight(j, t.row + r) : 1.0f;
 #pragma unroll
-        for (int g = 0; g < BN / 8; g++) {
+        for (int g = 0; g < outs_of<BN, M> / 8; g++) {
+            constexpr int UP = is_joined<BN, M> ? BN / 4 : 0;
+            const int at = 4 * g + 2 * half;
             if (t.out + 8 * g >= outs) break;
-            float a = total[4 * g + 2 * half], b = total[4 * g + 2 * half + 1];
+            float a = total[UP + at], b = total[UP + at + 1];
             if constexpr (gated<M>) {
-                a = swiglu_of(gate[4 * g + 2 * half], a, j.swiglu.limit, weight);
-                b = swiglu_of(gate[4 * g + 2 * half + 1], b, j.swiglu.limit, weight);
+                a = swiglu_of(gate[at], a, j.swiglu.limit, weight);
+                b = swiglu_of(gate[at + 1], b, j.swiglu.limit, weight);
             }
             if (pairs) {
                 *reinterpret_cast<float2 *>(out + 8 * g) = {a, b};
@@ -278,7 +322,7 @@ template <int SPANS>
 struct stage_scale {
     float x[SPANS][2], w[SPANS][2];
 
-    template <int BN, int STEP>
+    template <bool TWO, int STEP>
     __device__ __forceinline__ void read(const float *xs, const float *ws, int32_t span,
                                          int32_t spans) {
 #pragma unroll
@@ -287,7 +331,7 @@ struct stage_scale {
             x[i][1] = xs[i * STEP + 8];
             const int32_t at = SPANS == 1 ? span : min(span + i, spans - 1);
             w[i][0] = ws[at];
-            w[i][1] = QUANTISED % BN == 0 ? 0.0f : ws[at + spans];
+            w[i][1] = TWO ? ws[at + spans] : 0.0f;
         }
     }
 };
@@ -310,14 +354,15 @@ __device__ __forceinline__ void issue(float (&sum)[SPANS][BN / 2], uint32_t x, i
 
 template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
-                         schedule<H, BN, SHARE, M> turn, uint32_t rank) {
+                         order_of<H, BN, SHARE, M> turn, uint32_t rank) {
     /* Two warpgroups: one multiplies while the other promotes. */
     constexpr bool IN_TURNS = H == 128 && BN >= 128;
     constexpr int STEP = scale_box<H>, SCALES = stage_scales<H, SPANS>;
     const int group = (int)threadIdx.x / WARPGROUP, lane = (int)threadIdx.x % WARP;
     const int row = (int)threadIdx.x / WARP * 16 + lane / 4;
     const uint32_t tiles = shared_address(m.tiles);
-    float sum[SPANS][BN / 2] = {}, gate[gated<M> ? BN / 2 : 1] = {};
+    constexpr bool GATE_FIRST = gated<M> && !is_joined<BN, M>;
+    float sum[SPANS][BN / 2] = {}, gate[GATE_FIRST ? BN / 2 : 1] = {};
     cursor c, scales;
     tile t;
     if (IN_TURNS && group == 1) bar_arrive(1, 2 * WARPGROUP);
@@ -331,7 +376,8 @@ __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
         for (int32_t span = 0; span < j.spans; span += SPANS, c.move(j.stages)) {
             stage_scale<SPANS> scale;
             mbarrier_wait(&m.full[c.at], c.parity);
-            scale.template read<BN, STEP>(x_scale + c.at * SCALES, w_scale, span, j.spans);
+            scale.template read<has_two_scales<BN, M>, STEP>(x_scale + c.at * SCALES, w_scale,
+                                                             span, j.spans);
             if (IN_TURNS) bar_sync(1 + group, 2 * WARPGROUP);
             issue<H, BN, SPANS>(sum, tiles + (uint32_t)(c.at * m.stage_bytes()), group);
             if (IN_TURNS) bar_arrive(2 - group, 2 * WARPGROUP);
@@ -345,21 +391,21 @@ __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
 #pragma unroll
             for (int i = 0; i < SPANS; i++) {
                 if (SPANS == 1 || span + i < j.spans) {
-                    promote_span<BN>(total, sum[i], scale.x[i], scale.w[i], split);
+                    promote_span<BN, M>(total, sum[i], scale.x[i], scale.w[i], split);
                 }
             }
         }
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&m.unused[scales.at]);
         scales.move(2);
-        if constexpr (gated<M>) {
+        if constexpr (GATE_FIRST) {
             if (!t.second) {
 #pragma unroll
                 for (int i = 0; i < BN / 2; i++) gate[i] = total[i];
                 continue;
             }
         }
-        write_tile<BN, M>(j, t, total, gate, row);
+        write_tile<BN, M>(j, t, total, is_joined<BN, M> ? total : gate, row);
     }
     if (IN_TURNS && group == 0) bar_sync(1, 2 * WARPGROUP);
 }
@@ -367,13 +413,13 @@ __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
 /* ---- the kernel ---- */
 
 template <int H, int BN, int SPANS, sharing SHARE, matrices M>
-__global__ void __launch_bounds__(threads_of<H>, 1)
+__global__ void __launch_bounds__(threads_of<H, BN, M>, 1)
     gemm_fp8(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap x_scale,
              const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap second,
              const __grid_constant__ job j) {
     extern __shared__ __align__(1024) uint8_t shared[];
     griddepcontrol_launch_dependents();
-    using order = schedule<H, BN, SHARE, M>;
+    using order = order_of<H, BN, SHARE, M>;
     constexpr int CONSUMERS = groups_of<H> * WARPGROUP / WARP, PRODUCER = CONSUMERS;
     const memory<H, BN, SPANS> m(shared, j);
     const int warp = (int)threadIdx.x / WARP;
@@ -384,7 +430,7 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
             mbarrier_init(&m.empty[i], CONSUMERS * (SHARE == ALONE ? 1 : 2));
         }
         for (int i = 0; i < 2; i++) {
-            mbarrier_init(&m.scaled[i], 1);
+            mbarrier_init(&m.scaled[i], is_joined<BN, M> ? 2 : 1);
             mbarrier_init(&m.unused[i], CONSUMERS);
         }
         fence_mbarrier_init();
@@ -413,7 +459,12 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
             const copying<H, BN, SPANS, SHARE, M> c = {j, m, &x, &x_scale, &w, &second, rank};
             c.run(turn);
         } else if (warp == PRODUCER + 1) {
-            read_scales<H, BN, SPANS, SHARE, M>(j, m, turn, rank);
+            read_scales<H, BN, SPANS, SHARE, M>(j, m, turn, rank, 0);
+        } else if (is_joined<BN, M> && threadIdx.x == (PRODUCER + 2) * WARP) {
+            const copying<H, BN, SPANS, SHARE, M> c = {j, m, &x, &x_scale, &w, &second, rank};
+            c.run_second(turn);
+        } else if (is_joined<BN, M> && warp == PRODUCER + 3) {
+            read_scales<H, BN, SPANS, SHARE, M>(j, m, turn, rank, 1);
         }
         __syncwarp();
     }
@@ -426,7 +477,7 @@ struct maps {
     CUtensorMap x, x_scale, w, second;
 };
 
-template <int H, int BN, int SPANS, sharing SHARE>
+template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 bool describe_all(maps *to, const job &j, const fp8_product &p) {
     const cuuint64_t cols = (cuuint64_t)j.spans * QUANTISED, spans = (cuuint64_t)j.spans;
     const cuuint32_t x_box = (cuuint32_t)(SHARE == SHARED ? H / 2 : H);
@@ -445,9 +496,9 @@ bool describe_all(maps *to, const job &j, const fp8_product &p) {
     const auto rows = [&](int32_t outs, const hd_expert_table *table) {
         return box{
             4,
-            {ROW_BYTES, (cuuint64_t)outs, spans,       places_of(table ? table->data_range : 0)},
-            {cols,      ROW_BYTES,        PLACE_BYTES},
-            {ROW_BYTES,       BN,            SPANS,           1                                        }
+            {ROW_BYTES,  (cuuint64_t)outs, spans, places_of(table ? table->data_range : 0)},
+            { cols, ROW_BYTES,      PLACE_BYTES     },
+            {                   ROW_BYTES,     outs_of<BN,                    M>,                         SPANS,                                 1}
         };
     };
     to->second = {};
@@ -478,7 +529,7 @@ second_matrix second_of(const fp8_product &p) {
 
 template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 void launch(hd_stream *s, const fp8_product &p) {
-    using order = schedule<H, BN, SHARE, M>;
+    using order = order_of<H, BN, SHARE, M>;
     using room = memory<H, BN, SPANS>;
     const hd_weight *w = p.w;
     const int32_t cluster = SHARE == ALONE ? 1 : 2;
@@ -510,13 +561,13 @@ void launch(hd_stream *s, const fp8_product &p) {
         }
     }
     maps map;
-    if (!describe_all<H, BN, SPANS, SHARE>(&map, j, p)) {
+    if (!describe_all<H, BN, SPANS, SHARE, M>(&map, j, p)) {
         hd_stream_fail(s, HD_EDEVICE, "the driver makes no tensor map");
         return;
     }
     launch_blocks(s, gemm_fp8<H, BN, SPANS, SHARE, M>,
-                  units_at_most<order>(p, BN * order::UNIT_N), threads_of<H>, cluster, 1,
-                  (size_t)room::bytes(j), map.x, map.x_scale, map.w, map.second, j);
+                  units_at_most<order>(p, outs_of<BN, M> * order::UNIT_N), threads_of<H, BN, M>,
+                  cluster, 1, (size_t)room::bytes(j), map.x, map.x_scale, map.w, map.second, j);
 }
 
 } // namespace
@@ -551,9 +602,34 @@ static void launch_small_m(hd_stream *s, const fp8_product &p, int32_t outs) {
     return launch<16, 128, 2, ALONE, M>(s, p);
 }
 
+/* More than 64 rows with a gate and an up matrix: the columns of both count. */
+static void launch_large_gated(hd_stream *s, const fp8_product &p) {
+    const int32_t rows = p.x.rows, outs = p.w->rows, sms = hd_stream_workers(s);
+    if (rows <= 128 && outs <= 16 * sms) return launch<64, 32, 4, ALONE, GATED>(s, p);
+    const int64_t small = columns(blocks_for(rows, 64), outs, 64, sms) * 13 / 20;
+    const int64_t square = columns(blocks_for(rows, 128), outs, 64, sms);
+    const int64_t tall = columns(blocks_for(rows, 192), outs, 64, sms) * 23 / 20;
+    if (small < square && small < tall) return launch<64, 128, 1, ALONE, GATED>(s, p);
+    if (tall <= square) return launch<192, 128, 1, SHARED, GATED>(s, p);
+    launch<128, 128, 1, SHARED, GATED>(s, p);
+}
+
+/* Tiles of 64 rows and `outs` columns of a pair. */
+static int64_t pair_tiles(const fp8_product &p, int32_t outs) {
+    const int64_t columns = blocks_for(p.w->rows, outs) + blocks_for(p.other->rows, outs);
+    return blocks_for(p.x.rows, 64) * columns;
+}
+
+static void launch_pair(hd_stream *s, const fp8_product &p) {
+    if (p.x.rows <= 64) return launch_small_m<PAIR>(s, p, p.w->rows + p.other->rows);
+    if (pair_tiles(p, 32) <= hd_stream_workers(s)) return launch<64, 32, 4, ALONE, PAIR>(s, p);
+    launch<64, 64, 2, ALONE, PAIR>(s, p);
+}
+
 static void launch_two(hd_stream *s, const fp8_product &p) {
-    if (!p.swiglu.on) return launch_small_m<PAIR>(s, p, p.w->rows + p.other->rows);
+    if (!p.swiglu.on) return launch_pair(s, p);
     const int32_t outs = p.w->rows, sms = hd_stream_workers(s);
+    if (p.x.rows > 64) return launch_large_gated(s, p);
     if (p.x.rows > 16) return launch<64, 32, 4, ALONE, GATED>(s, p);
     if (outs <= 8 * sms) return launch<16, 8, 4, ALONE, GATED>(s, p);
     if (outs <= 16 * sms) return launch<16, 16, 4, ALONE, GATED>(s, p);
@@ -580,8 +656,9 @@ static void launch_large_m(hd_stream *s, const fp8_product &p) {
 static void launch_grouped(hd_stream *s, const fp8_product &p) {
     const int32_t each = p.x.rows / p.n_experts; /* places of an expert, on average */
     if (p.other) {
-        if (each >= 80) return launch<128, 64, 2, SHARED, GATED_EXPERTS>(s, p);
-        if (each >= 32) return launch<64, 64, 2, ALONE, GATED_EXPERTS>(s, p);
+        if (each >= 160) return launch<192, 128, 1, SHARED, GATED_EXPERTS>(s, p);
+        if (each >= 80) return launch<128, 128, 1, SHARED, GATED_EXPERTS>(s, p);
+        if (each >= 32) return launch<64, 128, 1, ALONE, GATED_EXPERTS>(s, p);
         if (each >= 4) return launch<32, 64, 2, ALONE, GATED_EXPERTS>(s, p);
         return launch<16, 64, 2, ALONE, GATED_EXPERTS>(s, p);
     }
@@ -592,8 +669,9 @@ static void launch_grouped(hd_stream *s, const fp8_product &p) {
     return launch<16, 64, 2, ALONE, EXPERTS>(s, p);
 }
 
-bool fp8_takes_two(const fp8_product &p) {
-    return p.offset || p.x.rows <= 64;
+bool fp8_takes_two(hd_stream *s, const fp8_product &p) {
+    return p.offset || p.swiglu.on || p.x.rows <= 64 ||
+           pair_tiles(p, 64) <= hd_stream_workers(s);
 }
 
 void launch_fp8(hd_stream *s, const fp8_product &p) {

@@ -30,16 +30,23 @@ struct span_part {
     float scale;
 };
 
-__device__ span_part read_span(const rows_job &j, int32_t row, int32_t span, int lane) {
-    const int32_t place = j.from + row, col = span * QUANTISED + 4 * lane;
-    const int64_t from = j.assignment ? j.assignment[place] / j.top_k : place;
-    const cuda_act *x = j.x + from * j.x_stride + col;
-    span_part p = {};
-    if (col < j.cols && (uintptr_t)x % 16 == 0) {
-        p.v = *reinterpret_cast<const float4 *>(x);
-    } else if (col < j.cols) {
-        p.v = {x[0], x[1], x[2], x[3]};
-    }
+__device__ const cuda_act *row_of_x(const rows_job &j, int32_t row) {
+    const int32_t place = j.from + row;
+    return j.x + (j.assignment ? j.assignment[place] / j.top_k : place) * j.x_stride;
+}
+
+/* Four columns of a row; zeros behind the last. */
+__device__ float4 read_four(const rows_job &j, const cuda_act *x, int32_t span, int lane) {
+    const int32_t col = span * QUANTISED + 4 * lane;
+    x += col;
+    if (col >= j.cols) return {};
+    if ((uintptr_t)x % 16 == 0) return *reinterpret_cast<const float4 *>(x);
+    return {x[0], x[1], x[2], x[3]};
+}
+
+/* All lanes of a span. */
+__device__ span_part part_of(const rows_job &j, float4 v) {
+    span_part p = {v, 0.0f};
     float most = fmaxf(fmaxf(fabsf(p.v.x), fabsf(p.v.y)), fmaxf(fabsf(p.v.z), fabsf(p.v.w)));
     for (int other = j.format.group / 8; other > 0; other /= 2) {
         most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, other));
@@ -56,16 +63,20 @@ __device__ __forceinline__ uint32_t narrow_part(const span_part &p) {
     return high << 16 | low;
 }
 
-/* A warp's row and span; false: none, or no expert's. */
+/* A warp's row and first of EACH spans; false: none, or no expert's. */
+template <int EACH>
 __device__ bool own_span(const rows_job &j, int32_t *row, int32_t *span) {
     const int64_t warp = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / WARP;
-    *row = (int32_t)(warp / j.spans);
-    *span = (int32_t)(warp % j.spans);
+    const int32_t warps = (j.spans + EACH - 1) / EACH; /* of a row */
+    *row = (int32_t)(warp / warps);
+    *span = (int32_t)(warp % warps) * EACH;
     if (*row >= j.rows) return false;
     const int32_t place = j.from + *row;
     return !j.offset || (place >= j.offset[0] && place < j.offset[j.n_experts]);
 }
 
+/* A warp has EACH spans of a row, which are on their way at once. */
+template <int EACH>
 __global__ void __launch_bounds__(BLOCK) quantise(quantised to, rows_job j) {
     if (j.offset) { /* experts' products wait for these rows alone, and read what kernels before wrote */
         griddepcontrol_wait();
@@ -74,21 +85,30 @@ __global__ void __launch_bounds__(BLOCK) quantise(quantised to, rows_job j) {
         begin_kernel();
     }
     const int lane = threadIdx.x % WARP, lanes = j.format.group / 4; /* of a group */
-    int32_t row, span;
-    if (!own_span(j, &row, &span)) return;
-    const span_part p = read_span(j, row, span, lane);
-    uint8_t *out = to.x + ((int64_t)row * j.spans + span) * QUANTISED;
-    const uint32_t codes = narrow_part(p);
-    if (j.parted) {
-        uint16_t *even = reinterpret_cast<uint16_t *>(out + lane / 8 * 32) + lane % 8;
-        even[0] = (uint16_t)__byte_perm(codes, 0, 0x4420);
-        even[8] = (uint16_t)__byte_perm(codes, 0, 0x4431);
-    } else {
-        reinterpret_cast<uint32_t *>(out)[lane] = codes;
+    int32_t row, first;
+    float4 v[EACH];
+    if (!own_span<EACH>(j, &row, &first)) return;
+    const cuda_act *x = row_of_x(j, row);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) v[i] = read_four(j, x, first + i, lane);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t span = first + i;
+        if (span >= j.spans) break;
+        const span_part p = part_of(j, v[i]);
+        uint8_t *out = to.x + ((int64_t)row * j.spans + span) * QUANTISED;
+        const uint32_t codes = narrow_part(p);
+        if (j.parted) {
+            uint16_t *even = reinterpret_cast<uint16_t *>(out + lane / 8 * 32) + lane % 8;
+            even[0] = (uint16_t)__byte_perm(codes, 0, 0x4420);
+            even[8] = (uint16_t)__byte_perm(codes, 0, 0x4431);
+        } else {
+            reinterpret_cast<uint32_t *>(out)[lane] = codes;
+        }
+        if (lane % lanes) continue;
+        const int64_t group = (int64_t)span * (WARP / lanes) + lane / lanes;
+        to.scale[group * to.pitch + row] = p.scale;
     }
-    if (lane % lanes) return;
-    const int64_t group = (int64_t)span * (WARP / lanes) + lane / lanes;
-    to.scale[group * to.pitch + row] = p.scale;
 }
 
 /* The same numbers as float32. */
@@ -96,8 +116,8 @@ __global__ void __launch_bounds__(BLOCK) round_x(float *to, rows_job j) {
     begin_kernel();
     const int lane = threadIdx.x % WARP;
     int32_t row, span;
-    if (!own_span(j, &row, &span)) return;
-    const span_part p = read_span(j, row, span, lane);
+    if (!own_span<1>(j, &row, &span)) return;
+    const span_part p = part_of(j, read_four(j, row_of_x(j, row), span, lane));
     const int32_t col = span * QUANTISED + 4 * lane;
     const uint32_t codes = narrow_part(p);
     float4 v;
@@ -116,8 +136,19 @@ __global__ void __launch_bounds__(BLOCK) clamp_offsets(int32_t *to, rows_job j) 
     }
 }
 
-unsigned grid_of(const rows_job &j) {
-    return blocks_for((int64_t)j.rows * j.spans * WARP, BLOCK);
+/* each: spans of a warp. */
+unsigned grid_of(const rows_job &j, int32_t each) {
+    return blocks_for((int64_t)j.rows * blocks_for(j.spans, each) * WARP, BLOCK);
+}
+
+void launch_quantise(hd_stream *s, const quantised &to, const rows_job &j) {
+    constexpr int MANY = 4;
+    if (grid_of(j, MANY) < 4u * (unsigned)hd_stream_workers(s)) {
+        launch_kernel(hd_cuda_stream(s), quantise<1>, dim3(grid_of(j, 1)), BLOCK, 0, 1, to, j);
+    } else {
+        launch_kernel(hd_cuda_stream(s), quantise<MANY>, dim3(grid_of(j, MANY)), BLOCK, 0, 1,
+                      to, j);
+    }
 }
 
 inline size_t placed(size_t bytes) {
@@ -206,7 +237,7 @@ void multiply_fp8(hd_stream *s, rows_job j, fp8_product *p, int32_t n) {
         j.from = done;
         j.rows = rows - done < fit ? rows - done : fit;
         const quantised x = place_rows(s, j.rows, cols, j.format.group);
-        launch_kernel(hd_cuda_stream(s), quantise, dim3(grid_of(j)), BLOCK, 0, 1, x, j);
+        launch_quantise(s, x, j);
         for (int32_t i = 0; i < n; i++) {
             p[i].x = x;
             p[i].from = done;
@@ -237,7 +268,7 @@ void multiply_rounded(hd_stream *s, rows_job j, size_t at, F product) {
         j.from = done;
         j.rows = rows - done < fit ? rows - done : fit;
         const hd_rows x = hd_f32(reinterpret_cast<float *>(to));
-        launch_kernel(hd_cuda_stream(s), round_x, dim3(grid_of(j)), BLOCK, 0, 1,
+        launch_kernel(hd_cuda_stream(s), round_x, dim3(grid_of(j, 1)), BLOCK, 0, 1,
                       static_cast<float *>(x.data), j);
         product(x, done, j.rows);
     }
@@ -354,7 +385,7 @@ bool multiply_pair(hd_stream *s, const hd_linear_set_args *a, int32_t i, int32_t
     p.other_out = acts(a->out[k]);
     p.other_stride = stride_of(a->out[k], other->rows);
     if (!share_rows(w, other) || !by_fp8(w, nullptr) || !by_fp8(other, nullptr) ||
-        !fp8_takes_two(p)) {
+        !fp8_takes_two(s, p)) {
         return false;
     }
     multiply_fp8(s, rows_of(a->x, w, a->rows), p);
@@ -410,7 +441,7 @@ void hd_linear_swiglu_cuda_official(hd_stream *s, const hd_linear_swiglu_args *a
     p.other = a->up_w;
     p.swiglu = {true, a->limit, nullptr, nullptr};
     if (share_rows(w, a->up_w) && w->rows == a->up_w->rows && by_fp8(w, nullptr) &&
-        by_fp8(a->up_w, nullptr) && fp8_takes_two(p)) {
+        by_fp8(a->up_w, nullptr) && fp8_takes_two(s, p)) {
         multiply_fp8(s, rows_of(a->x, w, a->rows), p);
         hd_cuda_check(s, "linear_swiglu");
         return;
@@ -428,7 +459,7 @@ void hd_grouped_swiglu_cuda_official(hd_stream *s, const hd_grouped_swiglu_args 
     p.other_table = a->up_w;
     p.swiglu = {true, a->limit, a->weight, a->assignment};
     if ((fp4 || fp8) && share_rows(w, up_w) && w->rows == up_w->rows &&
-        (fp4 ? fp4_takes_two(p) : fp8_takes_two(p))) {
+        (fp4 ? fp4_takes_two(p) : fp8_takes_two(s, p))) {
         const hd_grouped_gemm_args gate = ops_gate_grouped(a, false);
         rows_job j = places_of_x(a->x, a->gate_w, &gate);
         j.parted = fp4;

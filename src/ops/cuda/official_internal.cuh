@@ -54,7 +54,7 @@ void launch_grouped_fp4(hd_stream *s, const fp8_product &p);
 void launch_fp8(hd_stream *s, const fp8_product &p);
 
 /* Whether there are kernels for two matrices at once, for so many rows of x, or places. */
-bool fp8_takes_two(const fp8_product &p);
+bool fp8_takes_two(hd_stream *s, const fp8_product &p);
 bool fp4_takes_two(const fp8_product &p);
 
 #endif
