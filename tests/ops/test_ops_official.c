@@ -309,13 +309,19 @@ void official_little_scratch(void **state) {
 void official_tiles(void **state) {
     (void)state;
     static const struct {
-        int32_t rows, outs, cols;
+        int32_t format, rows, outs, cols;
     } shapes[] = {
-        {1000, 4232,  384}, /* of 192 x 128 */
-        {400,  8200,  256}, /* 128 x 128 */
-        {128,  24576, 256}, /* 128 x 192 */
-        {300,  456,   512}, /* 128 x 64 */
-        {64,   17000, 256}, /* 64 x 128 */
+        {FP8_F32,    1000, 4232,  384 }, /* of 192 x 128 */
+        {FP8_F32,    400,  8200,  256 }, /* 128 x 128 */
+        {FP8_F32,    128,  24576, 256 }, /* 128 x 192 */
+        {FP8_F32,    300,  456,   512 }, /* 128 x 64 */
+        {FP8_F32,    64,   17000, 256 }, /* 64 x 128 */
+        {BF16_PLAIN, 200,  17000, 128 }, /* rounded: 128 x 128 */
+        {BF16_PLAIN, 200,  17100, 128 }, /* a pair of them */
+        {MXFP8_E8M0, 100,  8300,  192 }, /* 128 x 64 */
+        {BF16_PLAIN, 100,  8192,  192 }, /* a pair of them */
+        {BF16_PLAIN, 97,   456,   1088}, /* slices */
+        {MXFP8_E8M0, 129,  264,   2048},
     };
     static const int32_t counts[][EXPERTS] = {
         {700, 0,  161, 300, 5,   90},
@@ -324,7 +330,7 @@ void official_tiles(void **state) {
     if (!fix.gpu || fix.brief) return;
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         const int32_t rows = shapes[i].rows, outs = shapes[i].outs, few = 16;
-        const hd_weight *w = take_aligned(FP8_F32, outs, shapes[i].cols, false);
+        const hd_weight *w = take_aligned(shapes[i].format, outs, shapes[i].cols, false);
         const hd_linear_args a = {.w = w, .x = hd_f32(take_x((int64_t)rows * w->cols, EVEN))};
         const op_case c = {.name = "linear",
                            .rows = rows,
@@ -334,11 +340,14 @@ void official_tiles(void **state) {
                            .run = run_linear};
         const int32_t firsts[] = {0, rows / 2 - 7, rows - few};
         void *all[MAX_OUTS], *some[MAX_OUTS];
+        const hd_ops *tables[] = {&fix.gpu_official, &fix.gpu_fast};
         fix.poisoned = false;
-        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, rows, all);
-        for (size_t k = 0; k < HD_LEN(firsts); k++) {
-            run_op(&c, &fix.gpu_official, fix.gpu_stream, firsts[k], few, some);
-            check_bits("many rows", (const float *)all[0] + (int64_t)firsts[k] * outs, some[0],
+        for (size_t k = 0; k < HD_LEN(firsts) * HD_LEN(tables); k++) {
+            const hd_ops *ops = tables[k / HD_LEN(firsts)];
+            const int32_t first = firsts[k % HD_LEN(firsts)];
+            if (first == 0) run_op(&c, ops, fix.gpu_stream, 0, rows, all);
+            run_op(&c, ops, fix.gpu_stream, first, few, some);
+            check_bits("many rows", (const float *)all[0] + (int64_t)first * outs, some[0],
                        (int64_t)few * outs);
         }
         forget_all(NULL);

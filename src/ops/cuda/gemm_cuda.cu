@@ -6,6 +6,9 @@
 #include "ops/cuda/gemm_f32_internal.cuh"
 #include "ops/cuda/fused_internal.cuh"
 #include "ops/cuda/gemm_mix_internal.cuh"
+#include "ops/cuda/gemm_bf16_internal.cuh"
+
+constexpr int BF16_ROWS = 33; /* from so many on rows are rounded before the product */
 
 /* The block's rows of x and outputs, [n] of the head from row `first` on. */
 template <typename J>
@@ -155,8 +158,32 @@ static uint32_t multiply_form(hd_stream *s, const hd_linear_set_args *a, uint32_
     return taken;
 }
 
+static heads_job job_of(const hd_linear_args *a);
+
+/* Those of one form with many rows, which are rounded once; returns them as bits. */
+static uint32_t multiply_rounded_once(hd_stream *s, const hd_linear_set_args *a, uint32_t left,
+                                      reading form) {
+    heads_job job[HD_MAX_SET];
+    const hd_weight *w[HD_MAX_SET];
+    uint32_t taken = 0;
+    int32_t n = 0;
+    for (int32_t i = 0; i < a->n; i++) {
+        const hd_linear_args one = ops_set_linear(a, i);
+        if (!(left >> i & 1) || !joins_set(a, i, form)) continue;
+        taken |= 1u << i;
+        w[n] = a->w[i];
+        job[n++] = job_of(&one);
+    }
+    return n > 1 && multiply_bf16(s, job, w, n) ? taken : 0;
+}
+
 template <int P>
 static uint32_t multiply_forms(hd_stream *s, const hd_linear_set_args *a, uint32_t left) {
+    if (P == FAST && a->rows >= BF16_ROWS) {
+        uint32_t taken = multiply_rounded_once(s, a, left, READ_BF16);
+        taken |= multiply_rounded_once(s, a, left & ~taken, READ_E4M3);
+        return taken | multiply_rounded_once(s, a, left & ~taken, READ_MXE4M3);
+    }
     if (a->rows == 0 || a->rows > SMALL_M_ROWS) return 0;
     const uint32_t bf16 = multiply_form<READ_BF16, P>(s, a, left);
     const uint32_t mx = multiply_form<READ_MXE4M3, P>(s, a, left & ~bf16);
@@ -203,7 +230,11 @@ static void launch_large_m(hd_stream *stream, const heads_job &h, const hd_weigh
 
 template <int R, int P>
 static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
-    if (h.rows > 32 && hd_cuda_is_sm90()) return launch_large_m<R, P, 64>(s, h, w);
+    constexpr bool ROUNDS = P == FAST && R != READ_E2M1;
+    if (ROUNDS && h.rows >= BF16_ROWS && multiply_bf16(s, &h, &w, 1)) return;
+    if constexpr (!ROUNDS) {
+        if (h.rows > 32 && hd_cuda_is_sm90()) return launch_large_m<R, P, 64>(s, h, w);
+    }
     if (h.rows > SMALL_M_ROWS) return launch_large_m<R, P, 32>(s, h, w);
     launch_small_m_plan(
         h.n_rows, h.heads, hd_stream_workers(s), INT_MAX, [&](auto shape, int groups) {
@@ -303,10 +334,16 @@ static heads_job job_of(const hd_linear_heads_args *a) {
 
 template <int P>
 static void linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
+    const heads_job h = job_of(a);
+    const auto many = a->transpose ? multiply_absorbed : multiply_values;
+    if (P == FAST && many(s, h, a->w)) {
+        hd_cuda_check(s, "linear_heads");
+        return;
+    }
     if (a->transpose) {
-        mix<P>(s, job_of(a), a->w);
+        mix<P>(s, h, a->w);
     } else {
-        multiply_heads<P>(s, job_of(a), a->w);
+        multiply_heads<P>(s, h, a->w);
     }
     hd_cuda_check(s, "linear_heads");
 }

@@ -94,6 +94,15 @@ static __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], uint64_t
                  : "l"(a), "l"(b), "r"(add));
 }
 
+static __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], const uint32_t *a,
+                                                        uint64_t b, int add) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" ACCS_64
+                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"
+                 : OUTS_64(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
 static __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b,
                                                         int add) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
