@@ -1,5 +1,5 @@
-/* block_internal.cuh - what the threads of a block do together: sums over those before; keeping the
- * choices of a row beside its page. */
+/* block_internal.cuh - what the threads of a block do together: sums over those before, several sums
+ * of a warp at once; keeping the choices of a row beside its page. */
 #ifndef HD_OPS_CUDA_BLOCK_INTERNAL_CUH
 #define HD_OPS_CUDA_BLOCK_INTERNAL_CUH
 
@@ -22,6 +22,31 @@ static __device__ int32_t scan_before(int32_t x, int32_t *all) {
     const int32_t before = warp_sum(lane < warp ? own : 0);
     __syncthreads();
     return before + upto - x;
+}
+
+/* Lanes `step` apart exchange halves of their N sums, until each has one. */
+template <int N>
+static __device__ __forceinline__ void halve_sums(double *x, int step) {
+    if constexpr (N > 1) {
+        const bool upper = threadIdx.x & (unsigned)step;
+#pragma unroll
+        for (int k = 0; k < N / 2; k++) {
+            const double sent = upper ? x[k] : x[N / 2 + k];
+            x[k] = (upper ? x[N / 2 + k] : x[k]) + __shfl_xor_sync(ALL_LANES, sent, step);
+        }
+        halve_sums<N / 2>(x, step / 2);
+    }
+}
+
+/* Of N sums that each lane has a part of: sum lane / (WARP / N), in the order of warp_sum(). */
+template <int N>
+static __device__ __forceinline__ double warp_sum_of(double (&x)[N]) {
+    halve_sums<N>(x, WARP / 2);
+#pragma unroll
+    for (int step = WARP / N / 2; step > 0; step /= 2) {
+        x[0] += __shfl_xor_sync(ALL_LANES, x[0], step);
+    }
+    return x[0];
 }
 
 /* Keeps the n choices of a row in memory of the host; all threads of the block take part. */

@@ -3,6 +3,7 @@
  * the reference: the mixing weights reach every element of the streams. The products with fn
  * are a kernel of their own over stretches of columns, so that one row keeps more than one
  * multiprocessor busy. */
+#include "ops/cuda/block_internal.cuh"
 #include "ops/cuda/hc_internal.cuh"
 #include "ops/fused_internal.h"
 
@@ -45,32 +46,57 @@ static __global__ void __launch_bounds__(BLOCK, 2) mix_row(mixes a) {
     if (threadIdx.x == 0) *value_at(a, r, stretch, i) = sum;
 }
 
-/* Of eight sums that each lane has a part of: sum lane / 4, in the order of warp_sum(). */
-static __device__ __forceinline__ double warp_sum_of_eight(double (&x)[8]) {
-    const int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int left = 4, step = WARP / 2; left > 0; left /= 2, step /= 2) {
-        const bool upper = lane & step;
-#pragma unroll
-        for (int k = 0; k < left; k++) {
-            const double sent = upper ? x[k] : x[left + k];
-            x[k] = (upper ? x[left + k] : x[k]) + __shfl_xor_sync(ALL_LANES, sent, step);
-        }
+constexpr int STRETCH_EACH = STRETCH / BLOCK; /* columns of a thread */
+
+/* All rows of fn in a stretch, for mix_rows: on its way before x is there. */
+static __device__ void fetch_fn(float *to, const mixes &a, int32_t stretch) {
+    constexpr int QUADS = STRETCH / 4;
+    for (int32_t i = threadIdx.x; i < a.n * QUADS; i += BLOCK) {
+        const float *from =
+            a.fn + (int64_t)(i / QUADS) * a.cols + stretch * STRETCH + 4 * (i % QUADS);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         (uint32_t)__cvta_generic_to_shared(to + 4 * i)),
+                     "l"(from)
+                     : "memory");
     }
-    x[0] += __shfl_xor_sync(ALL_LANES, x[0], 2);
-    return x[0] + __shfl_xor_sync(ALL_LANES, x[0], 1);
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* LARGE_M_ROWS rows, which stay in registers, times all rows of fn; sums have the order of mix_row(). */
+/* Values i to i + N - 1 of the rows, to the warp's part. */
+template <int N>
+static __device__ __forceinline__ void add_values(double (*part)[LARGE_M_ROWS], int32_t i,
+                                                  const double (*x)[STRETCH_EACH],
+                                                  const float (*f)[STRETCH_EACH]) {
+    double sum[N * LARGE_M_ROWS] = {};
+    const int lane = threadIdx.x % WARP;
+    constexpr int LANES = WARP / (N * LARGE_M_ROWS);
+#pragma unroll
+    for (int e = 0; e < STRETCH_EACH; e++) {
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            const double own = f ? (double)f[k][e] : 0.0;
+#pragma unroll
+            for (int r = 0; r < LARGE_M_ROWS; r++) {
+                double *to = &sum[k * LARGE_M_ROWS + r];
+                *to = fma(f ? own : x[r][e], x[r][e], *to);
+            }
+        }
+    }
+    const double all = warp_sum_of(sum);
+    const int at = lane / LANES;
+    if (lane % LANES == 0) part[i + at / LARGE_M_ROWS][at % LARGE_M_ROWS] = all;
+}
+
+/* LARGE_M_ROWS rows at a time, which stay in registers, times all rows of fn; sums have the order of
+ * mix_row(). KEPT: the stretch of fn lies in shared memory, for all rows of the block. */
+template <bool KEPT>
 static __global__ void __launch_bounds__(BLOCK, 1) mix_rows(mixes a) {
-    constexpr int EACH = STRETCH / BLOCK, WARPS = BLOCK / WARP;
-    static_assert(LARGE_M_ROWS == 8, "warp_sum_of_eight");
-    begin_kernel();
+    constexpr int EACH = STRETCH_EACH, WARPS = BLOCK / WARP;
+    extern __shared__ __align__(16) float kept[]; /* [n, STRETCH] */
     __shared__ double part[WARPS][LARGE_M_VALUES][LARGE_M_ROWS];
-    const int32_t r0 = (int32_t)blockIdx.x * LARGE_M_ROWS, stretch = (int32_t)blockIdx.y;
-    const int32_t first = stretch * STRETCH + (int32_t)threadIdx.x;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    float x[LARGE_M_ROWS][EACH], f[2][EACH];
+    const int32_t stretch = (int32_t)blockIdx.y,
+                  first = stretch * STRETCH + (int32_t)threadIdx.x;
+    const int warp = threadIdx.x / WARP;
     const auto load = [&](float *to, const float *from) {
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
@@ -78,47 +104,73 @@ static __global__ void __launch_bounds__(BLOCK, 1) mix_rows(mixes a) {
             to[e] = c < a.cols ? from[c] : 0.0f;
         }
     };
+    const auto load_fn = [&](float *to, int32_t i) {
+        if constexpr (KEPT) {
 #pragma unroll
-    for (int r = 0; r < LARGE_M_ROWS; r++) {
-        load(x[r], a.x + (int64_t)min(r0 + r, a.rows - 1) * a.cols);
-    }
-    load(f[0], a.fn);
-    for (int32_t i = 0; i <= a.n; i += 2) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) { /* the next row of fn is on its way */
-            if (i + half > a.n) break;
-            double sum[LARGE_M_ROWS] = {};
-            if (i + half + 1 < a.n) load(f[half ^ 1], a.fn + (int64_t)(i + half + 1) * a.cols);
-#pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                const double own = (double)f[half][e];
-#pragma unroll
-                for (int r = 0; r < LARGE_M_ROWS; r++) {
-                    const double v = (double)x[r][e];
-                    sum[r] = fma(i + half == a.n ? v : own, v, sum[r]);
-                }
-            }
-            const double all = warp_sum_of_eight(sum);
-            if (lane % 4 == 0) part[warp][i + half][lane / 4] = all;
+            for (int e = 0; e < EACH; e++) to[e] = kept[i * STRETCH + e * BLOCK + threadIdx.x];
+        } else {
+            load(to, a.fn + (int64_t)i * a.cols);
         }
-    }
-    __syncthreads();
-    for (int32_t k = threadIdx.x; k < LARGE_M_ROWS * (a.n + 1); k += BLOCK) {
-        const int32_t r = k / (a.n + 1), i = k % (a.n + 1);
-        double sum = part[0][i][r];
-        for (int w = 1; w < WARPS; w++) sum += part[w][i][r];
-        if (r0 + r < a.rows) *value_at(a, r0 + r, stretch, i) = sum;
+    };
+    griddepcontrol_launch_dependents();
+    if (KEPT) fetch_fn(kept, a, stretch);
+    griddepcontrol_wait();
+    for (int32_t r0 = (int32_t)blockIdx.x * LARGE_M_ROWS; r0 < a.rows;
+         r0 += (int32_t)gridDim.x * LARGE_M_ROWS) {
+        float given[LARGE_M_ROWS][EACH];
+        double x[LARGE_M_ROWS][EACH];
+#pragma unroll
+        for (int r = 0; r < LARGE_M_ROWS; r++) {
+            load(given[r], a.x + (int64_t)min(r0 + r, a.rows - 1) * a.cols);
+        }
+#pragma unroll
+        for (int k = 0; k < LARGE_M_ROWS * EACH; k++) {
+            x[k / EACH][k % EACH] = (double)given[k / EACH][k % EACH];
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads(); /* fn is there, and the parts before are read */
+        float f[2][EACH];
+        int32_t i = 0;
+        if (a.n % 2) {
+            load_fn(f[0], i);
+            add_values<1>(part[warp], i++, x, f);
+        }
+        for (; i < a.n; i += 2) {
+            load_fn(f[0], i);
+            load_fn(f[1], i + 1);
+            add_values<2>(part[warp], i, x, f);
+        }
+        add_values<1>(part[warp], a.n, x, nullptr);
+        __syncthreads();
+        for (int32_t k = threadIdx.x; k < LARGE_M_ROWS * (a.n + 1); k += BLOCK) {
+            const int32_t r = k / (a.n + 1), v = k % (a.n + 1);
+            double sum = part[0][v][r];
+            for (int w = 1; w < WARPS; w++) sum += part[w][v][r];
+            if (r0 + r < a.rows) *value_at(a, r0 + r, stretch, v) = sum;
+        }
     }
 }
 
-static void sum_mixes(cudaStream_t queue, const mixes &a) {
+/* Whether a stretch of fn fits into shared memory and is whole. */
+static bool keeps_fn(const mixes &a) {
+    return hd_cuda_is_sm90() && a.cols % STRETCH == 0 && (uintptr_t)a.fn % 16 == 0;
+}
+
+static void sum_mixes(hd_stream *s, const mixes &a) {
     const unsigned stretches = (unsigned)stretches_of(a.cols);
+    const unsigned groups = blocks_for(a.rows, LARGE_M_ROWS);
+    cudaStream_t queue = hd_cuda_stream(s);
     if (a.rows < 64 || a.n >= LARGE_M_VALUES) {
         launch_kernel(queue, mix_row, dim3((unsigned)a.rows, (unsigned)a.n + 1, stretches),
                       BLOCK, 0, 1, a);
+    } else if (keeps_fn(a)) {
+        const size_t bytes = (size_t)a.n * STRETCH * sizeof(float);
+        const unsigned most = (unsigned)hd_stream_workers(s) / stretches;
+        const unsigned across = most == 0 ? 1 : most < groups ? most : groups;
+        hd_cuda_allow_shared((const void *)mix_rows<true>, bytes);
+        launch_kernel(queue, mix_rows<true>, dim3(across, stretches), BLOCK, bytes, 1, a);
     } else {
-        launch_kernel(queue, mix_rows, dim3(blocks_for(a.rows, LARGE_M_ROWS), stretches), BLOCK,
-                      0, 1, a);
+        launch_kernel(queue, mix_rows<false>, dim3(groups, stretches), BLOCK, 0, 1, a);
     }
 }
 
@@ -138,6 +190,7 @@ static __device__ void load_mix(double *m, const double *value, int32_t n, int32
     const double *own = value + (int64_t)blockIdx.x * stretches * (n + 1);
     for (int32_t i = threadIdx.x; i <= n; i += BLOCK) {
         double sum = 0.0;
+#pragma unroll 8
         for (int32_t k = 0; k < stretches; k++) sum += own[k * (n + 1) + i];
         if (i < n) {
             m[i] = sum;
@@ -212,7 +265,7 @@ static void weigh(hd_stream *s, const hd_hc_pre_args *a, float *pre) {
         part.out = hd_rows_at(a->out, (int64_t)first * a->cols);
         part.post += (int64_t)first * a->hc;
         part.comb += (int64_t)first * a->hc * a->hc;
-        sum_mixes(queue, {value, acts(part.x), a->fn, part.rows, n, all});
+        sum_mixes(s, {value, acts(part.x), a->fn, part.rows, n, all});
         if (pre) {
             launch_kernel(queue, hc_predict, dim3((unsigned)part.rows), BLOCK, 0, 1, part,
                           pre + (int64_t)first * a->hc, value);
@@ -314,7 +367,7 @@ void hd_hc_head_cuda(hd_stream *s, const hd_hc_head_args *a) {
         part.rows = a->rows - first < at_once ? a->rows - first : at_once;
         part.x = hd_rows_at(a->x, (int64_t)first * all);
         part.out = hd_rows_at(a->out, (int64_t)first * a->cols);
-        sum_mixes(queue, {value, acts(part.x), a->fn, part.rows, a->hc, all});
+        sum_mixes(s, {value, acts(part.x), a->fn, part.rows, a->hc, all});
         launch_kernel(queue, hc_head, dim3((unsigned)part.rows, column_blocks(s, part.rows)),
                       BLOCK, 0, 1, part, value);
     }

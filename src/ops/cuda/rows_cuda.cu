@@ -266,28 +266,44 @@ static __device__ __forceinline__ void rotate(cuda_act *first, cuda_act *second,
     *second = narrow(fmaf(p, sine, __fmul_rn(q, c)));
 }
 
-static __global__ void rope(hd_rope_args a) {
+/* `parts` blocks have a row. PAIRED: both numbers of a pair are moved at once. */
+template <bool PAIRED>
+static __global__ void rope(hd_rope_args a, int32_t parts) {
     begin_kernel();
-    int64_t i = element();
-    if (i >= (int64_t)a.rows * a.heads * a.pairs) return;
-    const int64_t pair = i % a.pairs;
-    i /= a.pairs;
-    const int64_t head = i % a.heads, r = i / a.heads;
+    const int32_t i = (int32_t)blockIdx.x % parts * (int32_t)blockDim.x + (int32_t)threadIdx.x;
+    const int32_t r = (int32_t)blockIdx.x / parts, head = i / a.pairs, pair = i % a.pairs;
+    if (head >= a.heads) return;
     const int64_t x_row = stride_of(a.x, (int64_t)a.heads * a.x_head);
     const int64_t out_row = stride_of(a.out, (int64_t)a.heads * a.out_head);
     const cuda_act *x = acts(a.x) + r * x_row + head * a.x_head;
     cuda_act *out = acts(a.out) + r * out_row + head * a.out_head;
-    const int64_t first = a.half_split ? pair : 2 * pair;
-    const int64_t second = a.half_split ? pair + a.pairs : 2 * pair + 1;
-    const float c = a.cos_sin[r * 2 * a.pairs + pair];
-    const float sine = a.cos_sin[(r * 2 + 1) * a.pairs + pair], sn = a.inverse ? -sine : sine;
-    rotate(&out[first], &out[second], wide(x[first]), wide(x[second]), c, sn);
+    const int32_t first = a.half_split ? pair : 2 * pair;
+    const int32_t second = a.half_split ? pair + a.pairs : 2 * pair + 1;
+    const float c = a.cos_sin[(int64_t)r * 2 * a.pairs + pair];
+    const float sine = a.cos_sin[((int64_t)r * 2 + 1) * a.pairs + pair];
+    const float sn = a.inverse ? -sine : sine;
+    if constexpr (PAIRED) {
+        float2 own = reinterpret_cast<const float2 *>(x)[pair];
+        rotate(&own.x, &own.y, own.x, own.y, c, sn);
+        reinterpret_cast<float2 *>(out)[pair] = own;
+    } else {
+        rotate(&out[first], &out[second], wide(x[first]), wide(x[second]), c, sn);
+    }
 }
 
 void hd_rope_cuda(hd_stream *s, const hd_rope_args *a) {
-    const int64_t n = (int64_t)a->rows * a->heads * a->pairs;
-    if (n == 0) return;
-    launch_kernel(hd_cuda_stream(s), rope, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);
+    const int32_t all = a->heads * a->pairs;
+    if (a->rows == 0 || all == 0) return;
+    const int32_t threads = all < BLOCK ? (all + WARP - 1) / WARP * WARP : BLOCK;
+    const int32_t parts = (int32_t)blocks_for(all, threads);
+    const dim3 grid((unsigned)a->rows * (unsigned)parts);
+    const uintptr_t at = (uintptr_t)a->x.data | (uintptr_t)a->out.data;
+    const int64_t steps = a->x.stride | a->out.stride | a->x_head | a->out_head;
+    if (!a->half_split && at % sizeof(float2) == 0 && steps % 2 == 0) {
+        launch_kernel(hd_cuda_stream(s), rope<true>, grid, threads, 0, 1, *a, parts);
+    } else {
+        launch_kernel(hd_cuda_stream(s), rope<false>, grid, threads, 0, 1, *a, parts);
+    }
     hd_cuda_check(s, "rope");
 }
 
@@ -337,6 +353,62 @@ static __global__ void __launch_bounds__(NORM_NARROW) norm_rope(hd_norm_rope_arg
     }
 }
 
+/* A warp per head of at most 2 * NORM_NARROW columns; sums have the order of norm_rope(), whose warp w has
+ * columns 32 w and on. */
+static __global__ void __launch_bounds__(BLOCK) norm_rope_by_warp(hd_norm_rope_args a) {
+    constexpr int WARPS = NORM_NARROW / WARP, EACH = 2;
+    extern __shared__ float tails[]; /* [warps, 2 * pairs] what is rotated */
+    begin_kernel();
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int32_t head = (int32_t)blockIdx.x * (BLOCK / WARP) + warp, r = head / a.heads;
+    if (r >= a.rows) return;
+    float *tail = tails + warp * 2 * a.pairs;
+    cuda_act *x = acts(a.x) + (int64_t)head * a.head_width;
+    const float *cos = a.cos_sin + (int64_t)r * 2 * a.pairs, *sine = cos + a.pairs;
+    float own[WARPS][EACH];
+    double part[WARPS];
+#pragma unroll
+    for (int i = 0; i < WARPS * EACH; i++) {
+        const int32_t c = i / EACH * WARP + lane + i % EACH * NORM_NARROW;
+        own[i / EACH][i % EACH] = c < a.norm_cols ? wide(x[c]) : 0.0f;
+    }
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        part[w] = 0.0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            part[w] = fma((double)own[w][i], (double)own[w][i], part[w]);
+        }
+    }
+    const double mine = warp_sum_of(part);
+    double sum = __shfl_sync(ALL_LANES, mine, 0);
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) sum += __shfl_sync(ALL_LANES, mine, w * (WARP / WARPS));
+    const float scale = (float)(1.0 / sqrt(sum / a.norm_cols + (double)a.eps));
+#pragma unroll
+    for (int i = 0; i < WARPS * EACH; i++) {
+        const int32_t c = i / EACH * WARP + lane + i % EACH * NORM_NARROW, at = c - a.rope_at;
+        if (c >= a.norm_cols) continue;
+        const cuda_act value =
+            narrow(own[i / EACH][i % EACH] * scale * (a.weight ? a.weight[c] : 1.0f));
+        if (at >= 0 && at < 2 * a.pairs) {
+            tail[at] = wide(value);
+        } else {
+            x[c] = value;
+        }
+    }
+    for (int32_t at = lane; at < 2 * a.pairs; at += WARP) {
+        if (a.rope_at + at >= a.norm_cols) tail[at] = wide(x[a.rope_at + at]);
+    }
+    __syncwarp();
+    for (int32_t pair = lane; pair < a.pairs; pair += WARP) {
+        const int32_t first = a.half_split ? pair : 2 * pair;
+        const int32_t second = a.half_split ? pair + a.pairs : 2 * pair + 1;
+        rotate(&x[a.rope_at + first], &x[a.rope_at + second], tail[first], tail[second],
+               cos[pair], sine[pair]);
+    }
+}
+
 void hd_norm_rope_cuda(hd_stream *s, const hd_norm_rope_args *a) {
     const int64_t heads = (int64_t)a->rows * a->heads;
     if (heads == 0) return;
@@ -346,8 +418,15 @@ void hd_norm_rope_cuda(hd_stream *s, const hd_norm_rope_args *a) {
 #undef RUN
             return;
     }
-    launch_kernel(hd_cuda_stream(s), norm_rope, dim3((unsigned)heads), NORM_NARROW,
-                  (size_t)(2 * a->pairs) * sizeof(float), 1, *a);
+    const size_t bytes = (size_t)(2 * a->pairs) * sizeof(float);
+    if (heads >= 8 * hd_stream_workers(s) && a->norm_cols <= 2 * NORM_NARROW) {
+        launch_kernel(hd_cuda_stream(s), norm_rope_by_warp,
+                      dim3(blocks_for(heads, BLOCK / WARP)), BLOCK, BLOCK / WARP * bytes, 1,
+                      *a);
+    } else {
+        launch_kernel(hd_cuda_stream(s), norm_rope, dim3((unsigned)heads), NORM_NARROW, bytes,
+                      1, *a);
+    }
     hd_cuda_check(s, "norm_rope");
 }
 
