@@ -37,8 +37,6 @@ static hd_status check_gpus(const hd_engine_options *o, hd_err *err) {
         why = "experts do not move between processes";
     } else if (o->world.size > 1 && o->updatable) {
         why = "weights of processes cannot be replaced";
-    } else if (o->expert_split && strcmp(o->expert_split, hd_expert_split_names[0]) != 0) {
-        why = "rows are split over copies in turns only";
     }
     if (!why) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "ranks on GPUs: %s", why);

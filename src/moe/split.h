@@ -42,13 +42,13 @@ typedef struct hd_split_holder {
     int32_t slot, rank;
 } hd_split_holder;
 
-/* A slot whose expert has other copies: these are holder[begin] to holder[end], it is number
- * `own` of them. */
+/* A slot whose expert has copies on other ranks, too: all are holder[begin] to holder[end]. */
 typedef struct hd_split_shared {
-    int32_t slot, begin, end, own;
+    int32_t slot, begin, end;
 } hd_split_shared;
 
-/* A rank in its tree. An expert has the slots `mine` here and `theirs` at the parent. */
+/* A rank in its tree. An expert has the slots `mine` here and `theirs` at the parent; no other branch has
+ * the same of either. */
 typedef struct hd_split_branch {
     int32_t rank, parent; /* parent -1: a root */
     int32_t mine, theirs;
@@ -56,9 +56,10 @@ typedef struct hd_split_branch {
 
 typedef struct hd_split_graph {
     hd_split_shape shape;
-    hd_split_shared *shared; /* [slots] of each rank */
     hd_split_branch *branch; /* [ranks] breadth first, tree by tree; *alive of them */
     hd_split_holder *holder; /* [slots] of each expert, by slot */
+    hd_split_shared *shared; /* [slots] of each rank */
+    int32_t *depth;          /* [ranks] of a branch: ranks between it and the root, and one */
     int32_t *root;           /* [ranks] of the tree that the rank is in; -1: it has no slots */
     int32_t *size;           /* [ranks] of a tree, at its root: ranks */
     int32_t *holder0;        /* [experts + 1] into holder */
@@ -67,7 +68,7 @@ typedef struct hd_split_graph {
 } hd_split_graph;
 
 HD_SPLIT_FN int32_t hd_split_words(hd_split_shape s) {
-    return 6 * s.slots + 7 * s.ranks + s.experts + 3;
+    return 5 * s.slots + 8 * s.ranks + s.experts + 3;
 }
 
 /* Where the tables lie in a block of hd_split_words() words, aligned to 16 bytes. */
@@ -75,10 +76,11 @@ HD_SPLIT_FN hd_split_graph hd_split_graph_in(const int32_t *block, hd_split_shap
     int32_t *at = (int32_t *)(uintptr_t)block;
     hd_split_graph g;
     g.shape = s;
-    g.shared = (hd_split_shared *)at;
-    g.branch = (hd_split_branch *)(at += 4 * s.slots);
+    g.branch = (hd_split_branch *)at;
     g.holder = (hd_split_holder *)(at += 4 * s.ranks);
-    g.root = at += 2 * s.slots;
+    g.shared = (hd_split_shared *)(at += 2 * s.slots);
+    g.depth = at += 3 * s.slots;
+    g.root = at += s.ranks;
     g.size = at += s.ranks;
     g.holder0 = at += s.ranks;
     g.shared0 = at += s.experts + 1;

@@ -18,7 +18,7 @@ CLIENTS, TOKENS = 8, 24
 SIZES = ("--threads", 1, "--max-running", 8, "--context", 512, "--kv-tokens", 8192)
 ONE = (*SIZES, "--backend", "cuda" if has_gpu else "cpu")
 GPUS = {"base": (*SIZES, "--backend", "cuda", *(() if has_gpu else ("--no-sandbox",))), "program": HADAL if has_gpu else pathlib.Path(HADAL).parent / "drive_gpus"}
-LAYOUTS = [("--tp", 2), ("--ep", 2), ("--dp", 2, "--ep", 2)]
+LAYOUTS = [("--tp", 2), ("--ep", 2, "--redundant", 4, "--expert-split", "flow"), ("--dp", 2, "--ep", 2)]
 
 
 def answers(server, then=lambda: None, tokens=TOKENS, more=""):

@@ -100,7 +100,6 @@ static void what_gpus_lack_is_refused(void **state) {
         {{.dwdp = 2, .world = {.size = 2}},                    "not fetched from other processes"},
         {{.ep = 2, .rebalance = "auto", .world = {.size = 2}}, "do not move between processes"   },
         {{.tp = 2, .updatable = true, .world = {.size = 2}},   "of processes cannot be replaced" },
-        {{.ep = 2, .redundant = 4, .expert_split = "flow"},    "over copies in turns only"       },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         char why[600];

@@ -411,7 +411,7 @@ static const struct {
     int32_t redundant;
     const char *split;
 } movers[] = {
-    {{TINY, 1, 2, 1, false, 1, NULL},             4, NULL   },
+    {{TINY, 1, 2, 1, false, 1, NULL},             4, "flow" },
     {{TINY, 1, 2, 2, false, 1, NULL},             4, "flow" }, /* two attention groups */
     {{"models/tiny-v3", 1, 3, 1, false, 1, NULL}, 4, "flow" }, /* 8 experts in 12 slots */
     {{TINY, 2, 4, 2, false, 1, NULL},             8, "local"}, /* attention groups with followers */
@@ -428,7 +428,7 @@ static size_t n_movers(void) {
 static hd_engine *open_mover(size_t i, const char *rebalance) {
     const hd_engine_options o = {.redundant = movers[i].redundant,
                                  .rebalance = rebalance,
-                                 .expert_split = on_gpus ? NULL : movers[i].split,
+                                 .expert_split = movers[i].split,
                                  .threads = 2};
     return open_layout(&movers[i].l, o);
 }
