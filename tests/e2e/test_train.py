@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from conftest import HADAL, ROOT
 from serving import Server
 from test_weight_ways import Starting
+from toy_models import make_toy_model
 
 MODEL = ROOT / "models" / "tiny-v3"
 WORDS = ["zebra", "yak", "heron", "otter", "lynx", "viper"]
@@ -121,6 +123,18 @@ def open_locked(folder):
     os.close(fd)
 
 
+def test_three_gradients_that_are_no_numbers_end_the_run(hadal, data, tmp_path):
+    """Each is skipped, counted, and changes nothing."""
+    model, log = make_toy_model("v3", tmp_path / "toy"), tmp_path / "log"
+    file = model / "model.safetensors"
+    norm = tensors(file)["model.norm.weight"]
+    assert file.read_bytes().count(norm) == 1
+    file.write_bytes(file.read_bytes().replace(norm, b"\xc0\x7f" + norm[2:]))  # a NaN of BF16
+    done = hadal("train", model, "--data", data, "--out", tmp_path / "out", "--steps", "5", "--batch", "2", "--log", log, "-q")
+    assert done.returncode == 5 and "3 steps in a row with gradients that are no numbers" in done.stderr, done.stderr
+    assert [(line["skipped"], line["loss"]) for line in steps(log)] == [(True, None)] * 3
+
+
 def test_old_checkpoints_are_removed(hadal, data, tmp_path):
     train(hadal, data, tmp_path / "out", "--steps", "3", "--save-every", "1", "--keep", "2", "-q")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["step-00000002", "step-00000003"]
@@ -173,6 +187,24 @@ def test_a_damaged_checkpoint_is_refused(refused, hadal, data, tmp_path):
     state.write_bytes(whole)
     (out / "step-00000001" / "state.json").write_text("{}")
     assert "not the state of a training run" in refused("train", MODEL, *args, "--steps", "2", "--resume")
+
+
+def files_of_a_mebibyte():
+    """No file of the program gets larger, as on a disk that is full."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+def test_a_full_disk_ends_the_run_by_name(hadal, data, tmp_path):
+    """The checkpoint before stays, and the run goes on from it to the bits of an undisturbed one."""
+    out, args = tmp_path / "out", ["train", MODEL, "--data", data, "--batch", "1", "-q"]
+    assert hadal(*args, "--out", out, "--steps", "1").returncode == 0
+    done = hadal(*args, "--out", out, "--steps", "2", "--resume", preexec_fn=files_of_a_mebibyte)
+    assert done.returncode == 4 and "model.safetensors: File too large" in done.stderr, done.stderr
+    assert [path.name for path in out.glob("step-*")] == ["step-00000001"]
+    for folder, more in ((out, ["--resume"]), (tmp_path / "whole", [])):
+        assert hadal(*args, "--out", folder, "--steps", "2", *more).returncode == 0
+    assert digests(out / "step-00000002")[:2] == digests(tmp_path / "whole" / "step-00000002")[:2]
 
 
 def learn(hadal, out, *args):

@@ -466,18 +466,20 @@ static void print_held_out(const learning *l, const held_out_rewards *h) {
 static json_t *line_of(const learning *l, const step_result *r) {
     const hd_policy_report *p = &r->policy;
     json_t *line = json_pack(
-        "{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:i, s:i, s:i, s:f, s:f,"
+        "{s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:I, s:i, s:i, s:i, s:f, s:o,"
         " s:f, s:b, s:f, s:f, s:f, s:f, s:i}",
         "step", (json_int_t)l->rollouts, "optimizer_steps",
-        (json_int_t)hd_trainer_steps(l->trainer), "reward", r->reward, "loss", p->loss,
-        "dlogp_mean", p->mean, "dlogp_p99", p->p99, "dlogp_max", p->most, "k1", p->k1, "k3",
-        p->k3, "effective_samples", p->effective, "tokens", (json_int_t)p->tokens, "clipped",
+        (json_int_t)hd_trainer_steps(l->trainer), "reward", r->reward, "loss",
+        train_run_number(p->loss), "dlogp_mean", train_run_number(p->mean), "dlogp_p99",
+        train_run_number(p->p99), "dlogp_max", train_run_number(p->most), "k1",
+        train_run_number(p->k1), "k3", train_run_number(p->k3), "effective_samples",
+        train_run_number(p->effective), "tokens", (json_int_t)p->tokens, "clipped",
         (json_int_t)p->clipped, "masked", (int)p->masked, "equal_groups", r->equal, "truncated",
-        r->truncated, "length", r->length, "entropy", r->entropy, "gradient_norm",
-        r->optimizer.skipped ? -1.0 : r->optimizer.norm, "skipped", (int)r->optimizer.skipped,
-        "sample_seconds", l->rollout.seconds, "reward_seconds", l->rollout.reward_seconds,
-        "train_seconds", r->train_seconds, "update_seconds", r->update_seconds,
-        "unscored_groups", r->unscored);
+        r->truncated, "length", r->length, "entropy", train_run_number(r->entropy),
+        "gradient_norm", r->optimizer.skipped ? -1.0 : r->optimizer.norm, "skipped",
+        (int)r->optimizer.skipped, "sample_seconds", l->rollout.seconds, "reward_seconds",
+        l->rollout.reward_seconds, "train_seconds", r->train_seconds, "update_seconds",
+        r->update_seconds, "unscored_groups", r->unscored);
     const hd_replay_count replayed = hd_trainer_replayed(l->trainer);
     if (line && replayed.routed) {
         json_object_set_new(

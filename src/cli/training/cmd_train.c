@@ -279,17 +279,18 @@ static hd_status measure_held_out(training *t, const hd_example **examples, doub
 
 static hd_status report(const training *t, const step_result *r, hd_err *err) {
     const int64_t steps = hd_trainer_steps(t->trainer);
-    json_t *line = json_pack("{s:I, s:f, s:I, s:f, s:f, s:b, s:f}", "step", (json_int_t)steps,
-                             "loss", r->loss, "tokens", (json_int_t)r->tokens, "gradient_norm",
-                             r->report.skipped ? -1.0 : r->report.norm, "rate",
+    json_t *line = json_pack("{s:I, s:o, s:I, s:f, s:f, s:b, s:f}", "step", (json_int_t)steps,
+                             "loss", train_run_number(r->loss), "tokens", (json_int_t)r->tokens,
+                             "gradient_norm", r->report.skipped ? -1.0 : r->report.norm, "rate",
                              t->set.train.rate * r->report.factor, "skipped",
                              (int)r->report.skipped, "seconds", r->seconds);
     const bool drafts = t->set.train.mtp_weight > 0.0;
-    if (line && drafts) json_object_set_new(line, "mtp_loss", json_real(r->mtp_loss));
+    if (line && drafts) json_object_set_new(line, "mtp_loss", train_run_number(r->mtp_loss));
     const bool indexes = t->set.train.indexer > 0.0;
-    if (line && indexes) json_object_set_new(line, "indexer_loss", json_real(r->indexer_loss));
+    if (line && indexes)
+        json_object_set_new(line, "indexer_loss", train_run_number(r->indexer_loss));
     if (line && r->held_out >= 0)
-        json_object_set_new(line, "held_out_loss", json_real(r->held_out));
+        json_object_set_new(line, "held_out_loss", train_run_number(r->held_out));
     if (!t->set.train.quiet) {
         printf("step %lld  loss %.4f  norm %.3f  rate %.2e  %.0f tokens/s%s", (long long)steps,
                r->loss, r->report.norm, t->set.train.rate * r->report.factor,

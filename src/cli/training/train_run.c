@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -316,6 +317,10 @@ hd_status train_run_save(train_run *r, hd_trainer *t, const hd_weights *w, int64
 bool train_run_saves_at(const train_run *r, int64_t steps) {
     return steps == r->set->steps || train_run_stopped() ||
            (r->set->save_every && steps % r->set->save_every == 0);
+}
+
+json_t *train_run_number(double x) {
+    return isfinite(x) ? json_real(x) : json_null();
 }
 
 hd_status train_run_log(const train_run *r, json_t *line, hd_err *err) {

@@ -60,6 +60,9 @@ hd_status train_run_save(train_run *r, hd_trainer *t, const hd_weights *w, int64
                          json_t *state, hd_err *err);
 bool train_run_saves_at(const train_run *r, int64_t steps); /* after so many steps */
 
+/* For the log: null of what is no finite number, which JSON does not have; NULL: no memory. */
+json_t *train_run_number(double x);
+
 /* Writes a line of the log as JSON, which it takes. */
 hd_status train_run_log(const train_run *r, json_t *line, hd_err *err);
 
