@@ -257,7 +257,7 @@ class Learning:
         self.log, self.out, self.read_lines, self.best = work.folder / f"{self.name}.log", work.folder / self.name, 0, 0.0
         self.curve = work.found["rl"][rate] = {"rewards": [], "held_out": [], "dlogp_max": 0.0, "seconds": 0.0}
         words = [*rl_options(args.held_out, 1), "--algorithm", "dr-grpo", "--groups", args.rl_groups, "--samples", 8]
-        words += ["--steps", args.rl_steps, "--eval-every", args.rl_every, "--lr", rate, "--seed", args.seed]
+        words += ["--steps", args.rl_steps, "--eval-every", args.rl_every, "--lr", rate, "--kl", args.rl_kl, "--seed", args.seed]
         self.process = work.begin(self.name, "rl", model, *words, "--out", self.out, "--log", self.log, "-q")
 
     def read(self):
@@ -369,6 +369,7 @@ def main():
     p.add_argument("--rl-every", type=int, default=20)
     p.add_argument("--rl-groups", type=int, default=32)
     p.add_argument("--rl-rates", nargs="+", default=["4e-5"])
+    p.add_argument("--rl-kl", type=float, default=0.0, help="coefficient of the divergence from the model before")
     p.add_argument("--goal", type=float, default=0.94, help="pass@1 at which reinforcement learning ends")
     p.add_argument("--out", help="folder of data, logs and models; default: none is kept")
     p.add_argument("--json", help="default: sums.json in --out")
