@@ -155,7 +155,8 @@ static void *pack_in(const hd_messages *m, hd_group g, hd_message_lane lane, uin
 /* Copies what several members get to where it is sent from, if the link has such memory. */
 static const void *put(const hd_messages *m, hd_group g, hd_message_lane lane, uint64_t ticket,
                        const void *data, size_t n) {
-    void *room = n ? m->link.room(m->link.ctx, g, lane, ticket, n) : NULL;
+    if (n == 0 || !data) return data;
+    void *room = m->link.room(m->link.ctx, g, lane, ticket, n);
     return room ? memcpy(room, data, n) : data;
 }
 
@@ -642,6 +643,7 @@ static bool count_rows(hd_messages *m, hd_stream *s, const hd_dispatch_args *a, 
         return false;
     }
     for (int32_t k = 0; k < members; k++) {
+        assert(packets[k].counts);
         memcpy(counts + (int64_t)k * a->n_slots, packets[k].counts,
                (size_t)a->n_slots * sizeof *counts);
     }

@@ -141,7 +141,7 @@ void cache_push(cache_free_list *f, int32_t item) {
     f->items[f->n++] = item;
 }
 
-static void push_device(hd_cache *c, int group, hd_device_page page) {
+static void push_device(hd_cache *c, hd_kv_group group, hd_device_page page) {
     cache_push(&c->free_pages[HD_TIER_DEVICE][group], page.n);
 }
 
@@ -609,7 +609,7 @@ static bool add_private_page(hd_cache *c, int32_t id, int32_t at) {
 static void drop_private_page(hd_cache *c, int32_t id, int32_t at) {
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
         hd_device_page *page = &cache_table(c, id, (hd_kv_group)group)[at];
-        if (page->n != NONE) push_device(c, group, *page);
+        if (page->n != NONE) push_device(c, (hd_kv_group)group, *page);
         page->n = NONE;
     }
 }

@@ -48,7 +48,8 @@ static hd_host_page take_host_beside(hd_cache *c, int32_t n, hd_kv_group group) 
     const int32_t other = hd_heap_min(&c->evictable[HD_TIER_HOST][group]);
     if (other >= 0) cache_evict_host(c, other, group);
     cache_unpin(c, n);
-    return other < 0 ? (hd_host_page){NONE} : cache_pop_host(c, group);
+    if (other < 0) return (hd_host_page){NONE};
+    return cache_pop_host(c, group);
 }
 
 bool cache_drop_partial(hd_cache *c, int32_t n) {

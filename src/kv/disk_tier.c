@@ -306,10 +306,10 @@ static bool read_next(hd_disk_tier *t, fetch *f) {
     const hd_kv_group group = group_at(f, f->n_asked);
     const int32_t page = page_at(f, f->n_asked);
     const int32_t extent = hd_disk_begin_read(t->disk, group, f->names[page]);
-    const hd_host_page host =
-        extent < 0 ? (hd_host_page){-1} : hd_cache_reserve(t->cache, group);
+    if (extent < 0) return false;
+    const hd_host_page host = hd_cache_reserve(t->cache, group);
     if (host.n < 0) {
-        if (extent >= 0) hd_disk_end_read(t->disk, group, extent, true);
+        hd_disk_end_read(t->disk, group, extent, true);
         return false;
     }
     submit(t, &(transfer){

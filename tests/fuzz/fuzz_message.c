@@ -39,6 +39,16 @@ static void send_nowhere(void *ctx, int32_t to, hd_message *m, const void *data,
     (void)set;
 }
 
+static void *no_room(void *ctx, hd_group group, hd_message_lane lane, uint64_t ticket,
+                     uint64_t n) {
+    (void)ctx;
+    (void)group;
+    (void)lane;
+    (void)ticket;
+    (void)n;
+    return NULL;
+}
+
 static bool flush_nothing(void *ctx, int32_t set) {
     (void)ctx;
     (void)set;
@@ -140,7 +150,7 @@ static void check_operations(const uint8_t *data, size_t n) {
     const hd_parallel_config two = hd_parallel_tensor(2);
     hd_parallel_config parallel = two;
     other_end o = {.data = data + 4, .n = n - 4};
-    const hd_link link = {send_nowhere, flush_nothing, receive, keep, end, ended, &o};
+    const hd_link link = {send_nowhere, no_room, flush_nothing, receive, keep, end, ended, &o};
     hd_stream *s;
     hd_messages *m;
     parallel.ep = 2;
