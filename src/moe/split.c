@@ -326,6 +326,7 @@ static void raise_bound(splitter *s) {
         all += s->sum[d];
         n++;
     }
+    assert(n > 0); /* a search begins with ranks */
     s->low = (all + n - 1) / n;
 }
 
