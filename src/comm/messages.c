@@ -568,6 +568,8 @@ static bool open_packet(packet *p, const void *data, uint64_t n, const hd_dispat
     const uint64_t each = (size_t)a->cols * sizeof(float);
     int64_t sum = 0;
     if (n < fixed || (n - fixed) % each) return false;
+    const uint64_t rows = (n - fixed) / each;
+    if (rows > (uint64_t)choices) return false;
     p->counts = data;
     for (int32_t e = 0; e < a->n_slots; e++) {
         if (p->counts[e] < 0) return false;
@@ -578,7 +580,7 @@ static bool open_packet(packet *p, const void *data, uint64_t n, const hd_dispat
     p->rows_of = p->counts + a->n_slots + choices;
     p->rows = p->weight + 2 * (int64_t)choices;
     for (int32_t i = 0; i < choices; i++) {
-        if (p->rows_of[i] < 0 || (uint64_t)p->rows_of[i] >= (n - fixed) / each) return false;
+        if (p->rows_of[i] < 0 || (uint64_t)p->rows_of[i] >= rows) return false;
     }
     return true;
 }
