@@ -10,13 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import BACKEND, ROOT, run_hadal
-from serving import TINY, events_of, wait_until
+from serving import TINY, Server, events_of, wait_until
 from test_metrics import stream
 from test_rebalance import figure
 from test_ranks import body_of
+from test_weight_senders import SANITIZED
 
 TINY_V41 = ROOT / "models" / "tiny-v41"
-CLIENTS = 64
+CLIENTS = 16 if SANITIZED else 64
+FLAGS = ("--threads", 2, "--max-running", 24, "--context", 512)
+TIGHT = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
 ONE, TWO, THREE, HALF = "0.000062", "0.000124", "0.0002", "0.004"  # gigabytes; one expert of tiny-v4 takes 61440 bytes
 
 
@@ -30,6 +33,16 @@ def answers(server):
         return list(pool.map(ask, range(CLIENTS)))
 
 
+@pytest.fixture(scope="module")
+def want():
+    """What a server says that has all experts, and room for every request."""
+    server = Server(*FLAGS)
+    try:
+        return answers(server)
+    finally:
+        server.close()
+
+
 @pytest.fixture
 def model(tmp_path):
     """A copy of tiny-v4 that a test may spoil."""
@@ -39,10 +52,8 @@ def model(tmp_path):
 
 
 @pytest.mark.parametrize("memory", [ONE, *(pytest.param(m, marks=pytest.mark.long) for m in (THREE, HALF)), "auto"])
-def test_crowds_get_the_answers_of_resident_experts(serve, memory):
-    flags = ("--threads", 2, "--max-running", 24, "--context", 512)
-    want = answers(serve(*flags))
-    server = serve(*flags, "--experts-disk", memory)
+def test_crowds_get_the_answers_of_resident_experts(serve, want, memory):
+    server = serve(*FLAGS, "--experts-disk", memory)
     for _ in range(2):  # the second time with a prefix cache
         assert answers(server) == want
     assert figure(server, "experts_used_total") > 1000
@@ -54,17 +65,13 @@ def test_crowds_get_the_answers_of_resident_experts(serve, memory):
 
 
 @pytest.mark.threads
-def test_retracted_requests_and_chunks(serve):
-    flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
-    want = answers(serve(*flags))
-    assert answers(serve(*flags, "--experts-disk", THREE)) == want
+def test_retracted_requests_and_chunks(serve, want):
+    assert answers(serve(*TIGHT, "--experts-disk", THREE)) == want
 
 
 @pytest.mark.parametrize("memory", [TWO, HALF])
-def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
-    flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
-    want = answers(serve(*flags))
-    server = serve(*flags, "--experts-host", memory)
+def test_crowds_get_the_answers_with_experts_in_host_memory(serve, want, memory):
+    server = serve(*TIGHT, "--experts-host", memory)
     assert answers(server) == want
     shown = live_stats(server)["experts_elsewhere"]
     assert shown["source"] == "host" and shown["elsewhere"] == 7 * 16
@@ -74,11 +81,9 @@ def test_crowds_get_the_answers_with_experts_in_host_memory(serve, memory):
 
 
 @pytest.mark.parametrize("compute", [pytest.param("auto", marks=pytest.mark.long), "host"])
-def test_crowds_get_the_answers_of_a_host_that_computes(serve, compute):
+def test_crowds_get_the_answers_of_a_host_that_computes(serve, want, compute):
     """A CPU backend's host has its bits, so it does not matter which experts it computes."""
-    flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
-    want = answers(serve(*flags))
-    server = serve(*flags, "--experts-host", HALF, "--experts-host-compute", compute)
+    server = serve(*TIGHT, "--experts-host", HALF, "--experts-host-compute", compute)
     for _ in range(2):
         assert answers(server) == want
     used, staged, fetched, sent = (figure(server, f"experts_{k}_total") for k in ("used", "staged", "fetched", "on_host"))
@@ -101,11 +106,9 @@ def test_a_host_that_cannot_compute_says_so(serve):
     assert b"experts are computed on the device alone (experts_host_compute)" in server.log
 
 
-def test_layers_without_room_in_host_memory_are_on_the_device(serve):
+def test_layers_without_room_in_host_memory_are_on_the_device(serve, want):
     """Host memory for two of the layers' experts: the others' need it on the device."""
-    flags = ("--threads", 2, "--max-running", 12, "--context", 512, "--kv-tokens", 1024, "--chunk", 16)
-    want = answers(serve(*flags))
-    server = serve(*flags, "--experts-host", "0.0055", "--host-memory", "0.002")
+    server = serve(*TIGHT, "--experts-host", "0.0055", "--host-memory", "0.002")
     assert answers(server) == want
     shown = live_stats(server)["experts_elsewhere"]
     assert shown["elsewhere"] == 2 * 16 and 16 < shown["slots"] < 32
