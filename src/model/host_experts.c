@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/progress.h"
+#include "ops/x_format.h"
 
 enum {
     ROLES = HD_EXPERT_MATRICES,
@@ -54,10 +55,9 @@ static hd_role role_of(int32_t role) {
 
 /* The numbers to which the device rounds rows for a matrix; without columns: it does not. */
 static hd_group_format format_of_rows(const hd_host_experts *h, const hd_weight *w) {
-    const hd_group_format own = hd_format_of_x(w), bfloat16 = {.plain = w->cols};
-    const bool narrow = !hd_device_is_host(h->o.device) && h->o.precision != HD_EXACT;
-    if (h->o.precision == HD_OFFICIAL && own.group > 0) return own;
-    return narrow && w->type != HD_F32 ? bfloat16 : (hd_group_format){0};
+    const bool narrow = !hd_device_is_host(h->o.device) && h->o.precision == HD_FAST;
+    if (h->o.precision == HD_OFFICIAL) return hd_x_format(w);
+    return (hd_group_format){.plain = narrow && hd_narrows_x(w) ? w->cols : 0};
 }
 
 static void round_rows(const hd_host_experts *h, float *x, int32_t rows, const hd_weight *w) {

@@ -22,7 +22,7 @@ HD_OP_LIST(X)
     static void op##_ref_official(hd_stream *s, const hd_##op##_args *a) {  \
         if (ops_check_##op(s, &ref_types, a)) hd_##op##_ref_official(s, a); \
     }
-OPS_OFFICIAL_LIST(X)
+REF_OFFICIAL_LIST(X)
 #undef X
 
 void hd_ops_init_ref(hd_ops *t, hd_precision precision) {
@@ -36,9 +36,9 @@ void hd_ops_init_ref(hd_ops *t, hd_precision precision) {
     if (precision != HD_OFFICIAL) return;
     t->name = "ref, official";
     t->precision = precision;
-    t->activations = "FP8, float32 for NVFP4 and BF16 matrices";
+    t->activations = "FP8, bfloat16 for NVFP4 and BF16 matrices";
 #define X(op) t->op = op##_ref_official;
-    OPS_OFFICIAL_LIST(X)
+    REF_OFFICIAL_LIST(X)
 #undef X
 }
 

@@ -597,6 +597,15 @@ static void check_gpu_fast(const op_case *c, void *const *want) {
     check_gpu_table(c, &fix.gpu_fast, c->gpu_fast_tolerance, want);
 }
 
+static void check_gpu_official(const op_case *c) {
+    hd_ops official;
+    void *want[MAX_OUTS];
+    if (c->official_tolerance == 0.0 || !fix.gpu) return;
+    hd_ops_init_ref(&official, HD_OFFICIAL);
+    run_op(c, &official, fix.stream[0], 0, c->rows, want);
+    check_gpu_table(c, &fix.gpu_official, c->official_tolerance, want);
+}
+
 /* The reference has one thread by definition. Slices show that its rows are independent. */
 void check_op(const op_case *c) {
     const int32_t mark = taken.n;
@@ -622,6 +631,7 @@ void check_op(const op_case *c) {
     }
     if (c->fast_tolerance > 0.0) check_fast(c, want);
     check_gpu_fast(c, want);
+    check_gpu_official(c);
     forget_to(mark);
 }
 
@@ -634,5 +644,6 @@ void check_on_gpu(const op_case *c) {
     run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
     check_table(c, &fix.table[fix.n_tables - 1], c->tolerance, want, base);
     check_gpu_fast(c, want);
+    check_gpu_official(c);
     forget_to(mark);
 }

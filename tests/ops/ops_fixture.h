@@ -80,9 +80,11 @@ CHECK_TESTS_LIST(X)
 /* tests of test_ops_official.c */
 #define OFFICIAL_TESTS_LIST(X) \
     X(official_linear)         \
+    X(official_linear_heads)   \
     X(official_grouped_gemm)   \
     X(official_little_scratch) \
     X(official_tiles)          \
+    X(official_attention)      \
     X(official_leaves_the_rest)
 #define X(test) void test(void **state);
 OFFICIAL_TESTS_LIST(X)
@@ -131,9 +133,11 @@ struct op_case {
     double fast_tolerance;      /* of output 0; 0: one precision */
     bool fast_near;             /* fast_ref.h does not have its bits */
     double gpu_fast_tolerance;  /* likewise for the GPU */
-    bool all_rows;              /* its rows depend on each other */
-    bool cpu_only;              /* a GPU refuses it, or has no such operator */
-    bool not_recorded;          /* run() does more than queue the operator */
+    double
+        official_tolerance; /* of the GPU from the reference of --precision official; 0: not asked */
+    bool all_rows;          /* its rows depend on each other */
+    bool cpu_only;          /* a GPU refuses it, or has no such operator */
+    bool not_recorded;      /* run() does more than queue the operator */
     const void *args;
     void (*run)(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
                 void *const *out); /* out[i] is row `first` of output i */

@@ -1,9 +1,10 @@
-/* test_ops_official.c - --precision official: GEMMs with x rounded as the official programs round it.
+/* test_ops_official.c - --precision official: GEMMs with x rounded as the official programs round it, and
+ * attention and the indexer with bfloat16.
  *
- * The test rounds x again, as docs/numerics.md says, and the reference multiplies: with the same bits as
- * the reference of `official`. On a GPU the remaining difference is the order of float32 sums, and what
- * tensor cores drop of a sum of 128 FP8 products. One row, seven, all rows and a captured graph must have
- * the same bits. */
+ * The test rounds inputs again, as docs/numerics.md says, and the reference of `exact` computes with them:
+ * the same bits as the reference of `official`. On a GPU the remaining difference is the order of float32
+ * sums, and what tensor cores drop of a sum of 128 FP8 products. One row, seven, all rows and a captured
+ * graph must have the same bits. */
 #include "ops/ops_fixture.h"
 
 #include <math.h>
@@ -39,8 +40,16 @@ static void round_span(float *x, int32_t n, bool powers) {
     for (int32_t i = 0; i < n; i++) x[i] = hd_e4m3_to_f32(hd_f32_to_e4m3(x[i] / scale)) * scale;
 }
 
+static void round_to_bf16(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] = hd_bf16_to_f32(hd_f32_to_bf16(x[i]));
+}
+
 static float *rounded(const float *x, int64_t n, const hd_weight *w) {
     float *y = take_copy(x, (size_t)n * sizeof *y);
+    if (w->type == HD_BF16 || w->scale_type == HD_E4M3) {
+        if (w->cols % 64 == 0) round_to_bf16(y, n); /* whole spans */
+        return y;
+    }
     const int32_t group = w->x_group ? w->x_group : SPAN;
     for (int64_t i = 0; i < n; i += group)
         round_span(y + i, group, w->power_scales || w->scale_type == HD_E8M0);
@@ -113,28 +122,94 @@ void official_linear(void **state) {
     static const struct {
         int32_t format, rows, outs, cols, group;
     } shapes[] = {
-        {FP8_F32,  7,   264,  640,  SPAN}, /* an edge of W, five spans */
-        {FP8_32,   7,   264,  288,  32  }, /* a rank's part */
-        {FP8_F32,  1,   2112, 7168, SPAN},
-        {FP8_E8M0, 17,  512,  4096, SPAN},
-        {FP8_F32,  65,  1536, 384,  SPAN},
-        {FP8_E8M0, 129, 200,  896,  SPAN},
-        {FP8_F32,  261, 456,  512,  SPAN},
-        {E4M3_ODD, 7,   40,   256,  SPAN}, /* not the kernels' */
-        {FP8_F32,  3,   129,  256,  SPAN},
-        {FP4_E8M0, 9,   64,   512,  SPAN},
-        {FP8_32,   1,   1280, 5120, 32  },
-        {FP8_32,   17,  512,  1280, 32  },
-        {FP8_32,   65,  96,   2304, 32  },
-        {FP8_32,   129, 200,  96,   32  },
-        {FP8_32,   3,   33,   64,   32  },
-        {FP4_E8M0, 9,   64,   544,  32  },
+        {FP8_F32,    7,   264,  640,  SPAN}, /* an edge of W, five spans */
+        {FP8_32,     7,   264,  288,  32  }, /* a rank's part */
+        {BF16_PLAIN, 7,   264,  640,  SPAN},
+        {NVFP4_E4M3, 7,   264,  640,  SPAN},
+        {BF16_PLAIN, 3,   33,   96,   SPAN}, /* not rounded */
+        {BF16_PLAIN, 17,  512,  4096, SPAN},
+        {BF16_PLAIN, 129, 200,  896,  SPAN},
+        {NVFP4_E4M3, 129, 200,  896,  SPAN},
+        {NVFP4_E4M3, 1,   1024, 7168, SPAN},
+        {FP8_F32,    1,   2112, 7168, SPAN},
+        {FP8_E8M0,   17,  512,  4096, SPAN},
+        {FP8_F32,    65,  1536, 384,  SPAN},
+        {FP8_E8M0,   129, 200,  896,  SPAN},
+        {FP8_F32,    261, 456,  512,  SPAN},
+        {E4M3_ODD,   7,   40,   256,  SPAN}, /* not the kernels' */
+        {FP8_F32,    3,   129,  256,  SPAN},
+        {FP4_E8M0,   9,   64,   512,  SPAN},
+        {FP8_32,     1,   1280, 5120, 32  },
+        {FP8_32,     17,  512,  1280, 32  },
+        {FP8_32,     65,  96,   2304, 32  },
+        {FP8_32,     129, 200,  96,   32  },
+        {FP8_32,     3,   33,   64,   32  },
+        {FP4_E8M0,   9,   64,   544,  32  },
     };
-    const size_t n = fix.brief || !fix.gpu ? 2 : HD_LEN(shapes);
+    const size_t n = fix.brief || !fix.gpu ? 5 : HD_LEN(shapes);
     for (size_t i = 0; i < n; i++) {
         for (spread how = EVEN; how < SPREADS; how++)
             linear_shape(shapes[i].format, shapes[i].rows, shapes[i].outs, shapes[i].cols, how,
                          shapes[i].group);
+    }
+}
+
+/* ---- one matrix per head ---- */
+
+static void run_heads(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                      int32_t n, void *const *out) {
+    hd_linear_heads_args a = *(const hd_linear_heads_args *)c->args;
+    a.out = hd_f32(out[0]);
+    a.x = hd_rows_at(a.x, (int64_t)first * a.heads * a.x_head);
+    a.rows = n;
+    ops->linear_heads(s, &a);
+}
+
+/* FP8 is multiplied in bfloat16 here, and so is the transpose. n_rows: of a head's 256. */
+void official_linear_heads(void **state) {
+    (void)state;
+    enum { HEADS = 3, HEAD_ROWS = 256 };
+    static const int32_t formats[] = {FP8_F32, BF16_PLAIN, FP8_E8M0};
+    static const struct {
+        int32_t rows, n_rows, first_row, cols;
+        bool transpose, narrows;
+    } shapes[] = {
+        {3,   128, 0,   512, false, true }, /* MLA's values */
+        {3,   128, 128, 512, true,  true }, /* and keys */
+        {3,   96,  128, 512, true,  false}, /* no whole spans */
+        {3,   128, 0,   480, false, false},
+        {40,  128, 128, 512, false, true },
+        {40,  128, 0,   512, true,  true },
+        {300, 128, 128, 512, false, true },
+        {300, 128, 0,   512, true,  true },
+    };
+    const size_t n = fix.brief || !fix.gpu ? 4 : HD_LEN(shapes);
+    for (size_t i = 0; i < HD_LEN(formats) * n; i++) {
+        const hd_weight *w = take_aligned(formats[i / n], HEADS * HEAD_ROWS, shapes[i % n].cols,
+                                          formats[i / n] == FP8_E8M0);
+        const bool transpose = shapes[i % n].transpose;
+        hd_linear_heads_args a = {.w = w,
+                                  .heads = HEADS,
+                                  .n_rows = shapes[i % n].n_rows,
+                                  .first_row = shapes[i % n].first_row,
+                                  .head_rows = HEAD_ROWS,
+                                  .transpose = transpose};
+        a.x_head = transpose ? a.n_rows : w->cols;
+        a.out_head = transpose ? w->cols : a.n_rows;
+        const int64_t many = (int64_t)shapes[i % n].rows * HEADS * a.x_head;
+        float *x = take_random(many, 1.0f), *narrow = take_copy(x, (size_t)many * sizeof *x);
+        if (shapes[i % n].narrows) round_to_bf16(narrow, many);
+        a.x = hd_f32(x);
+        hd_linear_heads_args r = a;
+        r.x = hd_f32(narrow);
+        check(&(op_case){.name = "linear_heads",
+                         .rows = shapes[i % n].rows,
+                         .n_outs = 1,
+                         .width = {HEADS * a.out_head},
+                         .args = &a,
+                         .run = run_heads},
+              &r, tolerance);
+        forget_all(NULL);
     }
 }
 
@@ -237,11 +312,13 @@ void official_grouped_gemm(void **state) {
     static const struct {
         int32_t format, group;
     } kinds[] = {
-        {FP8_F32,  SPAN},
-        {FP8_E8M0, SPAN},
-        {FP4_E8M0, SPAN},
-        {FP4_E8M0, 32  }, /* V4.1 */
-        {FP8_32,   32  },
+        {FP8_F32,    SPAN},
+        {FP8_E8M0,   SPAN},
+        {FP4_E8M0,   SPAN},
+        {FP4_E8M0,   32  }, /* V4.1 */
+        {FP8_32,     32  },
+        {BF16_PLAIN, SPAN},
+        {NVFP4_E4M3, SPAN},
     };
     for (size_t f = 0; f < HD_LEN(kinds); f++) {
         for (size_t i = 0; i < (fix.brief || !fix.gpu ? 1 : HD_LEN(counts)); i++) {
@@ -354,6 +431,88 @@ void official_tiles(void **state) {
     }
     for (size_t i = 0; i < HD_LEN(counts); i++)
         grouped_shape(FP8_F32, counts[i], 264, 640, EVEN, true, SPAN);
+}
+
+/* ---- attention and the indexer ---- */
+
+enum { SEEN = 37, WIDTH = 40, HEADS = 3, ROWS = 9 };
+
+/* One head's output as docs/numerics.md says it, of n keys [n, WIDTH] that are rounded, as is q. */
+static void attend_narrow(const float *q, const float *key, int32_t n, float scale,
+                          float *out) {
+    float score[SEEN], top = -INFINITY;
+    double total = 0.0, sum[WIDTH] = {0.0};
+    for (int32_t e = 0; e < n; e++) {
+        double dot = 0.0;
+        for (int32_t c = 0; c < WIDTH; c++) dot += (double)q[c] * (double)key[e * WIDTH + c];
+        score[e] = (float)(dot * (double)scale);
+        top = fmaxf(top, score[e]);
+    }
+    for (int32_t e = 0; e < n; e++) {
+        float weight = expf(score[e] - top);
+        total += (double)weight;
+        round_to_bf16(&weight, 1);
+        for (int32_t c = 0; c < WIDTH; c++)
+            sum[c] += (double)weight * (double)key[e * WIDTH + c];
+    }
+    for (int32_t c = 0; c < WIDTH; c++) out[c] = (float)(sum[c] / total);
+}
+
+/* Rows of one sequence that see all entries up to their own; keys of float32. */
+void official_attention(void **state) {
+    (void)state;
+    const int32_t n_entries[] = {SEEN};
+    int32_t *seq = take_ints(ROWS), *pos = take_ints(ROWS), *best[2];
+    float *q = take_random((int64_t)ROWS * HEADS * WIDTH, 2.0f), *head_weight;
+    float *got = take_nan((int64_t)ROWS * HEADS * WIDTH), *want = take_nan(WIDTH);
+    float *key = take((size_t)SEEN * WIDTH * sizeof *key);
+    const hd_paged pages = take_pages(1, n_entries, 5, WIDTH, 2.0f);
+    const hd_paged narrow = narrow_pages(&pages, 1, n_entries);
+    hd_ops exact, official;
+    hd_ops_init_ref(&exact, HD_EXACT);
+    hd_ops_init_ref(&official, HD_OFFICIAL);
+    for (int32_t i = 0; i < ROWS; i++) pos[i] = SEEN - ROWS + i;
+    hd_attention_args a = {.out = hd_f32(got),
+                           .q = hd_f32(q),
+                           .seq = seq,
+                           .pos = pos,
+                           .rows = ROWS,
+                           .heads = HEADS,
+                           .k_dim = WIDTH,
+                           .v_dim = WIDTH,
+                           .ratio = 1,
+                           .entries = pages,
+                           .scale = 0.3f};
+    official.attention(fix.stream[0], &a);
+    finish("attention", fix.stream[0]);
+    for (int32_t e = 0; e < SEEN; e++)
+        memcpy(key + e * WIDTH, page_entry(&pages, 0, e), WIDTH * sizeof *key);
+    float *wide = take_copy(q, (size_t)(ROWS * HEADS * WIDTH) * sizeof *q);
+    round_to_bf16(key, SEEN * WIDTH);
+    round_to_bf16(q, ROWS * HEADS * WIDTH);
+    for (int32_t i = 0; i < ROWS * HEADS; i++) {
+        attend_narrow(q + i * WIDTH, key, pos[i / HEADS] + 1, a.scale, want);
+        check_bits("attention", got + i * WIDTH, want, WIDTH);
+    }
+    head_weight = take_random(ROWS * HEADS, 1.0f);
+    hd_indexer_topk_args x = {.keys = pages,
+                              .weight = head_weight,
+                              .seq = seq,
+                              .pos = pos,
+                              .rows = ROWS,
+                              .heads = HEADS,
+                              .ratio = 1,
+                              .top_k = 20,
+                              .scale = 1.0f};
+    for (int i = 0; i < 2; i++) {
+        best[i] = take_ints(ROWS * 20);
+        x.out = best[i];
+        x.q = hd_f32(i ? q : wide);
+        (i ? &exact : &official)->indexer_topk(fix.stream[0], &x);
+        finish("indexer", fix.stream[0]);
+        x.keys = narrow;
+    }
+    check_bits("indexer", best[0], best[1], ROWS * 20);
 }
 
 /* Matrices whose x is rounded to bfloat16: the bits of `fast`. */

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""V4.1 with the roundings of its own program, in float64: what --precision official computes.
+"""V4.1 with the roundings of its own program, in float64.
 
     tests/reference/official.py CASE_DIR [--expect FILE]   compares with the last rows of a case
     tests/reference/official.py CASE_DIR --write FILE      writes the logits
+    ... --narrow    with bfloat16 where a GPU has it: what --precision official computes
 
 Inputs of FP8 and FP4 matrices (but for the grouped output projection), window vectors, shared
-entries, index keys and index queries are rounded; what is between them is float64.
+entries, index keys and index queries are rounded; what is between them is float64. --narrow also
+rounds queries, window vectors and weights of attention, and inputs of the grouped projection and of
+BF16 matrices where columns are whole spans of 64.
 """
 
 import argparse
@@ -59,13 +62,38 @@ def fp4_of_32(x):
     return rounded(x, 32, lambda most: power_up(np.maximum(most, 6 * 2.0**-126) / 6), E2M1)
 
 
+def bf16(x):
+    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(float)
+
+
 class Official(v41.V41):
-    def __init__(self, config, tensors, classes, quantised):
+    def __init__(self, config, tensors, classes, quantised, narrow):
         super().__init__(config, tensors, classes)
-        self.quantised = quantised
+        self.quantised, self.narrow = quantised, narrow
 
     def linear(self, name, x):
-        return super().linear(name, fp8_of_32(x) if name in self.quantised else x)
+        if name in self.quantised:
+            return super().linear(name, fp8_of_32(x))
+        wide = name + ".weight" in self.narrow and x.shape[-1] % 64 == 0
+        return super().linear(name, bf16(x) if wide else x)
+
+    def output(self, p, q, kv, mask, t, kind):
+        if not self.narrow:
+            return super().output(p, q, kv, mask, t, kind)
+        c, n = self.c, len(q)
+        q, kv = bf16(q), bf16(kv)
+        score = np.where(mask, np.einsum("tad,ud->atu", q, kv) * c["head_dim"] ** -0.5, -np.inf)
+        score = score.astype(np.float32).astype(float)
+        sink = np.broadcast_to(self.w[p + "attn_sink"][:, None, None], (*score.shape[:2], 1))
+        top = np.maximum(score.max(-1, keepdims=True), sink)
+        weight = np.exp(score - top)
+        total = weight.sum(-1, keepdims=True) + np.exp(sink - top)
+        out = np.einsum("atu,ud->tad", bf16(weight), kv) / total.transpose(1, 0, 2)
+        out = self.rotate_tail(out, t, kind, inverse=True).reshape(n, c["o_groups"], -1)
+        out = bf16(out) if out.shape[-1] % 64 == 0 else out
+        wo_a = self.w[p + "wo_a.weight"].reshape(c["o_groups"], c["o_lora_rank"], -1)
+        return self.linear(p + "wo_b", np.einsum("tgi,goi->tgo", out, wo_a).reshape(n, -1))
 
     def moe(self, p, h, tokens):
         """Routes weigh what w2 reads."""
@@ -94,12 +122,13 @@ class Official(v41.V41):
         self.entries, self.keys = fp4_of_16(self.entries), fp4_of_32(self.keys)
 
 
-def open_case(folder):
+def open_case(folder, narrow=False):
     raw = add_mtp.read_raw(folder / "model.safetensors")
     quantised = {name.removesuffix(".scale") for name in raw if name.endswith(".scale")}
+    wide = {name for name, (dtype, _, _) in raw.items() if narrow and dtype == "BF16"}
     plain, tokens = v41.open_case(folder)
     config = {**plain.c, "text_config": {}}
-    return Official(config, plain.w, plain.classes, quantised), tokens
+    return Official(config, plain.w, plain.classes, quantised, wide), tokens
 
 
 def main():
@@ -107,8 +136,9 @@ def main():
     parser.add_argument("case", type=pathlib.Path)
     parser.add_argument("--expect", type=pathlib.Path)
     parser.add_argument("--write", type=pathlib.Path)
+    parser.add_argument("--narrow", action="store_true")
     args = parser.parse_args()
-    model, tokens = open_case(args.case)
+    model, tokens = open_case(args.case, args.narrow)
     logits, _ = model.main(tokens)
     if args.write:
         np.save(args.write, logits.astype(np.float32))

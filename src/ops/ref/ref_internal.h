@@ -9,10 +9,30 @@
 HD_OP_LIST(X)
 #undef X
 
-/* The same products with rows of x rounded as the model's own program rounds them. */
+/* What --precision official rounds: rows of x in products (ops/x_format.h); queries, keys and weights of
+ * attention, queries and keys of the indexer to bfloat16, as the GPU's kernels do. */
+#define REF_OFFICIAL_LIST(X) \
+    OPS_OFFICIAL_LIST(X)     \
+    X(linear_heads)          \
+    X(attention)             \
+    X(attention_naive)       \
+    X(indexer_topk)
+
 #define X(op) hd_##op##_fn hd_##op##_ref_official;
-OPS_OFFICIAL_LIST(X)
+REF_OFFICIAL_LIST(X)
 #undef X
+
+/* The nearest bfloat16, ties to even. */
+static inline float ops_bf16(float x) {
+    return hd_bf16_to_f32(hd_f32_to_bf16(x));
+}
+
+/* x [n], or if it is to be narrowed the nearest bfloat16 numbers in room, which may be x. */
+static inline const float *ops_narrowed(const float *x, int32_t n, bool narrows, float *room) {
+    if (!narrows) return x;
+    for (int32_t i = 0; i < n; i++) room[i] = ops_bf16(x[i]);
+    return room;
+}
 
 /* out = the numbers of a format that are nearest to x, which may be out. */
 void ops_round_columns(hd_group_format f, float *out, const float *x, int32_t cols);
