@@ -102,6 +102,7 @@ CUDA_SOURCES := $(sort $(wildcard src/*/*.cu src/*/*/*.cu))
 CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$(BUILD)/%.cu.o)
 OBJECTS   += $(CUDA_OBJECTS)
 LIBRARY   += $(CUDA_OBJECTS)
+TESTS     += $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard tests/*/*.cu))
 CFLAGS    += -DHD_CUDA
 LDLIBS    += -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt
 endif
@@ -196,6 +197,7 @@ $(BUILD)/%.cu.o: %.cu Makefile $(BUILD)/flags.nvcc
 $(BUILD)/src/ops/%_sm90.cu.o: NVFLAGS += -Xptxas -warn-spills,-Werror
 
 $(BUILD)/tests/%.o: CFLAGS += -Itests
+$(BUILD)/tests/%.cu.o: NVFLAGS += -Itests
 ifeq ($(origin OPT),file)
 $(BUILD)/src/weights/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/chat/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/http/%.o $(BUILD)/src/hub/%.o $(BUILD)/src/api/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
 $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)

@@ -78,14 +78,15 @@ CHECK_TESTS_LIST(X)
 #undef X
 
 /* tests of test_ops_official.c */
-#define OFFICIAL_TESTS_LIST(X) \
-    X(official_linear)         \
-    X(official_linear_heads)   \
-    X(official_grouped_gemm)   \
-    X(official_little_scratch) \
-    X(official_tiles)          \
-    X(official_attention)      \
-    X(official_leaves_the_rest)
+#define OFFICIAL_TESTS_LIST(X)  \
+    X(official_linear)          \
+    X(official_linear_heads)    \
+    X(official_grouped_gemm)    \
+    X(official_little_scratch)  \
+    X(official_tiles)           \
+    X(official_attention)       \
+    X(official_leaves_the_rest) \
+    X(official_instructions)
 #define X(test) void test(void **state);
 OFFICIAL_TESTS_LIST(X)
 #undef X

@@ -6,6 +6,7 @@
  * sums, and what tensor cores drop of a sum of 128 FP8 products. One row, seven, all rows and a captured
  * graph must have the same bits. */
 #include "ops/ops_fixture.h"
+#include "ops/wgmma_probe.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -534,4 +535,59 @@ void official_leaves_the_rest(void **state) {
         run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, c.rows, got);
         check_bits(c.name, got[0], want[0], 7 * 128);
     }
+}
+
+/* ---- the instructions ---- */
+
+#ifdef HD_CUDA
+/* Rows of E4M3 or bfloat16 codes. */
+static uint8_t *take_codes(bool e4m3, int32_t rows, spread how) {
+    const int32_t n = rows * WGMMA_PROBE_BYTES / (e4m3 ? 1 : 2);
+    uint8_t *codes = take((size_t)(rows * WGMMA_PROBE_BYTES));
+    const float *x = take_x(n, how);
+    for (int32_t i = 0; i < n; i++) {
+        const float v = how == EVEN ? x[i] * 8.0f : x[i];
+        const uint16_t wide = hd_f32_to_bf16(v);
+        if (e4m3) {
+            codes[i] = hd_f32_to_e4m3(v);
+        } else {
+            memcpy(codes + 2 * i, &wide, sizeof wide);
+        }
+    }
+    return codes;
+}
+
+static wgmma_probe_counts probe_instructions(bool e4m3) {
+    wgmma_probe_counts counts = {0};
+    for (int i = 0; i < 4 * SPREADS; i++) {
+        float *base = take_nan((int64_t)WGMMA_PROBE_A * WGMMA_PROBE_B);
+        const uint8_t *a = take_codes(e4m3, WGMMA_PROBE_A, (spread)(i % SPREADS));
+        const uint8_t *b = take_codes(e4m3, WGMMA_PROBE_B, (spread)(i / 2 % SPREADS));
+        const char *why = wgmma_probe(e4m3, a, b, base, &counts);
+        if (why) fail_msg("%s", why);
+        int32_t other = 0;
+        for (int32_t k = 0; k < WGMMA_PROBE_A * WGMMA_PROBE_B; k++) other += base[k] != 0.0f;
+        assert_true(other > WGMMA_PROBE_A * WGMMA_PROBE_B / 2);
+        forget_all(NULL);
+    }
+    print_message(
+        "%s: %lld outputs, other bits by width %d, registers %d, exchange %d, mma.sync %d\n",
+        e4m3 ? "E4M3" : "BF16", (long long)counts.compared, counts.widths, counts.registers,
+        counts.exchanged, counts.mma_sync);
+    return counts;
+}
+#endif
+
+/* What design D8 asks of Hopper: tiles of every shape give a row the same bits. mma.sync has those of wgmma in
+ * bfloat16; in E4M3 it has not, which is why FP8 rows always meet wgmma. */
+void official_instructions(void **state) {
+    (void)state;
+#ifdef HD_CUDA
+    if (!fix.gpu || fix.brief || hd_device_cuda_path(fix.gpu) != HD_CUDA_SM90) return;
+    for (int e4m3 = 0; e4m3 < 2; e4m3++) {
+        const wgmma_probe_counts n = probe_instructions(e4m3);
+        assert_int_equal(n.widths + n.registers + n.exchanged, 0);
+        assert_true(e4m3 ? n.mma_sync > 0 : n.mma_sync == 0);
+    }
+#endif
 }
