@@ -95,6 +95,31 @@ void hd_comm_all_gather(const hd_comm *c, hd_stream *s, const hd_all_gather_args
     end(c, begun, 1);
 }
 
+static void complete_rows(const hd_comm *c, hd_stream *s, const hd_join_norm_args *a) {
+    const hd_add_norm_args *n = &a->norm;
+    if (a->sums) {
+        c->table->all_reduce(c->ctx, s,
+                             &(hd_all_reduce_args){a->group, n->y, (int64_t)n->rows * n->cols});
+    } else {
+        c->table->all_gather(c->ctx, s,
+                             &(hd_all_gather_args){.group = a->group,
+                                                   .x = n->y.data,
+                                                   .rows = n->rows,
+                                                   .cols = n->cols,
+                                                   .first = a->first,
+                                                   .own = a->own});
+    }
+}
+
+void hd_comm_join_norm(const hd_comm *c, const hd_ops *ops, hd_stream *s,
+                       const hd_join_norm_args *a) {
+    const int64_t begun = begin(c, a->sums ? HD_COMM_OP_ALL_REDUCE : HD_COMM_OP_ALL_GATHER);
+    const bool fused = c->table->join_norm && c->table->join_norm(c->ctx, s, a);
+    if (!fused) complete_rows(c, s, a);
+    end(c, begun, 1);
+    if (!fused) ops->add_norm(s, &a->norm);
+}
+
 void hd_comm_broadcast(const hd_comm *c, hd_stream *s, const hd_broadcast_args *a) {
     const int64_t begun = begin(c, HD_COMM_OP_BROADCAST);
     c->table->broadcast(c->ctx, s, a);

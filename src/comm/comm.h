@@ -46,6 +46,16 @@ typedef struct hd_all_gather_args {
     bool on_host; /* x is host memory; the call is complete when it returns */
 } hd_all_gather_args;
 
+/* Fused: norm.y [rows, cols] is completed, by an all-reduce if it is a sum of each member, or by an all-gather of
+ * columns, of which this rank has first .. first + own - 1; then add_norm. norm.y is undefined afterwards. The
+ * bits are those of the calls one after the other, which is what backends without a kernel for it make. */
+typedef struct hd_join_norm_args {
+    hd_group group;
+    bool sums;
+    int32_t first, own;
+    hd_add_norm_args norm;
+} hd_join_norm_args;
+
 /* Broadcast of host memory: `bytes` bytes of member 0 are copied to every other member. All pass
  * the same `bytes`. Unlike the other calls it is complete when it returns. */
 typedef struct hd_broadcast_args {
@@ -103,6 +113,8 @@ typedef struct hd_comm_table {
     void (*dispatch_arrive)(void *ctx, hd_stream *s, const hd_dispatch_args *a);
     void (*combine_send)(void *ctx, hd_stream *s, const hd_combine_args *a);
     void (*combine_arrive)(void *ctx, hd_stream *s, const hd_combine_args *a);
+    /* NULL or false: it is not made here */
+    bool (*join_norm)(void *ctx, hd_stream *s, const hd_join_norm_args *a);
     /* NULL: the others reach all memory of the rank, or none */
     hd_status (*share_rows)(void *ctx, hd_stream *s, void *block, size_t bytes, hd_err *err);
     void (*abort)(void *ctx, const char *why);
@@ -121,6 +133,8 @@ typedef struct hd_comm {
     bool one_sided;
     /* a column of some rows arrives later than every rank has computed it: between GPUs */
     bool slower_than_products;
+    bool
+        joins_norms; /* few rows take less time by hd_comm_join_norm than by the calls that it stands for */
     comm_figures *figures; /* NULL: exchanges are not counted */
 } hd_comm;
 
@@ -138,6 +152,8 @@ void hd_comm_all_reduce(const hd_comm *c, hd_stream *s, const hd_all_reduce_args
 void hd_comm_reduce_scatter(const hd_comm *c, hd_stream *s, const hd_reduce_scatter_args *a);
 void hd_comm_all_gather(const hd_comm *c, hd_stream *s, const hd_all_gather_args *a);
 void hd_comm_broadcast(const hd_comm *c, hd_stream *s, const hd_broadcast_args *a);
+void hd_comm_join_norm(const hd_comm *c, const hd_ops *ops, hd_stream *s,
+                       const hd_join_norm_args *a);
 void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a);
 void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s, const hd_dispatch_args *a);
 void hd_comm_combine_send(const hd_comm *c, hd_stream *s, const hd_combine_args *a);

@@ -109,6 +109,25 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     await_shared(r, s);
 }
 
+/* The kernel has memory for one set of members: those of an attention group. */
+static bool join_norm(void *ctx, hd_stream *s, const hd_join_norm_args *a) {
+    comm_peer *r = ctx;
+    const hd_rank_group *g = &r->comm.groups[a->group], *all = &r->comm.groups[HD_GROUP_TP];
+    const hd_add_norm_args *n = &a->norm;
+    if (!r->ops->norm || !n->y.data || g->n != all->n || g->first != all->first ||
+        n->rows > HD_EXCHANGE_NORM_ROWS || n->cols > HD_EXCHANGE_NORM_COLS ||
+        (a->sums && g->n > HD_EXCHANGE_NORM_MEMBERS)) {
+        return false;
+    }
+    if (!await_ranks(r, s)) return true;
+    const hd_exchange_peers p = peers_of(r, a->group);
+    count(r, a->sums ? (int64_t)(p.n - 1) * n->rows * n->cols
+                     : (int64_t)n->rows * (n->cols - a->own));
+    r->ops->norm(s, &p, &(hd_exchange_norm_args){*n, a->sums, a->first, a->own});
+    await_shared(r, s);
+    return true;
+}
+
 static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
     const comm_peer *r = ctx;
     r->host->table->broadcast(r->host->ctx, s, a);
@@ -190,6 +209,7 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .reduce_scatter = reduce_scatter,
                                     .all_gather = all_gather,
                                     .broadcast = broadcast,
+                                    .join_norm = join_norm,
                                     .dispatch_send = dispatch_send,
                                     .dispatch_arrive = dispatch_arrive,
                                     .combine_send = combine_send,
@@ -310,6 +330,7 @@ void comm_peer_set_host(comm_peer *r, const hd_comm *host) {
     r->comm = *host;
     r->comm.one_sided = true;
     r->comm.slower_than_products = true;
+    r->comm.joins_norms = true;
     r->comm.table = &table;
     r->comm.ctx = r;
 }

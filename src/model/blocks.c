@@ -148,23 +148,65 @@ static void add_to_streams(const model_step *s, hd_rows y) {
                                                          .hc = c->hc_mult});
 }
 
+static hd_group group_of_ffn(const model_step *s, int32_t layer) {
+    return s->m->env.spec->layers[layer].mlp == HD_MLP_DENSE ? HD_GROUP_DENSE : HD_GROUP_ETP;
+}
+
+bool model_heads_join_later(const model_step *s) {
+    return model_joins_later(s, HD_GROUP_ATTENTION);
+}
+
+bool model_ffn_joins_later(const model_step *s, int32_t layer) {
+    return !completes_residual(s, layer) && model_joins_later(s, group_of_ffn(s, layer));
+}
+
+/* The group that completes the result of the block before, together with the residual and the norm;
+ * HD_N_GROUPS: it is complete. */
+static hd_group joins_heads(const model_step *s) {
+    return model_heads_join_later(s) ? HD_GROUP_ATTENTION : HD_N_GROUPS;
+}
+
+static hd_group joins_ffn(const model_step *s, int32_t layer) {
+    return model_ffn_joins_later(s, layer) ? group_of_ffn(s, layer) : HD_N_GROUPS;
+}
+
+/* The columns of a block's result that this rank computes. */
+static hd_extent own_columns(const model_step *s, hd_group group) {
+    const hd_shard *shard = s->m->shard;
+    return group == HD_GROUP_ATTENTION ? shard->o_out
+           : group == HD_GROUP_DENSE   ? shard->dense_out
+                                       : shard->moe_out;
+}
+
+static void add_norm(const model_step *s, hd_group joins, const hd_add_norm_args *a) {
+    const hd_model_env *env = &s->m->env;
+    if (joins == HD_N_GROUPS) {
+        env->ops->add_norm(s->stream, a);
+        return;
+    }
+    const hd_extent own = own_columns(s, joins);
+    const bool sums = s->m->shard->parallel.sum_in_ranks;
+    hd_comm_join_norm(env->comm, env->ops, s->stream,
+                      &(hd_join_norm_args){joins, sums, own.first, own.n, *a});
+}
+
 /* x += y, the result of the block before, unless y is none; then h = norm(x). With
  * hyper-connections x are streams, and h is the norm of their mixture. */
-static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn,
-                     hd_rows y) {
+static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn, hd_rows y,
+                     hd_group joins) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
     model_activations *t = s->t;
     if (s->b->n_rows == 0) return;
     if (!c->hc_mult) {
-        s->m->env.ops->add_norm(s->stream,
-                                &(hd_add_norm_args){.out = t->h,
-                                                    .x = t->x,
-                                                    .y = y,
-                                                    .weight = hd_weights_vector(w, layer, norm),
-                                                    .rows = s->b->n_rows,
-                                                    .cols = c->hidden,
-                                                    .eps = c->norm_eps});
+        add_norm(s, joins,
+                 &(hd_add_norm_args){.out = t->h,
+                                     .x = t->x,
+                                     .y = y,
+                                     .weight = hd_weights_vector(w, layer, norm),
+                                     .rows = s->b->n_rows,
+                                     .cols = c->hidden,
+                                     .eps = c->norm_eps});
         return;
     }
     const bool attends = hc_fn == HD_HC_ATTN_FN;
@@ -195,11 +237,12 @@ static const hd_rows nothing; /* the block before has added its result */
 
 void model_attn_in(const model_step *s, int32_t layer) {
     const bool complete = layer == 0 || completes_residual(s, layer - 1);
-    block_in(s, layer, HD_ATTN_NORM, HD_HC_ATTN_FN, complete ? nothing : s->t->y);
+    block_in(s, layer, HD_ATTN_NORM, HD_HC_ATTN_FN, complete ? nothing : s->t->y,
+             complete ? HD_N_GROUPS : joins_ffn(s, layer - 1));
 }
 
 void model_ffn_in(const model_step *s, int32_t layer) {
-    block_in(s, layer, HD_FFN_NORM, HD_HC_FFN_FN, s->apart ? nothing : s->t->y);
+    block_in(s, layer, HD_FFN_NORM, HD_HC_FFN_FN, s->apart ? nothing : s->t->y, joins_heads(s));
 }
 
 /* ---- ranks that share the heads ---- */
@@ -250,7 +293,7 @@ void model_gather_heads(const model_step *s, int32_t layer) {
 
 void model_join_heads(const model_step *s, int32_t layer) {
     model_part own;
-    if (!model_own_part(s, layer, &own)) return;
+    if (model_heads_join_later(s) || !model_own_part(s, layer, &own)) return;
     model_join_result(s, HD_GROUP_ATTENTION, own.step.t->y, own.step.b->n_rows,
                       s->m->shard->o_out);
 }

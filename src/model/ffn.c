@@ -152,9 +152,14 @@ static void fetch_dense(const model_step *s, int32_t layer) {
                      s->m->env.spec->hidden);
 }
 
+/* Whether a dense MLP is a layer's block: else it is the shared expert, whose results others are added to. */
+static bool is_dense_block(const hd_model *m, int32_t layer) {
+    return m->env.spec->layers[layer].mlp == HD_MLP_DENSE;
+}
+
 static void join_dense(const model_step *s, int32_t layer) {
     const ffn_rows rows = dense_rows(s);
-    (void)layer;
+    if (is_dense_block(s->m, layer) && model_ffn_joins_later(s, layer)) return;
     model_join_result(s, HD_GROUP_DENSE, rows.y, rows.of.n, s->m->shard->dense_out);
 }
 
@@ -183,7 +188,7 @@ static void fetch_shared(const model_step *s, int32_t layer) {
 
 static void join_moe(const model_step *s, int32_t layer) {
     const ffn_rows rows = moe_rows(s);
-    (void)layer;
+    if (model_ffn_joins_later(s, layer)) return;
     model_join_result(s, HD_GROUP_ETP, rows.y, rows.of.n, s->m->shard->moe_out);
 }
 

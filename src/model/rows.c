@@ -175,6 +175,14 @@ void model_gather_columns(const model_step *s, hd_group group, hd_rows x, int32_
                                              .own = words_of(x, own.n)});
 }
 
+/* The group has the rows of all of an attention group, and its members in their order. */
+bool model_joins_later(const model_step *s, hd_group group) {
+    const hd_parallel_config *l = layout(s->m);
+    return s->m->env.comm && s->m->env.comm->joins_norms && !s->m->env.spec->hc_mult &&
+           !s->apart && !s->cut && model_shares(s->m, group) &&
+           group_at(s->m, group).n == l->tp;
+}
+
 void model_join_result(const model_step *s, hd_group group, hd_rows y, int32_t rows,
                        hd_extent own) {
     const int32_t hidden = s->m->env.spec->hidden;

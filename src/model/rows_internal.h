@@ -84,6 +84,12 @@ void model_gather_columns(const model_step *s, hd_group group, hd_rows x, int32_
 void model_join_result(const model_step *s, hd_group group, hd_rows y, int32_t rows,
                        hd_extent own);
 
+/* Where a fused call pays: whether the block's result is completed in the stage after it, by the residual and
+ * norm of the next block. Not if rows travel on a stream of their own. */
+bool model_joins_later(const model_step *s, hd_group group);
+bool model_heads_join_later(const model_step *s);
+bool model_ffn_joins_later(const model_step *s, int32_t layer);
+
 /* The attention's columns: gathered before its last projection (model_gathers_heads), and the
  * result joined (model_shares_heads). */
 bool model_shares_heads(const hd_model *m);

@@ -6,13 +6,17 @@
  * for no other one. So all members must make the same calls of a group in the same
  * order, of the same sizes where the arguments say so. Flags are counters that only grow, and each
  * part of the memory is written by turns in two halves: who has come to an exchange has finished the
- * one before, so nobody waits at its end.
+ * one before, so nobody waits at its end. Few words travel without a flag behind them: each has the count of its
+ * exchange beside it, so that no thread waits until its writes have arrived.
  *
  * A table that computes on a GPU has these functions (hd_ops.exchange); comm/peers.c calls them. */
 #ifndef HD_OPS_EXCHANGE_H
 #define HD_OPS_EXCHANGE_H
 
+#include <stdbool.h>
+
 #include "device/device.h"
+#include "ops/norm.h"
 
 HD_BEGIN_C
 
@@ -23,7 +27,10 @@ enum {
     HD_EXCHANGE_GROUPS = 8,        /* a rank is in one group of each of so many kinds */
     HD_EXCHANGE_SLOTS = 4096,      /* of all members of a dispatch */
     HD_EXCHANGE_INFLIGHT = 4,      /* dispatches between their arrival and the combine */
-    HD_EXCHANGE_MAX_SECONDS = 60   /* that a kernel waits for another rank */
+    HD_EXCHANGE_NORM_ROWS = 16,    /* with a norm, at most */
+    HD_EXCHANGE_NORM_MEMBERS = 4,
+    HD_EXCHANGE_NORM_COLS = 8192,
+    HD_EXCHANGE_MAX_SECONDS = 60 /* that a kernel waits for another rank */
 };
 
 /* What a kernel tells the host of its rank, in pinned host memory. */
@@ -58,6 +65,15 @@ typedef struct hd_exchange_sum_args {
     int64_t n, first, own;
 } hd_exchange_sum_args;
 
+/* Fused: the sum of norm.y over the members, or the gather of its columns, then add_norm
+ * (ops/norm.h), with their bits; norm.y is undefined then. At most HD_EXCHANGE_NORM_ROWS, _MEMBERS and _COLS. All
+ * calls of a rank have the same members. */
+typedef struct hd_exchange_norm_args {
+    hd_add_norm_args norm;
+    bool sums; /* else columns first .. first + own - 1 of norm.y are this member's */
+    int32_t first, own;
+} hd_exchange_norm_args;
+
 /* hd_dispatch_args and hd_combine_args of comm/comm.h, which describe the arrays. place: which of
  * the dispatches that are under way; a combine has that of its dispatch. Of the rows that a member
  * sends to another the most of that member from round * most on travel; INT32_MAX: all. The members
@@ -83,6 +99,8 @@ typedef struct hd_exchange_ops {
     size_t bytes; /* of each member's memory */
     void (*gather)(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_gather_args *a);
     void (*sum)(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_sum_args *a);
+    /* NULL: there is none */
+    void (*norm)(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_norm_args *a);
     void (*dispatch)(hd_stream *s, const hd_exchange_peers *p,
                      const hd_exchange_dispatch_args *a);
     void (*combine)(hd_stream *s, const hd_exchange_peers *p,

@@ -68,8 +68,13 @@ static float tree(const comm_rank *r, hd_group group, int32_t first, int32_t m, 
 
 /* ---- the collectives ---- */
 
+/* Sometimes more than GPUs send as few words. */
+static int64_t floats_of(const comm_rank *r) {
+    return (int64_t)comm_draw(r->seed, 1, MAX_N) * (comm_draw(r->seed, 6, 8) ? 1 : 60);
+}
+
 static void check_all_reduce(comm_rank *r, hd_group group) {
-    const int64_t n = comm_draw(r->seed, 1, MAX_N);
+    const int64_t n = floats_of(r);
     float *x = fill(r, n);
     hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){group, hd_f32(x), n});
     hd_stream_wait(r->stream);
@@ -88,7 +93,7 @@ static int64_t part(const comm_rank *r, int32_t i, int32_t members, int64_t n) {
 
 static void check_reduce_scatter(comm_rank *r, hd_group group) {
     const hd_rank_group g = group_of(r, group);
-    const int64_t n = comm_draw(r->seed, 1, MAX_N);
+    const int64_t n = floats_of(r);
     const int64_t first = part(r, g.index, g.n, n), end = part(r, g.index + 1, g.n, n);
     float *x = fill(r, n);
     hd_comm_reduce_scatter(r->comm, r->stream,
@@ -123,8 +128,9 @@ static void check_broadcast(comm_rank *r, hd_group group) {
 
 static void check_all_gather(comm_rank *r, hd_group group) {
     const hd_rank_group g = group_of(r, group);
-    const int32_t rows = (int32_t)comm_draw(r->seed, 1, 20),
-                  cols = (int32_t)comm_draw(r->seed, 2, 90);
+    const int32_t rows = (int32_t)comm_draw(r->seed, 1, 20);
+    const int32_t cols =
+        (int32_t)comm_draw(r->seed, 2, 90) * (comm_draw(r->seed, 6, 8) ? 1 : 100);
     const int32_t first = (int32_t)part(r, g.index, g.n, cols);
     const int32_t own = (int32_t)part(r, g.index + 1, g.n, cols) - first;
     float *x = fill(r, (int64_t)rows * cols);
@@ -139,6 +145,95 @@ static void check_all_gather(comm_rank *r, hd_group group) {
         }
     }
     comm_give(r, x);
+}
+
+/* ---- the residual and its norm behind a sum or a gather ---- */
+
+enum { X_SEED = 5, WEIGHT_SEED = 6 };
+
+static double norm_of(const hd_add_norm_args *a, int32_t row) {
+    const float *x = (const float *)a->x.data + (int64_t)row * a->cols;
+    double sum = 0;
+    for (int32_t c = 0; c < a->cols; c++) sum += (double)x[c] * (double)x[c];
+    return 1 / sqrt(sum / a->cols + (double)a->eps);
+}
+
+/* They are those of the norm alone, of the complete residual. */
+static void check_bits_of_norm(comm_rank *r, const hd_add_norm_args *joined) {
+    const size_t n = (size_t)joined->rows * (size_t)joined->cols;
+    hd_add_norm_args alone = *joined;
+    alone.out = hd_f32(fill(r, (int64_t)n));
+    alone.y = (hd_rows){0};
+    r->ops.add_norm(r->stream, &alone);
+    hd_stream_wait(r->stream);
+    comm_expect(r, memcmp(alone.out.data, joined->out.data, n * sizeof(float)) == 0,
+                "bits of a norm", (int64_t)n);
+    comm_give(r, alone.out.data);
+}
+
+static bool is_near(double a, double b) {
+    return fabs(a - b) <= 1e-5 * fabs(b) + 1e-30;
+}
+
+/* Columns as of small rows, and as many as a thread of a GPU has one, eight or more of. */
+static int32_t norm_cols(const comm_rank *r) {
+    switch (comm_draw(r->seed, 7, 4)) {
+    case 0:
+        return 2000 + (int32_t)comm_draw(r->seed, 2, 100);
+    case 1:
+        return 4096;
+    case 2:
+        return 7168 + (int32_t)comm_draw(r->seed, 2, 1025);
+    default:
+        return 1 + (int32_t)comm_draw(r->seed, 2, 90);
+    }
+}
+
+static void check_join_norm(comm_rank *r, hd_group group) {
+    const hd_rank_group g = group_of(r, group);
+    const int32_t cols = norm_cols(r),
+                  rows = (int32_t)comm_draw(r->seed, 1, cols < 100 ? 20 : 4);
+    const int32_t first = (int32_t)part(r, g.index, g.n, cols);
+    const int64_t n = (int64_t)rows * cols;
+    const bool sums = comm_draw(r->seed, 8, 2);
+    float *x = comm_take(r, (size_t)n * sizeof *x), *y = fill(r, n);
+    float *out = comm_take(r, (size_t)n * sizeof *out);
+    float *weight = comm_take(r, (size_t)cols * sizeof *weight);
+    const hd_join_norm_args a = {
+        .group = group,
+        .sums = sums,
+        .first = first,
+        .own = (int32_t)part(r, g.index + 1, g.n, cols) - first,
+        .norm = {.out = hd_f32(out),
+                 .x = hd_f32(x),
+                 .y = hd_f32(y),
+                 .weight = weight,
+                 .rows = rows,
+                 .cols = cols,
+                 .eps = 1e-6f}
+    };
+    for (int64_t i = 0; i < n; i++) x[i] = value(X_SEED, 0, i);
+    for (int32_t c = 0; c < cols; c++) weight[c] = value(WEIGHT_SEED, 0, c);
+    hd_comm_join_norm(r->comm, &r->ops, r->stream, &a);
+    hd_stream_wait(r->stream);
+    for (int64_t i = 0; i < n; i++) {
+        int32_t of = 0;
+        while (i % cols >= part(r, of + 1, g.n, cols)) of++;
+        const float more =
+            sums ? tree(r, group, 0, g.n, i) : value(r->seed, g.first + of * g.stride, i);
+        comm_expect(r, x[i] == value(X_SEED, 0, i) + more, "residual", i);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const double scale = norm_of(&a.norm, (int32_t)(i / cols));
+        comm_expect(r, is_near(out[i], (double)x[i] * scale * (double)weight[i % cols]), "norm",
+                    i);
+        i += cols > 100 ? cols / 50 : 0;
+    }
+    if (!r->staged) check_bits_of_norm(r, &a.norm);
+    comm_give(r, x);
+    comm_give(r, y);
+    comm_give(r, out);
+    comm_give(r, weight);
 }
 
 /* ---- dispatch and combine ---- */
@@ -372,7 +467,7 @@ void comm_dispatch_in_rounds(comm_rank *r) {
 void comm_call_at_random(comm_rank *r) {
     for (int32_t i = 0; i < r->rounds; i++, r->seed++) {
         const hd_group group = (hd_group)comm_draw(r->seed, 0, HD_N_GROUPS);
-        switch (comm_draw(r->seed, 5, 5)) {
+        switch (comm_draw(r->seed, 5, 6)) {
         case 0:
             check_all_reduce(r, group);
             break;
@@ -384,6 +479,9 @@ void comm_call_at_random(comm_rank *r) {
             break;
         case 3:
             check_all_gather(r, group);
+            break;
+        case 4:
+            check_join_norm(r, HD_GROUP_TP);
             break;
         default:
             check_experts(r);

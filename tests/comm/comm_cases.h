@@ -22,6 +22,7 @@ struct comm_rank {
     const hd_comm *comm;
     hd_device *device;
     hd_stream *stream;
+    hd_ops ops;
     staged_comm *staged; /* NULL: exchanges read and write host memory */
     bool in_messages;    /* rows travel so, and are not read where they lie */
     char wrong[240];     /* the first thing that was not as expected */

@@ -48,7 +48,6 @@ const char *comm_open_device(bool on_gpus, int32_t number, hd_device **d, hd_str
 }
 
 static void run_rank(const comm_world *w, comm_rank *r, int32_t number) {
-    hd_ops ops;
     hd_err err = {0};
     hd_comm_ucx *u = NULL;
     staged_comm staged;
@@ -64,12 +63,12 @@ static void run_rank(const comm_world *w, comm_rank *r, int32_t number) {
         .wait_ms = w->wait_ms,
         .transports = w->transports
     };
-    const char *why = comm_open_device(w->on_gpus, number, &r->device, &r->stream, &ops);
-    if (!why && hd_comm_ucx_open(&u, &o, r->device, r->stream, &ops, &err) != HD_OK)
+    const char *why = comm_open_device(w->on_gpus, number, &r->device, &r->stream, &r->ops);
+    if (!why && hd_comm_ucx_open(&u, &o, r->device, r->stream, &r->ops, &err) != HD_OK)
         why = err.msg;
     if (!why) r->comm = hd_comm_ucx_interface(u);
     if (!why && w->on_gpus) {
-        why = staged_comm_open(&staged, r->comm, r->device, r->stream);
+        why = staged_comm_open(&staged, r->comm, r->device, &r->ops, r->stream);
         r->comm = &staged.comm;
         r->staged = &staged;
     }

@@ -35,13 +35,12 @@ static void open_rank(comm_rank *r, const comm_rank *like, hd_comm_local *world,
     const hd_ops_options one = {.cpu = {.n_threads = 1},
                                 .gpu = on_gpus ? gpus_for(number) : 0,
                                 .cuda_path = gpus_path(backend)};
-    hd_ops ops;
     *r = *like;
     r->number = number;
-    assert_int_equal(hd_ops_open(&ops, &r->device, backend, &one, NULL), HD_OK);
+    assert_int_equal(hd_ops_open(&r->ops, &r->device, backend, &one, NULL), HD_OK);
     assert_int_equal(hd_stream_open(&r->stream, r->device, NULL), HD_OK);
     assert_int_equal(
-        hd_comm_local_join(world, number, r->device, r->stream, &ops, &r->comm, NULL), HD_OK);
+        hd_comm_local_join(world, number, r->device, r->stream, &r->ops, &r->comm, NULL), HD_OK);
 }
 
 /* Runs the program of `like` on all ranks of its layout. */

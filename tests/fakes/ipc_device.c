@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "comm/tree_sum.h"
 #include "device/device_internal.h"
+#include "ops/ref/ref_internal.h"
 
 /* ---- memory ---- */
 
@@ -291,6 +292,17 @@ static void sum(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_sum_
     }
 }
 
+static void norm(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_norm_args *a) {
+    const hd_add_norm_args *n = &a->norm;
+    if (a->sums) {
+        const int64_t all = (int64_t)n->rows * n->cols;
+        sum(s, p, &(hd_exchange_sum_args){n->y.data, all, 0, all});
+    } else {
+        gather(s, p, &(hd_exchange_gather_args){n->y.data, n->rows, n->cols, a->first, a->own});
+    }
+    if (!is_over(p)) hd_add_norm_ref(s, n);
+}
+
 static const pointers *exchange_pointers(const hd_exchange_peers *p, pointers own) {
     const uint32_t ticket = next_ticket(p);
     for (int32_t k = 0; k < p->n; k++) {
@@ -386,6 +398,7 @@ static void reset(hd_stream *s, void *memory) {
 const hd_exchange_ops ipc_device_exchange = {.bytes = sizeof(rank_memory),
                                              .gather = gather,
                                              .sum = sum,
+                                             .norm = norm,
                                              .dispatch = dispatch,
                                              .combine = combine,
                                              .reset = reset};

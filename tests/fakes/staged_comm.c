@@ -49,6 +49,19 @@ static void all_gather(void *ctx, hd_stream *stream, const hd_all_gather_args *a
     down(s, stream);
 }
 
+static bool join_norm(void *ctx, hd_stream *stream, const hd_join_norm_args *a) {
+    staged_comm *s = ctx;
+    hd_join_norm_args b = *a;
+    b.norm.out = rows_there(s, a->norm.out);
+    b.norm.x = rows_there(s, a->norm.x);
+    b.norm.y = rows_there(s, a->norm.y);
+    b.norm.weight = there(s, a->norm.weight);
+    up(s, stream);
+    hd_comm_join_norm(s->inner, s->ops, stream, &b);
+    down(s, stream);
+    return true;
+}
+
 static void broadcast(void *ctx, hd_stream *stream, const hd_broadcast_args *a) {
     hd_comm_broadcast(((staged_comm *)ctx)->inner, stream, a);
 }
@@ -112,6 +125,7 @@ static const char *ended(void *ctx) {
 static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .reduce_scatter = reduce_scatter,
                                     .all_gather = all_gather,
+                                    .join_norm = join_norm,
                                     .broadcast = broadcast,
                                     .dispatch_send = dispatch_send,
                                     .dispatch_arrive = dispatch_arrive,
@@ -121,10 +135,11 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .ended = ended};
 
 const char *staged_comm_open(staged_comm *s, const hd_comm *inner, hd_device *d,
-                             hd_stream *stream) {
+                             const hd_ops *ops, hd_stream *stream) {
     static hd_err err;
     void *block;
-    *s = (staged_comm){.inner = inner, .comm = *inner, .host = calloc(1, STAGED_BYTES)};
+    *s = (staged_comm){
+        .inner = inner, .ops = ops, .comm = *inner, .host = calloc(1, STAGED_BYTES)};
     s->comm.table = &table;
     s->comm.ctx = s;
     s->comm.figures = NULL; /* inner counts */

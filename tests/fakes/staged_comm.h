@@ -11,13 +11,14 @@ enum { STAGED_BYTES = 16 << 20 };
 typedef struct staged_comm {
     hd_comm comm; /* for the calls */
     const hd_comm *inner;
+    const hd_ops *ops;
     char *host, *device; /* [STAGED_BYTES] */
     size_t used;
 } staged_comm;
 
 /* inner: of the device, which the ranks of the layout share their block by. Returns why not, or NULL. */
 const char *staged_comm_open(staged_comm *s, const hd_comm *inner, hd_device *d,
-                             hd_stream *stream);
+                             const hd_ops *ops, hd_stream *stream);
 void *staged_comm_take(staged_comm *s, size_t bytes); /* for ever; NULL: full */
 
 #endif

@@ -1,5 +1,7 @@
 /* exchange_cuda.cu - rows between GPUs: each block pushes into the memory of the other members,
- * raises its flag there, waits for theirs and reads what has come (ops/exchange.h).
+ * raises its flag there, waits for theirs and reads what has come (ops/exchange.h). A flag must not overtake
+ * what it stands for, and the fence that keeps it behind takes a way to the other GPU and back; so few words
+ * carry their flags themselves.
  *
  * What a peer wrote is read past the first-level cache, which may hold what lay there before.
  *
@@ -13,6 +15,12 @@ namespace {
 constexpr int RANKS = HD_EXCHANGE_MAX_RANKS, THREADS = 512, BLOCKS = HD_EXCHANGE_BLOCKS;
 constexpr int REGION = 16384;   /* floats that arrive in one round of a block */
 constexpr int SPINS = 1024;     /* between two looks at the host's word */
+constexpr int FEW_BLOCKS = 32;  /* that exchange few words */
+constexpr int FEW_WORDS = 4096; /* that arrive in one of them */
+constexpr int FEW_EACH = 4;     /* of a thread, at most */
+constexpr int FEW_MEMBERS = 8;  /* of a sum of few words */
+constexpr int NORM_ROWS = HD_EXCHANGE_NORM_ROWS, NORM_MEMBERS = HD_EXCHANGE_NORM_MEMBERS,
+              NORM_COLS = HD_EXCHANGE_NORM_COLS;
 constexpr int32_t NOWHERE = -1; /* first row of a slot: those that arrived had no room */
 
 /* Where a member's rows of a dispatch or a combine lie. */
@@ -28,8 +36,20 @@ struct sync_state {
     pointers from[2][RANKS]; /* written by each member, by turns */
 };
 
+/* A float, and above it the ticket of its exchange: both arrive at once. */
+using word = unsigned long long;
+
+/* What arrives in a block. Every member sends the word of its name, whatever else it has. */
+template <int N>
+struct words {
+    word came[RANKS], at[N];
+};
+
 struct rank_memory {
     sync_state at[HD_EXCHANGE_GROUPS][BLOCKS];
+    uint32_t few_ticket[HD_EXCHANGE_GROUPS][FEW_BLOCKS], norm_ticket[NORM_ROWS];
+    words<FEW_WORDS> few[HD_EXCHANGE_GROUPS][2][FEW_BLOCKS];
+    words<NORM_MEMBERS * NORM_COLS> norm[2][NORM_ROWS];
     int32_t over; /* 1: this rank has given up an exchange, and makes no other */
     int32_t in_first[HD_EXCHANGE_INFLIGHT]
                     [HD_EXCHANGE_SLOTS]; /* first row of a slot from a member */
@@ -66,22 +86,35 @@ __device__ __forceinline__ void tell(int32_t *host, int32_t value) {
     *static_cast<volatile int32_t *>(host) = value;
 }
 
+struct waiting {
+    int spins;
+    uint64_t since;
+};
+
+constexpr int ANY = -1; /* a member whose number the thread does not know */
+
+/* Whether a thread goes on waiting for a member. False: the exchange is given up. Another thread that knows who
+ * is late says so before one that does not. */
+__device__ __forceinline__ bool goes_on(const hd_exchange_peers &p, int member, waiting *w) {
+    if (++w->spins % SPINS) return true;
+    if (*static_cast<const volatile int32_t *>(&p.state->ended)) return false;
+    const uint64_t now = hd_cuda_clock_ns();
+    if (!w->since) w->since = now;
+    const uint64_t seconds = HD_EXCHANGE_MAX_SECONDS + (member == ANY);
+    if (now - w->since < seconds * 1000000000ull) return true;
+    const bool known = *static_cast<const volatile int32_t *>(&p.state->late);
+    if (member != ANY || !known) tell(&p.state->late, 1 + max(member, 0));
+    return false;
+}
+
 /* Waits until a member has come. False: the exchange is given up. */
 __device__ bool await_member(const hd_exchange_peers &p, int member, uint32_t ticket) {
     const uint32_t *flag = &sync_of(p, p.index).came[member];
-    const volatile int32_t *ended = &p.state->ended;
-    uint64_t since = 0;
-    for (;;) {
-        for (int i = 0; i < SPINS; i++) {
-            if ((int32_t)(look(flag) - ticket) >= 0) return true;
-        }
-        if (*ended) return false;
-        const uint64_t now = hd_cuda_clock_ns();
-        if (!since) since = now;
-        if (now - since < HD_EXCHANGE_MAX_SECONDS * 1000000000ull) continue;
-        tell(&p.state->late, 1 + member);
-        return false;
+    waiting w = {};
+    while ((int32_t)(look(flag) - ticket) < 0) {
+        if (!goes_on(p, member, &w)) return false;
     }
+    return true;
 }
 
 /* All threads of the block call it, after what the others shall read is written. */
@@ -249,6 +282,278 @@ __global__ void __launch_bounds__(THREADS)
     if (ticket - 1 != before) keep_ticket(p, ticket - 1);
 }
 
+/* ---- few words ----
+ *
+ * A thread sends its words to the same thread of the other members, and reads what came until each word has
+ * the ticket of the exchange. */
+
+__device__ __forceinline__ void send_word(word *to, float x, uint32_t ticket) {
+    const word both = (word)ticket << 32 | __float_as_uint(x);
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+}
+
+__device__ __forceinline__ word look_word(const word *at) {
+    word both;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(both) : "l"(at) : "memory");
+    return both;
+}
+
+/* Zero is of no exchange, and exchanges alternate. */
+__device__ __forceinline__ uint32_t ticket_after(uint32_t last) {
+    return last == UINT32_MAX ? 2 : last + 1;
+}
+
+/* Words of which wanted has a bit, `apart` words from each other. False: the exchange is given up. */
+template <int N>
+__device__ __forceinline__ bool take_words(const hd_exchange_peers &p, int member,
+                                           const word *from, int apart, uint32_t wanted,
+                                           uint32_t ticket, float (&out)[N]) {
+    word both[N];
+    waiting w = {};
+    for (;;) {
+        bool came = true;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            both[i] = (word)ticket << 32;
+            if (wanted >> i & 1) both[i] = look_word(from + (int64_t)i * apart);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) came = came && (uint32_t)(both[i] >> 32) == ticket;
+        if (came) break;
+        if (!goes_on(p, member, &w)) return false;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (wanted >> i & 1) out[i] = __uint_as_float((uint32_t)both[i]);
+    }
+    return true;
+}
+
+/* A member of which a block gets no word comes, too: else it could be an exchange behind. */
+template <int N>
+__device__ __forceinline__ void send_name(const hd_exchange_peers &p, words<N> *to,
+                                          uint32_t ticket) {
+    send_word(&to->came[p.index], 0.0f, ticket);
+}
+
+template <int N>
+__device__ __forceinline__ bool take_name(const hd_exchange_peers &p, const words<N> &here,
+                                          uint32_t ticket) {
+    const int k = (int)threadIdx.x;
+    float name[1];
+    return k >= p.n || k == p.index || take_words<1>(p, k, &here.came[k], 0, 1, ticket, name);
+}
+
+/* All threads of the block call it; true: all of them have all. */
+__device__ __forceinline__ bool all_came(const hd_exchange_peers &p, bool came) {
+    const bool over = __syncthreads_or(!came);
+    if (over && threadIdx.x == 0) tell(&memory_of(p, p.index).over, 1);
+    return !over;
+}
+
+__device__ __forceinline__ words<FEW_WORDS> *few_of(const hd_exchange_peers &p, int member,
+                                                    uint32_t ticket) {
+    return &memory_of(p, member).few[p.group][ticket % 2][blockIdx.x];
+}
+
+__global__ void __launch_bounds__(THREADS)
+    few_gather(const __grid_constant__ hd_exchange_peers p, const hd_exchange_gather_args a) {
+    griddepcontrol_wait();
+    const int thread = (int)threadIdx.x, n = a.rows * a.cols;
+    const int each = (int)elements_each(n, (int)gridDim.x, FEW_EACH * THREADS);
+    const int base = (int)blockIdx.x * each, some = min(n - base, each);
+    uint32_t *kept = &memory_of(p, p.index).few_ticket[p.group][blockIdx.x];
+    const uint32_t ticket = ticket_after(*kept);
+    bool came = !*static_cast<const volatile int32_t *>(&memory_of(p, p.index).over);
+    uint32_t wanted = 0;
+    float x[FEW_EACH];
+    if (came) {
+        if (thread < p.n && thread != p.index) send_name(p, few_of(p, thread, ticket), ticket);
+#pragma unroll
+        for (int e = 0; e < FEW_EACH; e++) {
+            const int i = e * THREADS + thread, col = (base + i) % a.cols - a.first;
+            if (i >= some) continue;
+            if (col < 0 || col >= a.own) {
+                wanted |= 1u << e;
+                continue;
+            }
+            x[e] = a.x[base + i];
+            for (int k = 1; k < p.n; k++) { /* not all at the same member at once */
+                send_word(&few_of(p, (p.index + k) % p.n, ticket)->at[i], x[e], ticket);
+            }
+        }
+        const words<FEW_WORDS> &here = *few_of(p, p.index, ticket);
+        came = take_words(p, ANY, here.at + thread, THREADS, wanted, ticket, x);
+        came = take_name(p, here, ticket) && came;
+    }
+    if (!all_came(p, came)) return;
+    griddepcontrol_launch_dependents();
+#pragma unroll
+    for (int e = 0; e < FEW_EACH; e++) {
+        if (wanted >> e & 1) a.x[base + e * THREADS + thread] = x[e];
+    }
+    if (thread == 0) *kept = ticket;
+}
+
+/* What a member sends lies together. */
+template <int MOST>
+__global__ void __launch_bounds__(THREADS)
+    few_sum(const __grid_constant__ hd_exchange_peers p, const hd_exchange_sum_args a) {
+    constexpr int EACH = FEW_WORDS / MOST / THREADS, PART = EACH * THREADS;
+    griddepcontrol_wait();
+    const int thread = (int)threadIdx.x, n = (int)a.n;
+    const int each = (int)elements_each(n, (int)gridDim.x, PART);
+    const int base = (int)blockIdx.x * each, some = min(n - base, each);
+    uint32_t *kept = &memory_of(p, p.index).few_ticket[p.group][blockIdx.x];
+    const uint32_t ticket = ticket_after(*kept);
+    bool came = !*static_cast<const volatile int32_t *>(&memory_of(p, p.index).over);
+    uint32_t wanted = 0;
+    float term[MOST][EACH], own[EACH];
+    if (came) {
+        if (thread < p.n && thread != p.index) send_name(p, few_of(p, thread, ticket), ticket);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int i = e * THREADS + thread;
+            own[e] = 0.0f;
+            if (i >= some) continue;
+            wanted |= 1u << e;
+            own[e] = a.x[base + i];
+            for (int k = 1; k < p.n; k++) {
+                const int to = (p.index + k) % p.n;
+                send_word(&few_of(p, to, ticket)->at[p.index * PART + i], own[e], ticket);
+            }
+        }
+        const words<FEW_WORDS> &here = *few_of(p, p.index, ticket);
+#pragma unroll
+        for (int m = 0; m < MOST; m++) {
+            const bool other = m < p.n && m != p.index;
+#pragma unroll
+            for (int e = 0; e < EACH; e++) term[m][e] = own[e];
+            came = take_words(p, m, here.at + m * PART + thread, THREADS, other ? wanted : 0,
+                              ticket, term[m]) &&
+                   came;
+        }
+        came = take_name(p, here, ticket) && came;
+    }
+    if (!all_came(p, came)) return;
+    griddepcontrol_launch_dependents();
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const int i = base + e * THREADS + thread;
+        if (!(wanted >> e & 1) || i < a.first || i >= a.first + a.own) continue;
+        float of[MOST];
+#pragma unroll
+        for (int m = 0; m < MOST; m++) of[m] = term[m][e];
+        a.x[i] = tree_sum<MOST>(of, p.n);
+    }
+    if (thread == 0) *kept = ticket;
+}
+
+/* ---- few rows, with the residual and its norm: a block has a row, as in rows_cuda.cu, whose order of sums
+ * this is ---- */
+
+__device__ __forceinline__ words<NORM_MEMBERS * NORM_COLS> *norm_of(const hd_exchange_peers &p,
+                                                                    int member,
+                                                                    uint32_t ticket) {
+    return &memory_of(p, member).norm[ticket % 2][blockIdx.x];
+}
+
+/* MOST: members of a sum; 1: a gather. */
+template <int N, int TURNS, int MOST>
+__global__ void __launch_bounds__(N, 1)
+    norm(const __grid_constant__ hd_exchange_peers p, const hd_exchange_norm_args args) {
+    constexpr int EACH = TURNS * NORM_EACH;
+    const hd_add_norm_args &a = args.norm;
+    const int thread = (int)threadIdx.x;
+    float weight[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int c = thread + i * N;
+        weight[i] = load_now(a.weight + c, c < a.cols);
+    }
+    griddepcontrol_wait();
+    uint32_t *kept = &memory_of(p, p.index).norm_ticket[blockIdx.x], ticket = *kept;
+    bool came = !*static_cast<const volatile int32_t *>(&memory_of(p, p.index).over);
+    for (int32_t r = (int32_t)blockIdx.x; r < a.rows; r += (int32_t)gridDim.x) {
+        cuda_act *x = acts(a.x) + (int64_t)r * a.cols;
+        const cuda_act *y = acts(a.y) + (int64_t)r * a.cols;
+        float own[EACH], more[EACH];
+        uint32_t wanted = 0;
+        ticket = ticket_after(ticket);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int c = thread + i * N;
+            const bool has =
+                MOST > 1 ? c < a.cols : c >= args.first && c < args.first + args.own;
+            more[i] = load_now(y + c, has);
+            if (c < a.cols && (MOST > 1 || !has)) wanted |= 1u << i;
+        }
+        if (came) {
+            if (thread < p.n && thread != p.index) {
+                send_name(p, norm_of(p, thread, ticket), ticket);
+            }
+            for (int k = 1; k < p.n; k++) {
+                const int to = (p.index + k) % p.n;
+                word *there = norm_of(p, to, ticket)->at + (MOST > 1 ? p.index * NORM_COLS : 0);
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    const int c = thread + i * N;
+                    if (MOST > 1 ? c < a.cols : c < a.cols && !(wanted >> i & 1)) {
+                        send_word(there + c, more[i], ticket);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int c = thread + i * N;
+            own[i] = load_now(x + c, c < a.cols);
+        }
+        const words<NORM_MEMBERS *NORM_COLS> &here = *norm_of(p, p.index, ticket);
+#pragma unroll
+        for (int t = 0; t < TURNS; t++) {
+            float term[MOST][NORM_EACH];
+#pragma unroll
+            for (int m = 0; m < MOST; m++) {
+                const bool other = MOST == 1 || (m < p.n && m != p.index);
+#pragma unroll
+                for (int i = 0; i < NORM_EACH; i++) term[m][i] = more[t * NORM_EACH + i];
+                came =
+                    came && take_words(p, MOST == 1 ? ANY : m,
+                                       here.at + m * NORM_COLS + t * NORM_EACH * N + thread, N,
+                                       other ? wanted >> t * NORM_EACH : 0, ticket, term[m]);
+            }
+#pragma unroll
+            for (int i = 0; i < NORM_EACH; i++) {
+                float of[MOST];
+#pragma unroll
+                for (int m = 0; m < MOST; m++) of[m] = term[m][i];
+                more[t * NORM_EACH + i] = MOST == 1 ? of[0] : tree_sum<MOST>(of, p.n);
+            }
+        }
+        came = came && take_name(p, here, ticket);
+        if (!all_came(p, came)) return;
+        if (r + (int32_t)gridDim.x >= a.rows) griddepcontrol_launch_dependents();
+        double sum = 0.0;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int c = thread + i * N;
+            own[i] += more[i];
+            if (c < a.cols) x[c] = narrow(own[i]);
+            sum = fma((double)own[i], (double)own[i], sum);
+        }
+        sum = block_sum<N>(sum);
+        const float scale = (float)(1.0 / sqrt(sum / a.cols + (double)a.eps));
+        cuda_act *out = acts(a.out) + (int64_t)r * a.cols;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int c = thread + i * N;
+            if (c < a.cols) out[c] = narrow(own[i] * scale * weight[i]);
+        }
+    }
+    if (thread == 0) *kept = ticket;
+}
+
 /* ---- dispatch ---- */
 
 /* at[0 .. n - 1] becomes the sums of what lies before each; at[n] the sum of all. */
@@ -411,12 +716,40 @@ bool is_wide(const float *x, int64_t a, int64_t b, int64_t c) {
     return (uintptr_t)x % sizeof(float4) == 0 && (a | b | c) % 4 == 0;
 }
 
+/* Of n floats, `each` of which one block of few words takes; 0: they are not few. */
+unsigned few_blocks(const hd_exchange_peers *p, int64_t n, int64_t each) {
+    const int most = p->blocks < FEW_BLOCKS ? p->blocks : FEW_BLOCKS;
+    if (n > most * each) return 0;
+    const unsigned blocks = blocks_for(n, THREADS);
+    return blocks < (unsigned)most ? blocks : (unsigned)most;
+}
+
 void queue_gather(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_gather_args *a) {
     const int64_t n = (int64_t)a->rows * a->cols;
     if (n == 0 || p->n == 1) return;
+    if (const unsigned blocks = few_blocks(p, n, FEW_EACH * THREADS)) {
+        launch_kernel(hd_cuda_stream(s), few_gather, blocks, THREADS, 0, 1, *p, *a);
+        hd_cuda_check(s, "gather of few words between GPUs");
+        return;
+    }
     const auto kernel = is_wide(a->x, a->cols, a->first, a->own) ? gather<4> : gather<1>;
     launch_kernel(hd_cuda_stream(s), kernel, blocks_of(p, n), THREADS, 0, 1, *p, *a);
     hd_cuda_check(s, "gather between GPUs");
+}
+
+template <int MOST>
+bool queue_few_sum(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_sum_args *a) {
+    const unsigned blocks = few_blocks(p, a->n, FEW_WORDS / MOST);
+    if (!blocks) return false;
+    launch_kernel(hd_cuda_stream(s), few_sum<MOST>, blocks, THREADS, 0, 1, *p, *a);
+    hd_cuda_check(s, "sum of few words between GPUs");
+    return true;
+}
+
+bool sums_few(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_sum_args *a) {
+    if (p->n == 2) return queue_few_sum<2>(s, p, a);
+    if (p->n <= 4) return queue_few_sum<4>(s, p, a);
+    return p->n <= FEW_MEMBERS && queue_few_sum<FEW_MEMBERS>(s, p, a);
 }
 
 template <int MOST>
@@ -427,11 +760,32 @@ void queue_sum_of(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_su
 }
 
 void queue_sum(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_sum_args *a) {
-    if (a->n == 0 || p->n == 1) return;
+    if (a->n == 0 || p->n == 1 || sums_few(s, p, a)) return;
     if (p->n <= 4) {
         queue_sum_of<4>(s, p, a);
     } else {
         queue_sum_of<RANKS>(s, p, a);
+    }
+}
+
+template <int N, int TURNS>
+void queue_norm_of(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_norm_args *a) {
+    const auto kernel = !a->sums    ? norm<N, TURNS, 1>
+                        : p->n == 2 ? norm<N, TURNS, 2>
+                                    : norm<N, TURNS, NORM_MEMBERS>;
+    const unsigned rows = (unsigned)a->norm.rows, most = (unsigned)p->blocks;
+    launch_kernel(hd_cuda_stream(s), kernel, rows < most ? rows : most, N, 0, 1, *p, *a);
+    hd_cuda_check(s, "exchange and norm between GPUs");
+}
+
+void queue_norm(hd_stream *s, const hd_exchange_peers *p, const hd_exchange_norm_args *a) {
+    if (a->norm.rows == 0) return;
+    if (!norm_is_wide(a->norm.cols)) {
+        queue_norm_of<NORM_NARROW, 1>(s, p, a);
+    } else if (a->norm.cols <= NORM_WIDE * NORM_EACH) {
+        queue_norm_of<NORM_WIDE, 1>(s, p, a);
+    } else {
+        queue_norm_of<NORM_WIDE, 2>(s, p, a);
     }
 }
 
@@ -458,6 +812,8 @@ void reset(hd_stream *s, void *memory) {
     hd_cuda_check(s, "exchanges begin anew");
 }
 
+static_assert(FEW_EACH * THREADS <= FEW_WORDS && NORM_COLS <= 2 * NORM_WIDE * NORM_EACH,
+              "room for words, threads for columns");
 static_assert(SENT <= 48 << 10, "shared memory that needs no attribute");
 
 } // namespace
@@ -465,6 +821,7 @@ static_assert(SENT <= 48 << 10, "shared memory that needs no attribute");
 const hd_exchange_ops hd_exchange_ops_cuda = {.bytes = sizeof(rank_memory),
                                               .gather = queue_gather,
                                               .sum = queue_sum,
+                                              .norm = queue_norm,
                                               .dispatch = queue_dispatch,
                                               .combine = queue_combine,
                                               .reset = reset};
