@@ -35,7 +35,7 @@ def hadal(words, **more):
 
 def exchange_us(gpus):
     rows = hadal(f"bench comm --ranks {gpus} --json") or []
-    times = [r["us"] for r in rows if r["transport"] == "gpus" and r["bytes"] == 16384]
+    times = [r["us"] for r in rows if r["transport"] == "gpus" and r["bytes"] == 16384 and r["operation"] in ("all_reduce", "all_gather")]
     return round(statistics.mean(times)) if times else None
 
 

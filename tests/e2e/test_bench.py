@@ -313,15 +313,20 @@ def test_acceptance_is_a_list(refused):
 def test_comm_times_every_transport_beside_memcpy_and_a_socket(hadal):
     rows = json.loads(hadal("bench", "comm", "--rounds", 5, "--json").stdout)
     made = {(r["transport"], r["operation"]) for r in rows}
-    calls = {"all_reduce", "all_gather", "broadcast"}
+    calls = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "dispatch", "combine"}
     assert {("one thread", "memcpy"), ("tcp", "socket"), *(("threads", c) for c in calls)} <= made
     if any(t == "shared memory" for t, _ in made):
         assert {(t, c) for t in ("shared memory", "tcp", "ucx memory") for c in calls} <= made
-    assert len(rows) == 4 * len(made) and all(r["us"] > 0 and r["mb_s"] > 0 for r in rows)
+    experts = [r for r in rows if r["operation"] in ("dispatch", "combine")]
+    assert len(rows) - len(experts) == 7 * (len(made) - len(experts)) and all(r["us"] > 0 and r["mb_s"] > 0 for r in rows)
+    assert {r["bytes"] for r in rows} > {8192, 32768, 16 << 20}
+    for r in experts:  # two ranks of 128 rows with 8 choices, of which this one has about half
+        assert 900 * 16384 < r["bytes"] < 1150 * 16384 and r["bytes"] % 16384 == 0
+        assert r["copy_us"] > 0 and r["limit_us"] > 0
 
 
 def test_comm_between_ranks_that_compute(hadal, refused):
     rows = json.loads(hadal("bench", "comm", "--transport", "threads", "--rounds", 10, "--work-us", 50, "--json").stdout)
     assert {r["transport"] for r in rows} == {"one thread", "tcp", "threads"}  # tcp: the plain socket
-    assert {r["operation"] for r in rows if r["transport"] == "threads"} == {"all_reduce", "all_gather", "broadcast"}
+    assert {r["operation"] for r in rows if r["transport"] == "threads"} == {"all_reduce", "reduce_scatter", "all_gather", "broadcast"}
     assert "--work-us" in refused("bench", "comm", "--work-us", -1) and "--transport" in refused("bench", "comm", "--transport", "ib")

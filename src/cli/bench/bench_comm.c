@@ -25,9 +25,19 @@
 
 /* Calls that are timed together: GPU_CALLS in the queue of a GPU, as kernels lie in a step; WORK_CALLS
  * with work between them. */
-enum { MAX_RANKS = 16, GPU_CALLS = 100, WORK_CALLS = 20 };
+enum { MAX_RANKS = 16, GPU_CALLS = 100, WORK_CALLS = 20, NORM_COLS = 4096 };
 
-typedef enum operation { ALL_REDUCE, ALL_GATHER, BROADCAST, N_OPERATIONS } operation;
+/* ALL_REDUCE_NORM: one kernel; APART: the three calls that it stands for. Both on GPUs alone, broadcasts are of host
+ * memory. */
+typedef enum operation {
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    ALL_GATHER,
+    BROADCAST,
+    ALL_REDUCE_NORM,
+    APART,
+    N_OPERATIONS
+} operation;
 /* GPUs of processes first: a process that has used CUDA cannot fork. */
 typedef enum transport {
     LOCAL,
@@ -39,7 +49,9 @@ typedef enum transport {
     N_TRANSPORTS
 } transport;
 
-static const char *const operations[] = {"all_reduce", "all_gather", "broadcast"};
+static const char *const operations[] = {"all_reduce",      "reduce_scatter",
+                                         "all_gather",      "broadcast",
+                                         "all_reduce_norm", "all_reduce, add, norm"};
 static const char *const transports[] = {"threads",    "shared memory", "tcp",
                                          "ucx memory", "gpu processes", "gpus"};
 static const char *const choices[] = {"all", "threads",    "shared-memory",
@@ -49,6 +61,10 @@ static const char *const ucx_transports[N_TRANSPORTS] = {
 
 static bool is_on_gpus(transport t) {
     return t == GPUS || t == GPU_PROCESSES;
+}
+
+static bool has(transport t, int op) {
+    return op < BROADCAST || (op == BROADCAST) != is_on_gpus(t);
 }
 
 typedef struct comm_settings {
@@ -65,6 +81,7 @@ typedef struct rank {
     transport transport;
     char at[32];
     double us[N_OPERATIONS][COMM_SIZES];
+    comm_experts experts;
     hd_err err;
 } rank;
 
@@ -91,28 +108,53 @@ static int64_t turns_of(int64_t us) {
 
 typedef struct caller {
     const hd_comm *comm;
+    const hd_ops *ops;
     hd_stream *stream;
-    float *x;
+    float *x, *residual, *out, *weight;
     operation op;
     int repeat;
     int64_t turns;
 } caller;
 
-/* The bytes of a gather are those of all ranks together. */
+/* Rows of NORM_COLS, or one that is narrower. */
+static void call_norm(const caller *c, int32_t n, bool fused) {
+    const int32_t cols = hd_min_i32(n, NORM_COLS), rows = n / cols;
+    const hd_rows x = hd_f32(c->residual), y = hd_f32(c->x), out = hd_f32(c->out);
+    if (fused) {
+        const hd_add_norm_args a = {out, x, y, c->weight, rows, cols, 1e-6f};
+        hd_comm_join_norm(c->comm, c->ops, c->stream,
+                          &(hd_join_norm_args){HD_GROUP_TP, true, 0, cols, a});
+        return;
+    }
+    hd_comm_all_reduce(c->comm, c->stream, &(hd_all_reduce_args){HD_GROUP_TP, y, n});
+    c->ops->add(c->stream,
+                &(hd_add_args){.x = x, .y = y, .rows = rows, .cols = cols, .repeat = 1});
+    c->ops->rms_norm(c->stream, &(hd_rms_norm_args){out, x, c->weight, rows, cols, 1e-6f});
+}
+
+/* The bytes of a gather or of a sum that is scattered are those of all ranks together. */
 static void call_once(const caller *c, size_t bytes) {
     const hd_rank_group *g = &c->comm->groups[HD_GROUP_TP];
     const int32_t n = (int32_t)(bytes / sizeof(float));
     const int32_t first = n / g->n * g->index;
+    const int32_t own = g->index == g->n - 1 ? n - first : n / g->n;
     switch (c->op) {
     case ALL_REDUCE:
         hd_comm_all_reduce(c->comm, c->stream,
                            &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(c->x), n});
         break;
+    case REDUCE_SCATTER:
+        hd_comm_reduce_scatter(
+            c->comm, c->stream,
+            &(hd_reduce_scatter_args){HD_GROUP_TP, hd_f32(c->x), n, first, own});
+        break;
     case ALL_GATHER:
         hd_comm_all_gather(c->comm, c->stream,
-                           &(hd_all_gather_args){HD_GROUP_TP, c->x, 1, n, first,
-                                                 g->index == g->n - 1 ? n - first : n / g->n,
-                                                 false});
+                           &(hd_all_gather_args){HD_GROUP_TP, c->x, 1, n, first, own, false});
+        break;
+    case ALL_REDUCE_NORM:
+    case APART:
+        call_norm(c, n, c->op == ALL_REDUCE_NORM);
         break;
     case BROADCAST:
     case N_OPERATIONS:
@@ -129,13 +171,24 @@ static void call(void *ctx, size_t bytes) {
     if (c->repeat > 1) hd_stream_wait(c->stream);
 }
 
-/* Broadcasts are of host memory. */
-static hd_status measure(rank *r, const hd_comm *comm, hd_device *device, hd_stream *stream,
-                         hd_err *err) {
+/* The most bytes of every operation, and the weights of a norm. */
+static hd_status open_memory(caller *c, hd_device *device, hd_err *err) {
+    float **const all[] = {&c->x, &c->residual, &c->out, &c->weight};
+    for (size_t i = 0; i < HD_LEN(all); i++) {
+        void *p;
+        HD_TRY(hd_device_alloc(device, &p, comm_sizes[COMM_SIZES - 1], "rows", err));
+        *all[i] = p;
+    }
+    return HD_OK;
+}
+
+static hd_status measure(rank *r, const hd_comm *comm, const hd_ops *ops, hd_device *device,
+                         hd_stream *stream, hd_err *err) {
     const bool on_gpus = is_on_gpus(r->transport);
     const int64_t turns = on_gpus ? 0 : r->set->turns;
     const int rounds = (int)r->set->rounds / (on_gpus || turns ? 10 : 1) + 1;
     caller c = {.comm = comm,
+                .ops = ops,
                 .stream = stream,
                 .repeat = on_gpus ? GPU_CALLS
                           : turns ? WORK_CALLS
@@ -144,10 +197,12 @@ static hd_status measure(rank *r, const hd_comm *comm, hd_device *device, hd_str
     /* ranks that share cores work by turns */
     const double share = (double)r->set->ranks / hd_cores_count();
     const double working = turns ? (double)r->set->work_us * (share > 1 ? share : 1) : 0;
-    void *x;
-    HD_TRY(hd_device_alloc(device, &x, comm_sizes[COMM_SIZES - 1], "rows", err));
-    for (c.x = x; c.op < (on_gpus ? BROADCAST : N_OPERATIONS); c.op++) {
-        for (int i = 0; i < COMM_SIZES; i++) {
+    HD_TRY(open_memory(&c, device, err));
+    if (!r->set->turns) {
+        HD_TRY(comm_time_experts(comm, device, stream, rounds / 100, &r->experts, err));
+    }
+    for (; c.op < N_OPERATIONS; c.op++) {
+        for (int i = 0; i < COMM_SIZES && has(r->transport, (int)c.op); i++) {
             r->us[c.op][i] =
                 comm_median_us(call, &c, comm_sizes[i], rounds) / c.repeat - working;
         }
@@ -155,11 +210,19 @@ static hd_status measure(rank *r, const hd_comm *comm, hd_device *device, hd_str
     return hd_stream_sync(stream, err);
 }
 
+/* All ranks are one group of every kind that is measured. */
+static hd_parallel_config layout_of(int32_t n) {
+    hd_parallel_config l = hd_parallel_tensor(n);
+    l.ep = n;
+    l.etp = 1;
+    return l;
+}
+
 static hd_status run_local(rank *r, hd_comm_local *world, hd_device *device, hd_stream *stream,
                            const hd_ops *ops) {
     const hd_comm *comm;
     HD_TRY(hd_comm_local_join(world, r->number, device, stream, ops, &comm, &r->err));
-    return measure(r, comm, device, stream, &r->err);
+    return measure(r, comm, ops, device, stream, &r->err);
 }
 
 static hd_status run_ucx(rank *r, hd_device *device, hd_stream *stream, const hd_ops *ops) {
@@ -167,11 +230,11 @@ static hd_status run_ucx(rank *r, hd_device *device, hd_stream *stream, const hd
     hd_comm_ucx *u;
     const hd_comm_ucx_options o = {
         .rendezvous = {.rank = r->number, .world = n, .at = r->at},
-        .parallel = hd_parallel_tensor(n),
+        .parallel = layout_of(n),
         .transports = ucx_transports[r->transport]
     };
     HD_TRY(hd_comm_ucx_open(&u, &o, device, stream, ops, &r->err));
-    const hd_status st = measure(r, hd_comm_ucx_interface(u), device, stream, &r->err);
+    const hd_status st = measure(r, hd_comm_ucx_interface(u), ops, device, stream, &r->err);
     hd_comm_ucx_close(u);
     return st;
 }
@@ -210,7 +273,7 @@ static void *run_thread(void *arg) {
 }
 
 static hd_status run_threads(rank *ranks, int32_t n, hd_err *err) {
-    const hd_parallel_config parallel = hd_parallel_tensor(n);
+    const hd_parallel_config parallel = layout_of(n);
     pthread_t threads[MAX_RANKS];
     thread_rank args[MAX_RANKS];
     hd_comm_local *world;
@@ -283,13 +346,37 @@ static void put(const report *to, const char *over, const char *what, const doub
     for (int i = 0; i < COMM_SIZES; i++) {
         const double mb_s = (double)comm_sizes[i] / us[i];
         if (!to->rows) {
-            printf("%-14s %-11s %8zu %10.2f %9.0f\n", over, what, comm_sizes[i], us[i], mb_s);
+            printf("%-14s %-21s %8zu %10.2f %9.0f\n", over, what, comm_sizes[i], us[i], mb_s);
             continue;
         }
         json_array_append_new(to->rows,
                               json_pack("{s:s, s:s, s:I, s:f, s:f}", "transport", over,
                                         "operation", what, "bytes", (json_int_t)comm_sizes[i],
                                         "us", us[i], "mb_s", mb_s));
+    }
+}
+
+/* Rows of experts beside a copy of as many bytes, and beside the bytes of other ranks' rows, each once, at the rate
+ * of the largest gather. */
+static void put_experts(const report *to, const char *over, const rank *r) {
+    const comm_experts *x = &r->experts;
+    const size_t most = comm_sizes[COMM_SIZES - 1];
+    const double share = 1 - 1 / (double)r->set->ranks;
+    const double rate = (double)most * share / r->us[ALL_GATHER][COMM_SIZES - 1];
+    const double limit = (double)x->once / rate;
+    const double us[] = {x->dispatch_us, x->combine_us};
+    static const char *const names[] = {"dispatch", "combine"};
+    for (int i = 0; i < 2; i++) {
+        const double mb_s = (double)x->bytes / us[i];
+        if (!to->rows) {
+            printf("%-14s %-21s %8zu %10.2f %9.0f   copy %.2f, limit %.2f\n", over, names[i],
+                   x->bytes, us[i], mb_s, x->copy_us, limit);
+            continue;
+        }
+        json_array_append_new(
+            to->rows, json_pack("{s:s, s:s, s:I, s:f, s:f, s:f, s:f}", "transport", over,
+                                "operation", names[i], "bytes", (json_int_t)x->bytes, "us",
+                                us[i], "mb_s", mb_s, "copy_us", x->copy_us, "limit_us", limit));
     }
 }
 
@@ -321,7 +408,7 @@ static bool can_run(transport t, int32_t ranks, int32_t gpus) {
 static hd_status bench(const comm_settings *set, const report *to, rank *ranks, hd_err *err) {
     const int32_t gpus = count_gpus();
     if (!to->rows) {
-        printf("%-14s %-11s %8s %10s %9s\n", "transport", "operation", "bytes", "us", "MB/s");
+        printf("%-14s %-21s %8s %10s %9s\n", "transport", "operation", "bytes", "us", "MB/s");
     }
     HD_TRY(put_peers(to, (int)set->rounds, err));
     for (transport t = LOCAL; t < N_TRANSPORTS; t++) {
@@ -330,9 +417,10 @@ static hd_status bench(const comm_settings *set, const report *to, rank *ranks, 
         const char *over = t == GPUS && gpus < set->ranks ? "gpus, shared" : transports[t];
         fflush(stdout); /* before processes copy it */
         HD_TRY(run_world(ranks, set, t, err));
-        for (int op = 0; op < (is_on_gpus(t) ? BROADCAST : N_OPERATIONS); op++) {
-            put(to, over, operations[op], ranks[0].us[op]);
+        for (int op = 0; op < N_OPERATIONS; op++) {
+            if (has(t, op)) put(to, over, operations[op], ranks[0].us[op]);
         }
+        if (!set->turns) put_experts(to, over, &ranks[0]);
     }
     return HD_OK;
 }

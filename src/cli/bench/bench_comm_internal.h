@@ -1,12 +1,14 @@
-/* bench_comm_internal.h - what bench_comm.c and bench_comm_peer.c share. */
+/* bench_comm_internal.h - what bench_comm.c, bench_comm_experts.c and bench_comm_peer.c share. */
 #ifndef HD_CLI_BENCH_BENCH_COMM_INTERNAL_H
 #define HD_CLI_BENCH_BENCH_COMM_INTERNAL_H
 
 #include <stddef.h>
 
 #include "base/status.h"
+#include "comm/comm.h"
 
-enum { COMM_SIZES = 4, COMM_MAX_ROUNDS = 10000 };
+enum { COMM_SIZES = 7, COMM_MAX_ROUNDS = 10000 };
+enum { COMM_EXPERT_ROWS = 128, COMM_EXPERT_COLS = 4096, COMM_EXPERT_TOP_K = 8 };
 
 extern const size_t comm_sizes[COMM_SIZES]; /* bytes */
 
@@ -24,5 +26,16 @@ hd_status comm_time_memcpy(double *us, int rounds, hd_err *err);
 
 /* Half a round trip of a message over a plain TCP socket between two processes of this host. */
 hd_status comm_time_socket(double *us, int rounds, hd_err *err);
+
+/* A dispatch and a combine, and a copy of what a dispatch brings: `bytes`, a row for each choice; `once` are those of
+ * other ranks' rows, each counted once. */
+typedef struct comm_experts {
+    double dispatch_us, combine_us, copy_us;
+    size_t bytes, once;
+} comm_experts;
+
+/* Before other exchanges: the others learn where the rows lie. All ranks call it; HD_GROUP_EP has all of them. */
+hd_status comm_time_experts(const hd_comm *comm, hd_device *device, hd_stream *stream,
+                            int rounds, comm_experts *out, hd_err *err);
 
 #endif

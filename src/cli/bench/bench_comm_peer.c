@@ -13,7 +13,7 @@
 #include "base/quantiles.h"
 #include "cli/bench/bench_comm_internal.h"
 
-const size_t comm_sizes[COMM_SIZES] = {64, 4096, 16384, 1 << 20};
+const size_t comm_sizes[COMM_SIZES] = {64, 4096, 8192, 16384, 32768, 1 << 20, 16 << 20};
 
 int comm_rounds(int rounds, size_t bytes) {
     enum { SMALL = 16384, LEAST = 5 };
