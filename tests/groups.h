@@ -71,6 +71,7 @@
     X(disk_tier) \
     X(saved) \
     X(comm) \
+    X(epochs) \
     X(comm_silence) \
     X(comm_ucx) \
     X(comm_shm) \
@@ -108,6 +109,7 @@
     X(rebuild) \
     X(prompt_decoder) \
     X(decode_graph) \
+    X(agreement) \
     X(stream) \
     X(server) \
     X(prefix_ring) \

@@ -56,6 +56,14 @@ static void find_fault(const hd_rendezvous *m, int32_t rank, const rendezvous_jo
     }
 }
 
+void rendezvous_admit(hd_rendezvous *m, int32_t rank, hd_channel *c, const hd_place *place) {
+    m->to[rank] = *c;
+    m->places[rank] = *place;
+    m->silent_ms[rank] = 0;
+    m->left[rank] = false;
+    *c = (hd_channel){.fd = -1};
+}
+
 /* The rank of a pending connection has said what it is. Returns its bit, or 0. */
 static uint64_t admit(hd_rendezvous *m, hd_channel *c) {
     const int32_t rank = c->head.rank;
@@ -75,11 +83,7 @@ static uint64_t admit(hd_rendezvous *m, hd_channel *c) {
         send_away(c, why);
         return 0;
     }
-    m->to[rank] = *c;
-    m->places[rank] = j.place;
-    m->silent_ms[rank] = 0;
-    m->left[rank] = false;
-    *c = (hd_channel){.fd = -1};
+    rendezvous_admit(m, rank, c, &j.place);
     return 1ull << rank;
 }
 

@@ -102,10 +102,24 @@ void rendezvous_door_fds(const rendezvous_door *d, struct pollfd *p);
  * address is an offer; others are sent away. Returns the ranks that came, a bit for each. */
 uint64_t rendezvous_door_serve(hd_rendezvous *m, const struct pollfd *p);
 
-/* ---- watch.c ---- */
+/* The connection *c is from now on that of a rank, which has said where it is. */
+void rendezvous_admit(hd_rendezvous *m, int32_t rank, hd_channel *c, const hd_place *place);
+
+/* ---- watch.c: a turn of its thread takes frames, admits and welcomes, and looks ---- */
 
 /* Reads what another rank has sent, and does what it says. */
 void rendezvous_take_frames(hd_rendezvous *m, int32_t rank);
+
+/* Ranks that have come, a bit for each, are loading: they say later what they offer. */
+void rendezvous_welcome(hd_rendezvous *m, uint64_t came);
+
+/* Does what the step thread has asked for, says the last word when all have left, and begins an epoch for
+ * which all are ready. */
+void rendezvous_look(hd_rendezvous *m);
+
+/* Of hd_rendezvous_next(), which waits between them; the caller has the mutex. */
+bool rendezvous_offer(hd_rendezvous *m, const void *address, uint32_t n);
+bool rendezvous_has_news(const hd_rendezvous *m, uint32_t before, hd_rendezvous_news *news);
 
 void rendezvous_stop_watch(hd_rendezvous *m);
 

@@ -322,6 +322,13 @@ static void look_for_abort(hd_rendezvous *m) {
     if (now) end_epoch(m, why);
 }
 
+void rendezvous_look(hd_rendezvous *m) {
+    look_for_abort(m);
+    look_for_offer(m);
+    look_who_left(m);
+    look_for_epoch(m);
+}
+
 static bool has_links(const hd_rendezvous *m) {
     for (int32_t i = 0; i < m->o.world; i++) {
         if (is_link(m, i)) return true;
@@ -329,9 +336,7 @@ static bool has_links(const hd_rendezvous *m) {
     return false;
 }
 
-/* Ranks that have come are loading. */
-static void welcome(hd_rendezvous *m, const struct pollfd *p) {
-    const uint64_t came = m->ended ? 0 : rendezvous_door_serve(m, p);
+void rendezvous_welcome(hd_rendezvous *m, uint64_t came) {
     for (int32_t i = 1; i < m->o.world; i++) {
         if (!(came >> i & 1)) continue;
         rendezvous_forget(&m->offer[i]);
@@ -360,7 +365,7 @@ static void wait_and_take(hd_rendezvous *m, int64_t next_ms) {
         else
             rendezvous_take_frames(m, i);
     }
-    welcome(m, p + DOOR);
+    if (!m->ended) rendezvous_welcome(m, rendezvous_door_serve(m, p + DOOR));
 }
 
 /* Ends when asked to, and when all have said their last word or one does not within the limit. */
@@ -376,13 +381,10 @@ static void *watch(void *arg) {
             beat(m);
         }
         wait_and_take(m, next_ms);
-        look_for_abort(m);
-        look_for_offer(m);
-        look_who_left(m);
         const int64_t passed_ms = rendezvous_now_ms() - looked_ms;
         looked_ms += passed_ms;
         look_for_silence(m, hd_silence_passed(passed_ms, beat_ms));
-        look_for_epoch(m);
+        rendezvous_look(m);
         if (!atomic_load(&m->closes)) continue;
         if (!closed_ms) {
             closed_ms = now_ms;
@@ -430,17 +432,26 @@ void hd_rendezvous_abort(hd_rendezvous *m, const char *why) {
     wake(m);
 }
 
-hd_rendezvous_news hd_rendezvous_next(hd_rendezvous *m, const void *address, uint32_t n) {
-    hd_rendezvous_news news = HD_RENDEZVOUS_EPOCH;
-    pthread_mutex_lock(&m->mutex);
-    const uint32_t before = m->table.epoch;
+bool rendezvous_offer(hd_rendezvous *m, const void *address, uint32_t n) {
     const bool kept = rendezvous_keep(&m->own, address, n, NULL) == HD_OK;
     wake(m);
-    while (kept && m->table.epoch == before && !m->gone && !atomic_load(&m->done)) {
+    return kept;
+}
+
+bool rendezvous_has_news(const hd_rendezvous *m, uint32_t before, hd_rendezvous_news *news) {
+    const bool next = m->table.epoch != before;
+    *news = next ? HD_RENDEZVOUS_EPOCH : m->gone ? HD_RENDEZVOUS_GONE : HD_RENDEZVOUS_LEFT;
+    return next || m->gone || atomic_load(&m->done);
+}
+
+hd_rendezvous_news hd_rendezvous_next(hd_rendezvous *m, const void *address, uint32_t n) {
+    hd_rendezvous_news news;
+    pthread_mutex_lock(&m->mutex);
+    const uint32_t before = m->table.epoch;
+    const bool kept = rendezvous_offer(m, address, n);
+    while (!rendezvous_has_news(m, before, &news) && kept)
         pthread_cond_wait(&m->news, &m->mutex);
-    }
-    if (m->table.epoch == before)
-        news = m->gone || !kept ? HD_RENDEZVOUS_GONE : HD_RENDEZVOUS_LEFT;
+    if (!kept && news == HD_RENDEZVOUS_LEFT) news = HD_RENDEZVOUS_GONE;
     pthread_mutex_unlock(&m->mutex);
     return news;
 }

@@ -115,10 +115,10 @@ hd_status runner_agree_pass(hd_model_runner *x, int32_t pass, hd_err *err) {
 
 /* ---- steps ---- */
 
-static bool is_valid(const hd_model_runner *x, const runner_step_word *w) {
+static bool is_valid(const runner_step_limits *limits, const runner_step_word *w) {
     return hd_is_within(w->kind, RUNNER_IDLE, RUNNER_EAGER) &&
-           hd_is_within(w->n, 0, x->o.n_slots) && hd_is_within(w->depth, 0, x->n_drafts) &&
-           hd_is_within(w->continuing, 0, w->n) && hd_is_within(w->wanted, 0, x->n_drafts);
+           hd_is_within(w->n, 0, limits->seqs) && hd_is_within(w->depth, 0, limits->drafts) &&
+           hd_is_within(w->continuing, 0, w->n) && hd_is_within(w->wanted, 0, limits->drafts);
 }
 
 /* Adds what another group has to do. Two kinds of launches together are none. */
@@ -129,23 +129,20 @@ static void join(runner_step_word *all, const runner_step_word *w) {
         all->kind = RUNNER_EAGER;
     }
     if (w->continuing && all->continuing && w->wanted != all->wanted) all->waits = true;
-    if (w->continuing) all->wanted = w->wanted;
+    if (w->continuing) all->wanted = hd_max_i32(all->wanted, w->wanted);
     all->waits |= w->waits;
     all->n = hd_max_i32(all->n, w->n);
     all->depth = hd_max_i32(all->depth, w->depth);
     all->continuing = hd_max_i32(all->continuing, w->continuing);
-    all->in_flight &= w->in_flight;
+    if (w->in_flight != all->in_flight) all->in_flight = 0;
 }
 
-hd_status runner_agree_step(hd_model_runner *x, const runner_step_word *own,
-                            runner_step_word *all, hd_err *err) {
-    const runner_step_word *words = x->words;
-    *all = *own;
-    if (!words) return HD_OK;
-    HD_TRY(exchange(x, own, sizeof *own, err));
-    *all = (runner_step_word){.in_flight = true};
-    for (int32_t i = 0; i < x->n_groups; i++) {
-        if (!is_valid(x, &words[i])) {
+hd_status runner_join_steps(const runner_step_word *words, int32_t n,
+                            const runner_step_limits *limits, runner_step_word *all,
+                            hd_err *err) {
+    *all = (runner_step_word){.in_flight = words[0].in_flight};
+    for (int32_t i = 0; i < n; i++) {
+        if (!is_valid(limits, &words[i])) {
             return HD_FAIL(err, HD_EPEER, "attention group %d plans a step of kind %d", i,
                            words[i].kind);
         }
@@ -153,4 +150,17 @@ hd_status runner_agree_step(hd_model_runner *x, const runner_step_word *own,
     }
     if (all->kind == RUNNER_CONTINUES && !all->in_flight) all->kind = RUNNER_EAGER;
     return HD_OK;
+}
+
+bool runner_launches_next(const runner_step_word *all, int32_t depth) {
+    return all->continuing && !all->waits && all->wanted == depth;
+}
+
+hd_status runner_agree_step(hd_model_runner *x, const runner_step_word *own,
+                            runner_step_word *all, hd_err *err) {
+    const runner_step_limits limits = {x->o.n_slots, x->n_drafts};
+    *all = *own;
+    if (!x->words) return HD_OK;
+    HD_TRY(exchange(x, own, sizeof *own, err));
+    return runner_join_steps(x->words, x->n_groups, &limits, all, err);
 }

@@ -28,8 +28,21 @@ typedef struct runner_step_word {
     int32_t n, depth;           /* sequences and drafts of each */
     int32_t continuing, wanted; /* sequences of the step after it, and their drafts */
     int32_t waits;              /* the step after it needs tokens of this one */
-    int32_t in_flight;          /* a step is */
+    int32_t in_flight;          /* 0: no step is; else a number of its graph */
 } runner_step_word;
+
+typedef struct runner_step_limits {
+    int32_t seqs, drafts;
+} runner_step_limits;
+
+/* What all groups do, by what each of n would do: the same in any order of them. The in-flight step
+ * continues only if it is one graph in all of them. HD_EPEER: a plan is none. */
+hd_status runner_join_steps(const runner_step_word *words, int32_t n,
+                            const runner_step_limits *limits, runner_step_word *all,
+                            hd_err *err);
+
+/* Whether all launch the step after one with drafts of this depth, before that has ended. */
+bool runner_launches_next(const runner_step_word *all, int32_t depth);
 
 /* Returns the plan of all groups in *all; of one group alone its own. HD_EPEER: a plan is none. */
 hd_status runner_agree_step(hd_model_runner *x, const runner_step_word *own,

@@ -93,7 +93,7 @@ static hd_status launch_next(hd_model_runner *x, const runner_inflight_step *f,
                              hd_err *err) {
     runner_graph_shape shape;
     x->fixed.next = other(&x->fixed, f);
-    if (!all->continuing || all->waits || all->wanted != f->shape.n_drafts) return HD_OK;
+    if (!runner_launches_next(all, f->shape.n_drafts)) return HD_OK;
     if (!runner_decode_graph_shape(x, all->continuing, f->shape.n_drafts, &shape)) return HD_OK;
     return runner_decode_graph_launch(x, x->fixed.next, &shape, inputs, n, false, err);
 }
@@ -148,6 +148,11 @@ static int32_t count_computed(const hd_model_runner *x, const runner_inflight_st
     return computed;
 }
 
+/* Tells the graph of an in-flight step from others, and from none. */
+static int32_t digest(const runner_inflight_step *f) {
+    return f->under_way ? 1 + f->shape.n * (HD_MAX_DRAFTS + 1) + f->shape.n_drafts : 0;
+}
+
 /* What this group would do. */
 static runner_step_word plan(const hd_model_runner *x, const runner_inflight_step *f,
                              const hd_seq_input *inputs, int32_t n) {
@@ -160,7 +165,7 @@ static runner_step_word plan(const hd_model_runner *x, const runner_inflight_ste
                           .continuing = count_continuing(inputs, n),
                           .wanted = wanted,
                           .waits = any_constrained(x, inputs, n),
-                          .in_flight = f->under_way};
+                          .in_flight = digest(f)};
     if (n == 0) {
         w.kind = RUNNER_IDLE;
     } else if (computed == n) {
