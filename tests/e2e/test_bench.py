@@ -330,3 +330,9 @@ def test_comm_between_ranks_that_compute(hadal, refused):
     assert {r["transport"] for r in rows} == {"one thread", "tcp", "threads"}  # tcp: the plain socket
     assert {r["operation"] for r in rows if r["transport"] == "threads"} == {"all_reduce", "reduce_scatter", "all_gather", "broadcast"}
     assert "--work-us" in refused("bench", "comm", "--work-us", -1) and "--transport" in refused("bench", "comm", "--transport", "ib")
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="it has a GPU")
+def test_comm_of_a_transport_that_is_not_here(hadal):
+    done = hadal("bench", "comm", "--transport", "gpus", "--rounds", 5)
+    assert done.returncode and "--transport gpus: not here, with 0 GPUs" in done.stderr

@@ -54,8 +54,9 @@ static const char *const operations[] = {"all_reduce",      "reduce_scatter",
                                          "all_reduce_norm", "all_reduce, add, norm"};
 static const char *const transports[] = {"threads",    "shared memory", "tcp",
                                          "ucx memory", "gpu processes", "gpus"};
-static const char *const choices[] = {"all", "threads",    "shared-memory",
-                                      "tcp", "ucx-memory", NULL};
+/* "all", then as transports */
+static const char *const choices[] = {"all",        "threads",       "shared-memory", "tcp",
+                                      "ucx-memory", "gpu-processes", "gpus",          NULL};
 static const char *const ucx_transports[N_TRANSPORTS] = {
     [TCP] = "tcp,self", [UCX_MEMORY] = "sysv,self"};
 
@@ -412,8 +413,13 @@ static hd_status bench(const comm_settings *set, const report *to, rank *ranks, 
     }
     HD_TRY(put_peers(to, (int)set->rounds, err));
     for (transport t = LOCAL; t < N_TRANSPORTS; t++) {
-        if (!can_run(t, (int32_t)set->ranks, gpus)) continue;
         if (set->only && (int)t != set->only - 1) continue;
+        if (!can_run(t, (int32_t)set->ranks, gpus)) {
+            if (!set->only) continue;
+            return HD_FAIL(err, HD_EUNSUPPORTED, "--transport %s: not here, with %d GPUs%s",
+                           choices[set->only], gpus,
+                           hd_comm_ucx_is_built() ? "" : " and without UCX");
+        }
         const char *over = t == GPUS && gpus < set->ranks ? "gpus, shared" : transports[t];
         fflush(stdout); /* before processes copy it */
         HD_TRY(run_world(ranks, set, t, err));
@@ -431,7 +437,7 @@ int bench_comm(int argc, char **argv) {
         option_int("ranks", &set.ranks, 2, MAX_RANKS, "threads or processes; default 2"),
         option_int("rounds", &set.rounds, 1, COMM_MAX_ROUNDS,
                    "calls up to 16 KiB, fewer above; default 2000"),
-        option_choice("transport", &set.only, choices, "of hosts; all: and between GPUs"),
+        option_choice("transport", &set.only, choices, "default: all that this machine has"),
         option_int("work-us", &set.work_us, 0, 1000000,
                    "between calls each rank computes so long; times are without it"),
         option_flag("json", &set.json, "print one JSON array"),
