@@ -132,6 +132,9 @@ def attention(c):
 
 
 def indexer_topk(c):
+    if c["outs"] == 1:  # one narrow head: what is left is the choice
+        scores = rotating(lambda: normal(c["rows"], c["n"], dtype=torch.float32))
+        yield "topk alone", lambda: torch.topk(scores(), c["top_k"])
     q, weight = normal(c["rows"] * c["outs"], c["cols"]), normal(c["rows"], 1, c["outs"])
     pool = rotating(lambda: normal(c["n"], c["cols"]))
 
@@ -140,6 +143,24 @@ def indexer_topk(c):
         return torch.topk(torch.bmm(weight, hits).view(c["rows"], c["n"]).float(), c["top_k"]).indices
 
     yield "bf16 matmul, topk", select
+
+
+def compress(c):
+    block, width = c["n"], c["cols"]
+    parts, blocks = 2 if block == 4 else 1, c["rows"] // block
+    if not blocks:
+        return
+    kv, gate = (normal(blocks, block, parts * width, dtype=torch.float32) for _ in range(2))
+    weight = normal(width, dtype=torch.float32)
+
+    def taken(x):
+        """A block's positions, behind those of the block before."""
+        return torch.cat([F.pad(x[:-1, :, :width], (0, 0, 0, 0, 1, 0)), x[:, :, width:]], 1) if parts == 2 else x
+
+    def mix():
+        return F.rms_norm((taken(kv) * torch.softmax(taken(gate), 1)).sum(1), (width,), weight, 1e-6)
+
+    yield "float32", mix
 
 
 def hc_pre(c):
@@ -216,8 +237,8 @@ def sample(c):
     yield "float32", choose
 
 
-PEERS = {f.__name__: f for f in (linear, linear_heads, grouped_gemm, attention, indexer_topk, hc_pre, hc_post,
-                                 rms_norm, swiglu, moe_topk, moe_permute, moe_combine, argmax, sample)}  # fmt: skip
+PEERS = {f.__name__: f for f in (linear, linear_heads, grouped_gemm, attention, indexer_topk, compress, hc_pre,
+                                 hc_post, rms_norm, swiglu, moe_topk, moe_permute, moe_combine, argmax, sample)}  # fmt: skip
 
 
 def peer_of(case):

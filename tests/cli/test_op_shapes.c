@@ -103,6 +103,9 @@ static void check_shape(const op_shape *s, const hd_model_spec *spec, const hd_s
         CHECK(s, s->n * parts_of(s) == spec->n_heads);
     } else if (is(s, "resident")) {
         CHECK(s, s->cols == spec->head_dim && s->top_k == spec->index_topk);
+    } else if (is(s, "compress")) {
+        CHECK(s, s->cols == spec->head_dim);
+        CHECK(s, s->n == spec->csa_ratio || s->n == spec->hca_ratio);
     } else if (is(s, "indexer_topk")) {
         check_indexer(s, spec);
     } else if (is(s, "hc_pre") || is(s, "hc_post") || is(s, "hc_next")) {

@@ -25,7 +25,12 @@ typedef struct op_bench {
     int32_t pass;
 } op_bench;
 
-enum { CASE_INTS = 1 << 18, CASE_FLOATS = 160 << 20, CASE_IN = 160 << 20 };
+enum {
+    CASE_INTS = 1 << 18,
+    CASE_FLOATS = 160 << 20,
+    CASE_IN = 160 << 20,
+    CASE_SMALL = 8 << 20
+};
 #define CASE_POOL ((size_t)2 << 30)
 
 typedef struct op_case op_case;

@@ -26,9 +26,9 @@ static int32_t *experts(const op_bench *b) {
     return b->ints + 3 * CASE_INTS;
 }
 
-/* Small arrays in the upper half of the output's memory. */
+/* Small arrays at the end of the output's memory. */
 static int32_t *scratch_ints(const op_bench *b) {
-    return (int32_t *)(void *)(b->out + CASE_FLOATS / 2);
+    return (int32_t *)(void *)(b->out + CASE_FLOATS - CASE_SMALL);
 }
 
 static double matrix_bytes(const op_case *c) {
@@ -274,6 +274,49 @@ static op_operands index_operands(const op_bench *b, const op_case *c) {
     const double q = (double)c->rows * c->outs * c->cols * hd_act_bytes(&b->ops);
     return (op_operands){c->n * entry_bytes(key_type(b), c->cols) + q,
                          2.0 * c->rows * c->outs * c->cols * c->n};
+}
+
+/* V4's compressor of n positions to an entry of cols; a row alone is the last of a block, many are a
+ * prompt. Of 4 positions the block before takes part. */
+static int32_t block_parts(const op_case *c) {
+    return c->n == 4 ? 2 : 1;
+}
+
+static void run_compress(op_bench *b, const op_case *c) {
+    const int32_t width = block_parts(c) * c->cols, ring = block_parts(c) * c->n;
+    const size_t state = (size_t)ring * 2 * (size_t)width * sizeof(float);
+    b->ops.compress(b->stream,
+                    &(hd_compress_args){
+                        .entries = pages(b, c->rows, c->cols, kv_type(b)),
+                        .state = {.rows = hd_f32((void *)(uintptr_t)operand(b, state)),
+                                  .table = b->ints,
+                                  .page_tokens = CASE_INTS,
+                                  .ring = ring,
+                                  .width = 2 * width},
+                        .kv = b->in,
+                        .gate = b->in + CASE_IN / 2,
+                        .ape = (const float *)(const void *)b->ints, /* zeros */
+                        .norm = b->in,
+                        .freq = b->in,
+                        .seqs = {.n = 1,
+                                  .first_row = scratch_ints(b),
+                                  .pos = c->rows == 1 ? positions(b) : b->ints + CASE_INTS,
+                                  .most_rows = c->rows},
+                        .ratio = c->n,
+                        .pairs = 32,
+                        .overlap = block_parts(c) > 1,
+                        .eps = 1e-6f
+    });
+}
+
+/* Rows are read, and those of an unfinished block kept; a row alone reads its block. */
+static op_operands compress_operands(const op_bench *b, const op_case *c) {
+    const double width = block_parts(c) * c->cols, ring = block_parts(c) * c->n;
+    const double seen = c->rows < ring ? ring : c->rows;
+    const double kept = c->rows < ring ? c->rows : ring;
+    const double made = c->rows < c->n ? 1 : c->rows / c->n;
+    return (op_operands){8 * width * (seen + kept) + made * entry_bytes(kv_type(b), c->cols),
+                         0};
 }
 
 /* ---- hyper-connections: n streams of cols ---- */
@@ -548,6 +591,7 @@ static const struct {
     {"attention",       run_attention,     attention_operands    },
     {"attention_naive", run_naive,         naive_operands        },
     {"indexer_topk",    run_index,         index_operands        },
+    {"compress",        run_compress,      compress_operands     },
     {"resident",        run_resident,      resident_operands     },
     {"hc_pre",          run_hc_pre,        hc_pre_operands       },
     {"hc_post",         run_hc_post,       hc_post_operands      },
@@ -621,7 +665,7 @@ void op_case_prepare(op_bench *b, const op_case *c) {
         run_permute(b, c);
         upload_tables(b, c);
     }
-    if (c->run == run_naive) {
+    if (c->run == run_naive || c->run == run_compress) {
         const int32_t first_row[2] = {0, c->rows};
         hd_stream_upload(b->stream, scratch_ints(b), first_row, sizeof first_row);
     }

@@ -18,6 +18,7 @@ enum { OP_SHAPE_ROWS = 8, OP_SHAPE_ROLES = 2 };
  *     attention_naive  a stored matrix [outs, cols] of n heads' keys and values
  *     attention     outs heads, keys of cols, n keys; top_k selected entries, 0: all
  *     indexer_topk  outs heads, keys of cols, n keys, the best top_k
+ *     compress      n positions become an entry of cols
  *     resident      entries of cols, top_k of a row, of which outs of 100 are missing
  *     hc_*          n streams of cols
  *     moe_split     n experts on cols ranks, outs spare slots, top_k per row of each rank
