@@ -42,6 +42,7 @@ typedef struct variant {
     int32_t cp_part; /* rows for each rank from which cp divides a step */
     int32_t depth;   /* layers ahead of which experts are fetched, with dwdp */
     bool tight;      /* one expert at a time */
+    bool joins; /* the norm of a block completes the result of the one before, as on GPUs */
 } variant;
 
 enum { HOT = 5 };
@@ -76,6 +77,7 @@ typedef struct body {
     hd_batch batch;
     hd_ops ops;
     const hd_comm *comm;
+    hd_comm joining; /* the same, which joins norms */
     int32_t *before; /* [SEQS] on the device: tokens that drafts follow */
     int32_t pages[SEQS][POSITIONS];
     int32_t n_pages;
@@ -141,6 +143,11 @@ static hd_status open_body(body *b, const rank *all, rank *r) {
     if (r->world) {
         HD_TRY(hd_comm_local_join(r->world, r->number, b->device, b->stream, &b->ops, &b->comm,
                                   err));
+    }
+    if (r->how.joins) {
+        b->joining = *b->comm;
+        b->joining.joins_norms = true;
+        b->comm = &b->joining;
     }
     env.comm = b->comm;
     const int32_t choices = r->n * ROWS * r->spec->route.top_k;
@@ -498,6 +505,30 @@ static void tensor_ranks_have_the_same_bits(void **state) {
     }
 }
 
+/* In layouts whose attention groups complete the results of attention, of MLPs and of experts, or of some. */
+static void joined_norms_have_the_same_bits(void **state) {
+    (void)state;
+    static const int32_t sizes[][3] = {
+  /* tp dp ep */
+        {2, 1, 1},
+        {4, 1, 1},
+        {2, 1, 2},
+        {2, 2, 2}
+    };
+    for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
+        hd_model_spec *spec = config_open(names[k]);
+        for (size_t i = 0; i < (is_brief() ? 1 : HD_LEN(sizes)); i++) {
+            const hd_parallel_config l =
+                hd_parallel_common(sizes[i][0], sizes[i][1], sizes[i][2], spec);
+            check_variant(names[k], &l, (variant){.n_micro = 1 + (i == 1), .joins = true});
+        }
+        hd_model_spec_close(spec);
+        hd_parallel_config sums = hd_parallel_tensor(2);
+        sums.sum_in_ranks = true;
+        check_variant(names[k], &sums, (variant){.n_micro = 1, .joins = true});
+    }
+}
+
 static void check_expert_world(const char *name, int32_t ep, int32_t redundant, int32_t n_micro,
                                bool rotates) {
     const hd_parallel_config l = hd_parallel_expert(ep, redundant);
@@ -791,6 +822,7 @@ static void a_shard_alone_is_refused(void **state) {
 int test_ranks(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensor_ranks_have_the_same_bits),
+        cmocka_unit_test(joined_norms_have_the_same_bits),
         cmocka_unit_test(expert_ranks_have_the_same_bits),
         cmocka_unit_test(common_rows_have_the_same_bits),
         cmocka_unit_test(divided_rows_have_the_same_bits),
