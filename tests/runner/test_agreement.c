@@ -57,8 +57,8 @@ static bool any_is(const runner_step_word w[GROUPS], runner_step_kind kind) {
 }
 
 static runner_step_kind kind_of(const runner_step_word w[GROUPS]) {
-    const bool one_graph = w[0].in_flight && w[0].in_flight == w[1].in_flight &&
-                           w[0].in_flight == w[2].in_flight;
+    const bool one_graph =
+        w[0].in_flight && w[0].in_flight == w[1].in_flight && w[0].in_flight == w[2].in_flight;
     const bool continues = any_is(w, RUNNER_CONTINUES), fresh = any_is(w, RUNNER_FRESH);
     if (any_is(w, RUNNER_EAGER) || (continues && fresh)) return RUNNER_EAGER;
     if (continues) return one_graph ? RUNNER_CONTINUES : RUNNER_EAGER;
@@ -115,24 +115,23 @@ static void every_order_of_groups_gives_one_plan(void **state) {
     }
 }
 
+static void refuse(runner_step_word wrong) {
+    runner_step_word all, w[GROUPS] = {0};
+    hd_err err = {0};
+    w[1] = wrong;
+    assert_int_equal(runner_join_steps(w, GROUPS, &limits, &all, &err), HD_EPEER);
+    assert_non_null(strstr(err.msg, "attention group 1"));
+}
+
 static void no_plan_is_refused(void **state) {
-    static const runner_step_word wrong[] = {
-        {.kind = RUNNER_EAGER + 1, .n = 1},
-        {.kind = -1, .n = 1},
-        {.kind = RUNNER_FRESH, .n = SEQS + 1},
-        {.kind = RUNNER_FRESH, .n = -1},
-        {.kind = RUNNER_FRESH, .n = 1, .depth = DRAFTS + 1},
-        {.kind = RUNNER_FRESH, .n = 1, .continuing = 2},
-        {.kind = RUNNER_FRESH, .n = 1, .wanted = DRAFTS + 1}
-    };
     (void)state;
-    for (size_t i = 0; i < HD_LEN(wrong); i++) {
-        runner_step_word all, w[GROUPS] = {0};
-        w[1] = wrong[i];
-        hd_err err = {0};
-        assert_int_equal(runner_join_steps(w, GROUPS, &limits, &all, &err), HD_EPEER);
-        assert_non_null(strstr(err.msg, "attention group 1"));
-    }
+    refuse((runner_step_word){.kind = RUNNER_EAGER + 1, .n = 1});
+    refuse((runner_step_word){.kind = -1, .n = 1});
+    refuse((runner_step_word){.kind = RUNNER_FRESH, .n = SEQS + 1});
+    refuse((runner_step_word){.kind = RUNNER_FRESH, .n = -1});
+    refuse((runner_step_word){.kind = RUNNER_FRESH, .n = 1, .depth = DRAFTS + 1});
+    refuse((runner_step_word){.kind = RUNNER_FRESH, .n = 1, .continuing = 2});
+    refuse((runner_step_word){.kind = RUNNER_FRESH, .n = 1, .wanted = DRAFTS + 1});
 }
 
 /* ---- every order of messages ---- */
@@ -185,11 +184,13 @@ static int32_t rank_of(const world *w, int32_t epoch, int32_t place) {
 }
 
 static hd_message_limits limits_of(const world *w, int32_t epoch) {
-    return (hd_message_limits){.world = epoch ? w->n : GROUPS,
-                               .epoch = (uint32_t)epoch + 1,
-                               .max_bytes = MAX_BYTES,
-                               .key = {3, 5}, /* of both epochs, so that only their numbers differ */
-                               .authenticates_bytes = true};
+    return (hd_message_limits){
+        .world = epoch ? w->n : GROUPS,
+        .epoch = (uint32_t)epoch + 1,
+        .max_bytes = MAX_BYTES,
+        .key = {3, 5}, /* of both epochs, so that only their numbers differ */
+        .authenticates_bytes = true
+    };
 }
 
 /* What a group plans depends on epoch, step and place: a word of another one would be seen. */
@@ -318,8 +319,8 @@ static void point_to_mail(world *w) {
             hd_received *r = &w->at[to].inbox[k / GROUPS][k % GROUPS];
             const int32_t epoch = w->at[to].epoch;
             if (!r->full) continue;
-            r->data = mail_of(w, epoch, r->head.ticket, rank_of(w, epoch, r->head.from), to)
-                          ->bytes;
+            r->data =
+                mail_of(w, epoch, r->head.ticket, rank_of(w, epoch, r->head.from), to)->bytes;
         }
     }
 }
