@@ -11,8 +11,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LINE_MAX_BYTES = 4096 };
+enum { LINE_MAX_BYTES = 4096, NAME_MAX_BYTES = 96 };
 
+static char name[NAME_MAX_BYTES]; /* of the rank, with a space behind it; empty: none */
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int64_t n_dropped; /* changed under writing */
 static int64_t n_told;            /* dropped lines that were reported; changed under writing */
@@ -82,6 +83,7 @@ static void format(line *l, hd_log_level level, const char *event, const hd_log_
     put_time(l);
     put_text(l, names[level]);
     put(l, ' ');
+    put_text(l, name);
     put_text(l, event);
     for (int i = 0; i < n; i++) {
         char number[40];
@@ -123,6 +125,10 @@ void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fie
     }
     if (n_dropped > n_told || !write_line(&l)) n_dropped++;
     pthread_mutex_unlock(&writing);
+}
+
+void hd_log_name_rank(int32_t rank, const char *host) {
+    snprintf(name, sizeof name, "rank %d@%.64s ", rank, host);
 }
 
 int64_t hd_log_dropped(void) {

@@ -2,6 +2,10 @@
  *
  *     2026-11-20T14:02:11.532Z info model_loaded path="/models/v4" seconds=1.93
  *
+ * A process that is one of several of a world says which, before the event:
+ *
+ *     2026-11-20T14:02:11.532Z info rank 2@node-b model_loaded path="/models/v4" seconds=1.93
+ *
  * The event is a fixed word. Values are quoted with escapes where necessary, so an event is
  * always one line. Thread-safe: a line is built on the stack and written in one write.
  * Writing never blocks: lines that a full pipe does not accept are dropped, counted, and
@@ -41,6 +45,9 @@ static inline hd_log_field hd_log_real(const char *key, double value) {
 
 /* Writes one line to standard error. */
 void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n);
+
+/* From now on lines name this rank and its host. Before other threads are started. */
+void hd_log_name_rank(int32_t rank, const char *host);
 
 int64_t hd_log_dropped(void); /* lines dropped so far */
 

@@ -5,8 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "base/checked.h"
+#include "base/log.h"
 #include "cli/secret_key.h"
 #include "comm/rendezvous.h"
 
@@ -84,6 +86,12 @@ static hd_status draw_key(char **out, hd_err *err) {
     return HD_OK;
 }
 
+static void name_rank(int32_t rank) {
+    char host[65] = "";
+    gethostname(host, sizeof host - 1);
+    hd_log_name_rank(rank, host);
+}
+
 hd_status rank_options_complete(rank_options *r, hd_engine_options *engine, hd_err *err) {
     hd_world_options *out = &engine->world;
     int32_t rank, world;
@@ -114,6 +122,7 @@ hd_status rank_options_complete(rank_options *r, hd_engine_options *engine, hd_e
     out->rendezvous = r->rendezvous;
     out->key = r->key;
     out->start_seconds = (int32_t)r->start_s;
+    if (out->size > 1) name_rank(out->rank);
     return HD_OK;
 }
 

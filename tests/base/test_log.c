@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -70,6 +71,30 @@ static void a_line_is_one_line(void **state) {
     line = strtok_r(NULL, "\n", &rest);
     assert_string_equal(after_stamp(line),
                         "info odd a=\"x y=\\\"\\\\\\x0a\\x1b\\x7f\" b=\"\" c=\"\" d=\xc3\xa9");
+    assert_null(strtok_r(NULL, "\n", &rest));
+    free(text);
+    fclose(f);
+}
+
+/* In a process of its own, whose lines name a rank from then on. */
+static void lines_name_the_rank(void **state) {
+    int status = -1;
+    (void)state;
+    FILE *f = log_to_file();
+    const pid_t child = fork();
+    if (child == 0) {
+        hd_log_name_rank(12, "node-b");
+        HD_LOG(HD_LOG_INFO, "model_loaded", hd_log_text("path", "/m/v4"));
+        hd_log_write(HD_LOG_ERROR, "bare", NULL, 0);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    log_to_stderr();
+    assert_int_equal(status, 0);
+    char *text = read_back(f), *rest = NULL;
+    assert_string_equal(after_stamp(strtok_r(text, "\n", &rest)),
+                        "info rank 12@node-b model_loaded path=/m/v4");
+    assert_string_equal(after_stamp(strtok_r(NULL, "\n", &rest)), "error rank 12@node-b bare");
     assert_null(strtok_r(NULL, "\n", &rest));
     free(text);
     fclose(f);
@@ -179,6 +204,7 @@ static void progress_of_nothing_divides_by_nothing(void **state) {
 int test_log(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_line_is_one_line),
+        cmocka_unit_test(lines_name_the_rank),
         cmocka_unit_test(a_long_value_is_cut),
         cmocka_unit_test(threads_do_not_mix_lines),
         cmocka_unit_test(progress_writes_tenths_to_a_file),

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 
 import pytest
@@ -60,9 +61,16 @@ def test_micro_batches_in_processes(world, alone, groups):
     assert all(code == 0 for _, code in w.close())
 
 
+def named_ranks(log):
+    """What the lines of a log name, in place of a rank: the words before their events."""
+    return {m[1] for m in re.finditer(r"^\S+Z (?:info|warn|error) (\S+ \S+) ", log, re.M)}
+
+
 def test_every_pair_has_exchanged_bytes(world):
     w = world(3, "--ep", 3)
-    w.close()
+    others = w.close()
+    logs = [w.server.log.decode(), *(text for text, _ in others)]
+    assert [named_ranks(log) for log in logs] == [{f"rank {i}@{socket.gethostname()}"} for i in range(3)]
     seen = re.findall(r'rank_rate between="rank (\d) on \S+ and rank (\d) on \S+" mb_per_s=([\d.e+]+)', w.server.log.decode())
     assert [s[:2] for s in seen] == [("0", "1"), ("0", "2"), ("1", "2")]
     assert all(float(rate) > 0.1 for _, _, rate in seen)
