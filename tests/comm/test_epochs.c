@@ -40,6 +40,7 @@ typedef enum thread_state {
 typedef struct process {
     hd_rendezvous m; /* sockets: 0, or -1 */
     thread_state is;
+    bool has_offered;
     uint32_t before; /* the epoch that its offer was made in */
     uint32_t over;   /* one more than the last epoch that has ended, as its thread knows */
     uint32_t told;   /* as its watch has told */
@@ -206,6 +207,7 @@ static void offer(process *p, int32_t rank) {
     p->before = p->m.table.epoch;
     assert_true(rendezvous_offer(&p->m, says, sizeof says));
     p->is = OFFERS;
+    p->has_offered = true;
 }
 
 static void turn(world *w, int32_t rank) {
@@ -257,6 +259,8 @@ static void return_process(world *w, int32_t rank) {
     w->at[rank].is = JOINS;
     hd_channel_key(key, NULL);
     hd_channel_init(&c, 0, true, key);
+    const uint32_t says[2] = {0, (uint32_t)rank};
+    assert_int_equal(rendezvous_keep(&first->m.offer[rank], says, sizeof says, NULL), HD_OK);
     rendezvous_admit(&first->m, rank, &c, &here);
     acting = first;
     const sockets s = open_sockets(first);
@@ -332,6 +336,7 @@ static void check(const world *w) {
             fail_msg("epoch %u after %d faults and %d returns", epoch, w->faults, w->returns);
         if (!exchanges(p)) continue;
         if (!(members_of(p) >> i & 1)) fail_msg("rank %d is in epoch %u", i, epoch);
+        if (epoch > 1 && !p->has_offered) fail_msg("rank %d still loads", i);
         for (int32_t k = 0; k < WORLD; k++) {
             const process *q = &w->at[k];
             uint32_t says[2];
@@ -455,9 +460,11 @@ static void go_on(world *next) {
     free_world(next);
 }
 
-/* Rank 0 ends the others by a last command, in an epoch of which all are. */
+/* Rank 0 ends the others by a last command, in an epoch of which all are; or it leaves while it waits for the
+ * next one. */
 static bool may_leave(const world *w, int32_t i) {
     const process *p = &w->at[i], *first = &w->at[0];
+    if (sc.leaves && i == 0 && p->is == OFFERS) return !p->m.leaves;
     if (!sc.leaves || p->is != RUNS || !exchanges(p)) return false;
     return i == 0 || ((first->is == LEAVES || first->is == LEFT) &&
                       first->m.table.epoch == p->m.table.epoch);
@@ -478,7 +485,7 @@ static bool move_thread(const world *w, int32_t i) {
         q->is = becomes;
     } else {
         hd_rendezvous_leave(&q->m);
-        q->is = LEAVES;
+        if (q->is == RUNS) q->is = LEAVES;
     }
     go_on(next);
     return true;
