@@ -1,5 +1,6 @@
 /* preflight.h - before weights are read, every pair of ranks exchanges bytes both ways at the same time:
- * that they arrive, that they are the same, and how fast. */
+ * that they arrive, that they are the same, and how fast. Then each rank tells the first one what time it is and
+ * how much memory it has. */
 #ifndef HD_COMM_PREFLIGHT_H
 #define HD_COMM_PREFLIGHT_H
 
@@ -18,11 +19,29 @@ enum {
 int32_t hd_preflight_partner(int32_t n, int32_t member, int32_t round);
 int32_t hd_preflight_rounds(int32_t n);
 
-/* Member `own` of n exchanges bytes with each other one. Of member 0: rates [n, n] become the bytes per
- * second each way of every pair, as both have measured them. most: bytes that a message may have. False:
- * communication has ended; or *other, -1 at first, has sent bytes that are not those expected. Tickets of
- * HD_MESSAGE_HELLO from `ticket` on, four for each pair. */
-bool hd_preflight_run(const hd_link *link, int32_t own, int32_t n, uint64_t ticket,
-                      uint64_t most, float *rates, int32_t *other);
+/* A rank, as it has told the first one. */
+typedef struct hd_preflight_rank {
+    int64_t clock_ns;  /* how far its clock is ahead of the first one's, */
+    int64_t within_ns; /* to within so much: half the time of a message there and back */
+    uint64_t free_bytes;
+} hd_preflight_rank;
+
+typedef struct hd_preflight_args {
+    int32_t own, n;  /* a member of n */
+    uint64_t ticket; /* of HD_MESSAGE_HELLO, from this one on, six for each pair */
+    uint64_t most;   /* bytes that a message may have */
+    uint64_t free_bytes;
+} hd_preflight_args;
+
+typedef struct hd_preflight_results {
+    /* Of member 0: [n, n], bytes per second each way of every pair, as both have measured them; [n]. */
+    float *rates;
+    hd_preflight_rank *ranks;
+    int32_t other; /* has sent bytes that are not those expected; -1: none */
+} hd_preflight_results;
+
+/* A member exchanges bytes with each other one. False: communication has ended, or there is another one. */
+bool hd_preflight_run(const hd_link *link, const hd_preflight_args *a,
+                      hd_preflight_results *out);
 
 #endif

@@ -213,15 +213,20 @@ static hd_status share_memory(hd_comm_ucx *u, const hd_link *l, hd_err *err) {
 /* The first epoch's: also how fast bytes travel between all pairs. Its time is limited. */
 static hd_status run_preflight(hd_comm_ucx *u, const hd_link *link, hd_err *err) {
     char why[UCX_REASON];
-    int32_t other;
+    const hd_preflight_args args = {.own = u->rank,
+                                    .n = u->limits.world,
+                                    .ticket = GREETINGS + MEETINGS,
+                                    .most = u->limits.max_bytes,
+                                    .free_bytes = u->free_bytes};
+    hd_preflight_results found = {.rates = u->rates, .ranks = u->ranks};
     u->until_ns = hd_now_ns() + ucx_preflight_ms(u) * 1000000LL;
     hd_status st = greet_all(u, link, err);
     u->greeted = true;
     if (st == HD_OK) st = share_memory(u, link, err);
-    if (st == HD_OK && !hd_preflight_run(link, u->rank, u->limits.world, GREETINGS + MEETINGS,
-                                         u->limits.max_bytes, u->rates, &other)) {
-        if (other >= 0) {
-            ucx_name_pair(why, u, u->peers[other].number, "other bytes came than were sent by");
+    if (st == HD_OK && !hd_preflight_run(link, &args, &found)) {
+        if (found.other >= 0) {
+            ucx_name_pair(why, u, u->peers[found.other].number,
+                          "other bytes came than were sent by");
             ucx_end_all(u, why);
         }
         st = HD_FAIL(err, HD_EPEER, "%s", u->why);
@@ -320,6 +325,12 @@ double hd_comm_ucx_rate(const hd_comm_ucx *u, int32_t a, int32_t b) {
     return one < two ? one : two;
 }
 
+bool hd_comm_ucx_read_rank(const hd_comm_ucx *u, int32_t number, hd_preflight_rank *out) {
+    if (!u->ranks) return false;
+    *out = u->ranks[number];
+    return true;
+}
+
 /* Joins the world with the worker's address, if there is a worker. */
 static hd_status join(hd_comm_ucx *u, bool again, hd_err *err) {
     hd_rendezvous_options o = u->o.rendezvous;
@@ -413,11 +424,15 @@ hd_status hd_comm_ucx_open(hd_comm_ucx **out, const hd_comm_ucx_options *o, hd_d
     const size_t world = (size_t)o->rendezvous.world;
     u->peers = calloc(world, sizeof *u->peers);
     u->hosts = calloc(world, sizeof *u->hosts);
-    if (o->rendezvous.rank == 0) u->rates = calloc(world * world, sizeof *u->rates);
+    u->free_bytes = hd_device_free_bytes(device);
+    if (o->rendezvous.rank == 0) {
+        u->rates = calloc(world * world, sizeof *u->rates);
+        u->ranks = calloc(world, sizeof *u->ranks);
+    }
     u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     hd_status st = copy_options(u, o, err);
-    if (st == HD_OK &&
-        (!u->peers || !u->hosts || u->wake_fd < 0 || (o->rendezvous.rank == 0 && !u->rates))) {
+    if (st == HD_OK && (!u->peers || !u->hosts || u->wake_fd < 0 ||
+                        (o->rendezvous.rank == 0 && (!u->rates || !u->ranks)))) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory or descriptor for rank %d", o->rendezvous.rank);
     }
     if (st == HD_OK && !hd_device_is_host(device))
@@ -521,6 +536,7 @@ void hd_comm_ucx_close(hd_comm_ucx *u) {
     free(u->peers);
     free(u->hosts);
     free(u->rates);
+    free(u->ranks);
     free(u);
 }
 

@@ -11,6 +11,7 @@
 #define HD_COMM_UCX_H
 
 #include "comm/comm.h"
+#include "comm/preflight.h"
 #include "comm/rendezvous.h"
 
 enum { HD_UCX_MAX_RANKS = 64, HD_UCX_MAX_CARD = 256 };
@@ -65,6 +66,9 @@ const hd_comm_members *hd_comm_ucx_members(const hd_comm_ucx *u);
  * second each way of ranks a and b of the world; 0: unknown. The name of a rank's host, "" if unknown. */
 double hd_comm_ucx_rate(const hd_comm_ucx *u, int32_t a, int32_t b);
 const char *hd_comm_ucx_host(const hd_comm_ucx *u, int32_t number);
+
+/* On rank 0: what a rank of the world told then. False on other ranks. */
+bool hd_comm_ucx_read_rank(const hd_comm_ucx *u, int32_t number, hd_preflight_rank *out);
 
 /* What the rank of a place in the layout tells of itself; NULL: nothing, or there is no epoch yet. */
 const void *hd_comm_ucx_card(const hd_comm_ucx *u, int32_t place);

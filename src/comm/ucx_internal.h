@@ -9,6 +9,7 @@
 #include "comm/figures_internal.h"
 #include "comm/ipc.h"
 #include "comm/messages.h"
+#include "comm/preflight.h"
 #include "comm/shm.h"
 #include "comm/spin_internal.h"
 #include "comm/ucx.h"
@@ -56,6 +57,8 @@ struct hd_comm_ucx {
     int64_t until_ns;              /* end of the preflight; 0: it is over */
     bool greeted;                  /* in it all ranks have sent a first message */
     float *rates;                  /* [world, world] of rank 0; NULL: unknown */
+    hd_preflight_rank *ranks;      /* [world] of rank 0; NULL: unknown */
+    uint64_t free_bytes;           /* of memory, before weights are read */
     char (*hosts)[UCX_HOST_BYTES]; /* [world] */
     comm_spin spin;
     int32_t n_sending; /* of all sets */

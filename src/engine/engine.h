@@ -50,6 +50,15 @@ typedef struct hd_engine_pair {
 /* Returns how many pairs there are, and pair i in *out. */
 int32_t hd_engine_read_pair(const hd_engine *e, int32_t i, hd_engine_pair *out);
 
+/* A rank in a process of its own, as rank 0 found it before weights were read. */
+typedef struct hd_engine_found {
+    const char *host;
+    int64_t clock_ns, within_ns; /* its clock is ahead of rank 0's, to within so much */
+    uint64_t free_bytes;         /* of its memory, or of its GPU's */
+} hd_engine_found;
+/* Returns how many ranks there are, 0 on another rank, and what was found of one in *out. */
+int32_t hd_engine_read_found(const hd_engine *e, int32_t rank, hd_engine_found *out);
+
 /* Returns the micro-batches of a step, 1: one; *from: of an attention group's rows, from so many on. */
 int32_t hd_engine_micro_batches(const hd_engine *e, int32_t *from);
 /* Returns from how many rows on --cp auto divides a step; 0: the ranks do not choose by length. */

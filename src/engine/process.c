@@ -152,3 +152,12 @@ int32_t hd_engine_read_pair(const hd_engine *e, int32_t i, hd_engine_pair *out) 
     };
     return n * (n - 1) / 2;
 }
+
+int32_t hd_engine_read_found(const hd_engine *e, int32_t rank, hd_engine_found *out) {
+    const int32_t n = e->ucx ? hd_parallel_world(&e->parallel) : 0;
+    hd_preflight_rank says;
+    if (rank >= n || !hd_comm_ucx_read_rank(e->ucx, rank, &says)) return 0;
+    *out = (hd_engine_found){hd_comm_ucx_host(e->ucx, rank), says.clock_ns, says.within_ns,
+                             says.free_bytes};
+    return n;
+}

@@ -3,6 +3,7 @@
 #include "server/server.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -405,6 +406,34 @@ static void log_pair(const char *event, const hd_engine_pair *p) {
            hd_log_real("mb_per_s", p->rate / 1e6));
 }
 
+enum {
+    RANKS_SHOWN = 8,
+    CLOCKS_DIFFER_S = 1 /* a larger difference confuses who compares the ranks' logs */
+};
+
+static void log_found(int32_t rank, const hd_engine_found *f, bool shows) {
+    char name[100], why[200];
+    const double ahead = 1e-9 * (double)f->clock_ns, within = 1e-9 * (double)f->within_ns;
+    snprintf(name, sizeof name, "rank %d on %s", rank, f->host);
+    if (shows) {
+        HD_LOG(HD_LOG_INFO, "rank_found", hd_log_text("rank", name),
+               hd_log_real("free_gb", (double)f->free_bytes / 1e9),
+               hd_log_real("clock_ms", 1e3 * ahead), hd_log_real("within_ms", 1e3 * within));
+    }
+    if (fabs(ahead) - within < CLOCKS_DIFFER_S) return;
+    snprintf(why, sizeof why, "%s: its clock is %.1f s %s rank 0's (set both by NTP)", name,
+             fabs(ahead), ahead > 0 ? "ahead of" : "behind");
+    HD_LOG(HD_LOG_WARN, "rank_clock_differs", hd_log_text("why", why));
+}
+
+static void log_ranks(const server *s) {
+    hd_engine_found f;
+    for (int32_t i = 0, n = 1; i < n; i++) {
+        n = hd_engine_read_found(s->engine, i, &f);
+        if (i < n) log_found(i, &f, n <= RANKS_SHOWN);
+    }
+}
+
 /* What ranks in processes of their own found of each other before weights were read. */
 static void log_rates(const server *s) {
     hd_engine_pair p, slowest;
@@ -427,6 +456,7 @@ hd_status server_start(server *s, hd_err *err) {
     log_notices(s);
     const char *layout = hd_engine_layout_reason(s->engine);
     if (layout) HD_LOG(HD_LOG_INFO, "layout", hd_log_text("chosen", layout));
+    log_ranks(s);
     log_rates(s);
     s->api = (api_context){.engine = s->engine,
                            .model_name = s->options.model_name,

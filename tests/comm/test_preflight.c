@@ -1,5 +1,5 @@
 /* test_preflight.c - what ranks exchange before weights are read (comm/preflight.h), over mailboxes
- * between threads: every pair once, bytes that are not those sent, a rank that ends. */
+ * between threads: every pair once, clocks and memory, bytes that are not those sent, a rank that ends. */
 #include "check.h"
 
 #include <pthread.h>
@@ -9,7 +9,7 @@
 #include "base/checked.h"
 #include "comm/preflight.h"
 
-enum { MOST = 9, TICKETS = 8, FIRST = 2, SMALL = 5000 };
+enum { MOST = 9, TICKETS = 8, FIRST = 2, SMALL = 5000, MEMORY = 7000000 };
 
 static void every_pair_meets_once(void **state) {
     (void)state;
@@ -38,6 +38,7 @@ typedef struct world {
     hd_received at[MOST][MOST][TICKETS]; /* to, from */
     int32_t n, spoiled; /* spoiled: sends another byte to rank 0; -1: none does */
     int32_t leaver;     /* takes no message; -1: none */
+    int64_t ahead_ns;   /* the clock of the last member */
     bool over;
 } world;
 
@@ -46,6 +47,7 @@ typedef struct member {
     int32_t own, other;
     bool done;
     float rates[MOST * MOST];
+    hd_preflight_rank ranks[MOST];
 } member;
 
 static void send(void *ctx, int32_t to, hd_message *m, const void *data, int32_t set) {
@@ -59,6 +61,12 @@ static void send(void *ctx, int32_t to, hd_message *m, const void *data, int32_t
     hd_received *at = &r->w->at[to][r->own][m->ticket];
     assert_false(at->full);
     *at = (hd_received){.head = *m, .data = copy, .full = true};
+    if (r->own == r->w->n - 1 && m->shape[0]) {
+        int64_t clock_ns;
+        memcpy(&clock_ns, at->head.shape, sizeof clock_ns);
+        clock_ns += r->w->ahead_ns;
+        memcpy(at->head.shape, &clock_ns, sizeof clock_ns);
+    }
     pthread_cond_broadcast(&r->w->news);
     pthread_mutex_unlock(&r->w->mutex);
 }
@@ -96,7 +104,14 @@ static void end(void *ctx, const char *why) {
 static void *run_member(void *arg) {
     member *r = arg;
     const hd_link link = {send, NULL, flush, wait_for, release, end, NULL, r};
-    r->done = hd_preflight_run(&link, r->own, r->w->n, FIRST, SMALL, r->rates, &r->other);
+    const hd_preflight_args args = {.own = r->own,
+                                    .n = r->w->n,
+                                    .ticket = FIRST,
+                                    .most = SMALL,
+                                    .free_bytes = MEMORY + (uint64_t)r->own};
+    hd_preflight_results found = {.rates = r->rates, .ranks = r->ranks};
+    r->done = hd_preflight_run(&link, &args, &found);
+    r->other = found.other;
     pthread_mutex_lock(&r->w->mutex); /* who has found other bytes ends it for all */
     if (r->other >= 0) r->w->over = true;
     pthread_cond_broadcast(&r->w->news);
@@ -105,7 +120,7 @@ static void *run_member(void *arg) {
 }
 
 /* Runs n members; free() them. */
-static member *run_world(int32_t n, int32_t spoiled, int32_t leaver) {
+static member *run_world(int32_t n, int32_t spoiled, int32_t leaver, int64_t ahead_ns) {
     pthread_t threads[MOST];
     world *w = calloc(1, sizeof *w);
     member *r = calloc((size_t)n, sizeof *r);
@@ -115,6 +130,7 @@ static member *run_world(int32_t n, int32_t spoiled, int32_t leaver) {
     w->n = n;
     w->spoiled = spoiled;
     w->leaver = leaver;
+    w->ahead_ns = ahead_ns;
     for (int32_t i = 0; i < n; i++) {
         r[i].w = w;
         r[i].own = i;
@@ -133,7 +149,7 @@ static member *run_world(int32_t n, int32_t spoiled, int32_t leaver) {
 static void rank_0_knows_all_rates(void **state) {
     (void)state;
     for (int32_t n = 2; n <= MOST; n++) {
-        member *r = run_world(n, -1, -1);
+        member *r = run_world(n, -1, -1, 0);
         for (int32_t i = 0; i < n * n; i++) {
             assert_true(r[i / n].done && r[i / n].other == -1);
             assert_int_equal(r[0].rates[i] > 0, i / n != i % n);
@@ -142,9 +158,26 @@ static void rank_0_knows_all_rates(void **state) {
     }
 }
 
+static void rank_0_knows_clocks_and_memory(void **state) {
+    static const int64_t ahead_ns[] = {0, 5000000000, -90000000000};
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(ahead_ns); i++) {
+        member *r = run_world(3, -1, -1, ahead_ns[i]);
+        const hd_preflight_rank *found = r[0].ranks;
+        for (int32_t k = 0; k < 3; k++) {
+            const int64_t off_ns = found[k].clock_ns - (k == 2 ? ahead_ns[i] : 0);
+            assert_true(off_ns <= found[k].within_ns && off_ns >= -found[k].within_ns);
+            assert_true(found[k].free_bytes == MEMORY + (uint64_t)k);
+        }
+        assert_int_equal(found[0].within_ns, 0);
+        assert_true(found[1].within_ns > 0);
+        free(r);
+    }
+}
+
 static void other_bytes_are_found(void **state) {
     (void)state;
-    member *r = run_world(4, 2, -1);
+    member *r = run_world(4, 2, -1, 0);
     assert_false(r[0].done);
     assert_int_equal(r[0].other, 2);
     assert_int_equal(r[2].other, -1);
@@ -153,7 +186,7 @@ static void other_bytes_are_found(void **state) {
 
 static void a_rank_that_ends_ends_it(void **state) {
     (void)state;
-    member *r = run_world(3, -1, 1);
+    member *r = run_world(3, -1, 1, 0);
     for (int32_t i = 0; i < 3; i++) assert_int_equal(r[i].other, -1);
     assert_false(r[0].done);
     assert_false(r[1].done);
@@ -164,6 +197,7 @@ int test_preflight(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_pair_meets_once),
         cmocka_unit_test(rank_0_knows_all_rates),
+        cmocka_unit_test(rank_0_knows_clocks_and_memory),
         cmocka_unit_test(other_bytes_are_found),
         cmocka_unit_test(a_rank_that_ends_ends_it),
     };

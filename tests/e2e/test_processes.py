@@ -74,6 +74,30 @@ def test_every_pair_has_exchanged_bytes(world):
     seen = re.findall(r'rank_rate between="rank (\d) on \S+ and rank (\d) on \S+" mb_per_s=([\d.e+]+)', w.server.log.decode())
     assert [s[:2] for s in seen] == [("0", "1"), ("0", "2"), ("1", "2")]
     assert all(float(rate) > 0.1 for _, _, rate in seen)
+    found = re.findall(r'rank_found rank="rank (\d) on \S+" free_gb=(\S+) clock_ms=(\S+) within_ms=', logs[0])
+    assert [rank for rank, _, _ in found] == ["0", "1", "2"]
+    assert all(float(free) > 0.01 and abs(float(ms)) < 1000 for _, free, ms in found)
+    assert "rank_clock_differs" not in logs[0]
+
+
+FAST_CLOCK = """
+#include <time.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    const long failed = syscall(SYS_clock_gettime, clock, now);
+    if (!failed && clock == CLOCK_REALTIME) now->tv_sec += 90;
+    return (int)failed;
+}
+"""
+
+
+def test_a_clock_that_differs_is_named(world, tmp_path):
+    shim = tmp_path / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, "-x", "c", "-"], input=FAST_CLOCK, text=True, check=True)
+    w = world(2, "--ep", 2, wrap=lambda rank: ["env", f"LD_PRELOAD={shim}"])
+    w.close()
+    assert re.search(r'warn rank 0@\S+ rank_clock_differs why="rank 1 on \S+: its clock is (89\.\d|90\.\d) s ahead of rank 0\'s \(set both by NTP\)"', w.server.log.decode())
 
 
 @pytest.mark.parametrize("groups", GROUPS)
