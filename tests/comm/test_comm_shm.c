@@ -138,6 +138,73 @@ static void test_bytes_outside_the_segment_are_not_read(void **state) {
     close_ranks(&r);
 }
 
+/* ---- the order in which a message is written ---- */
+
+#if defined __x86_64__ && !defined __SANITIZE_THREAD__ /* which puts signals off */
+
+/* A message that rank 1 sends to rank 0, which looks after every instruction of it. */
+static struct {
+    const ranks *r;
+    uint64_t ticket;
+    const char *bytes;
+    int32_t n_steps, n_came, n_wrong;
+} watched;
+
+static void look_at_step(int number) {
+    hd_received got = {0};
+    (void)number;
+    watched.n_steps++;
+    const comm_shm_news news =
+        look_as(watched.r, 0, 1, HD_MESSAGE_DISPATCH, watched.ticket, &got);
+    if (news == COMM_SHM_NONE) return;
+    const size_t n = strlen(watched.bytes);
+    watched.n_came++;
+    watched.n_wrong += news != COMM_SHM_CAME || got.head.n != n || !got.data ||
+                       memcmp(got.data, watched.bytes, n) != 0 ||
+                       got.head.shape[0] != (int32_t)watched.ticket;
+}
+
+static void step_by_step(bool on) {
+    enum { TRAP = 0x100 };
+    const unsigned long long flags = __builtin_ia32_readeflags_u64();
+    __builtin_ia32_writeeflags_u64(on ? flags | TRAP : flags & ~(unsigned long long)TRAP);
+}
+
+/* Its flag is written last: whoever sees it sees all of the message, also where another one was before. */
+static void test_a_flag_is_written_last(void **state) {
+    static const char *const bytes[] = {"one", "another",
+                                        "a message that is longer than those"};
+    struct sigaction before, trap = {.sa_handler = look_at_step};
+    ranks r;
+    (void)state;
+    open_ranks(&r);
+    assert_int_equal(sigaction(SIGTRAP, &trap, &before), 0);
+    for (uint64_t i = 0; i < 9; i++) {
+        watched.r = &r;
+        watched.ticket = 2 + i * HD_COMM_MAX_INFLIGHT; /* of one place */
+        watched.bytes = bytes[i % HD_LEN(bytes)];
+        watched.n_steps = watched.n_came = watched.n_wrong = 0;
+        step_by_step(true);
+        const bool sent = send_as(&r, 1, 0, HD_MESSAGE_DISPATCH, watched.ticket, watched.bytes,
+                                  strlen(watched.bytes));
+        step_by_step(false);
+        assert_true(sent && watched.n_steps > 50);
+        assert_true(watched.n_came > 0 && watched.n_came < watched.n_steps);
+        if (watched.n_wrong) fail_msg("a flag is there before its message");
+    }
+    sigaction(SIGTRAP, &before, NULL);
+    close_ranks(&r);
+}
+
+#else
+
+static void test_a_flag_is_written_last(void **state) {
+    (void)state;
+    skip();
+}
+
+#endif
+
 /* ---- rooms ---- */
 
 /* Messages of a ticket to several ranks stay until all have been read, though their rooms grow. */
@@ -376,6 +443,7 @@ int test_comm_shm(void) {
         cmocka_unit_test(test_a_message_is_read_in_place),
         cmocka_unit_test(test_an_old_round_is_not_read),
         cmocka_unit_test(test_bytes_outside_the_segment_are_not_read),
+        cmocka_unit_test(test_a_flag_is_written_last),
         cmocka_unit_test(test_bytes_stay_where_they_are),
         cmocka_unit_test(test_a_full_segment_takes_no_more),
         cmocka_unit_test(test_segments_of_others_are_refused),
