@@ -134,6 +134,14 @@ endef
 $(BUILD)/hadal: $(OBJECTS) $(BUILD)/flags.link
 	$(link)
 
+ifdef CUDA
+# Kernels that spill would lose half of their speed: those outside *_sm90.cu are looked at when all are built.
+$(BUILD)/hadal: $(BUILD)/stacks.checked
+$(BUILD)/stacks.checked: scripts/check_spills $(CUDA_OBJECTS)
+	@NVCC=$(NVCC) $^ || [ $$? = 77 ]
+	@touch $@
+endif
+
 # The tests count allocations: tests/allocations.c.
 comma   := ,
 COUNTED := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc aligned_alloc posix_memalign)
