@@ -20,6 +20,12 @@ static inline bool is_brief(void) {
     return brief && strcmp(brief, "1") == 0;
 }
 
+/* tests/gpu.sh: of operators, a CPU's tables are left to ./test. */
+static inline bool is_gpu_alone(void) {
+    const char *alone = getenv("HADAL_TEST_GPU_ALONE");
+    return alone && strcmp(alone, "1") == 0;
+}
+
 /* ./test --long: whole matrices, of which other runs have a part that covers each of their sides. */
 static inline bool is_long(void) {
     const char *whole = getenv("HADAL_TEST_LONG");

@@ -3,17 +3,23 @@
 #
 #   make CUDA=1 BUILD=build-cuda all drivers build-cuda/hadal_test && tests/gpu.sh [PART...]
 #
-# Parts: ops (operators against the reference, steps as graphs against steps without), memcheck,
-# racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits
-# (every way to cut a sequence, the golden and the shared cases), updates (weights that PyTorch hands
-# over by CUDA IPC and shared memory), train (training beside the CPU's), text (generated text, the shipped model against the CPU,
-# precisions), official (graphs, drafts, engines with --precision official, which the other parts ask for
-# in tests of their own), generic (operators, logits and text with --cuda-path generic: the kernels of other GPUs than
-# Hopper, within the shared memory that those have), ranks (one model on several GPUs, or on parts of one: experimental, docs/ranks.md). All but
-# ranks by default; on a GPU that is no Hopper, generic. HADAL_CUDA_PATH=generic runs any part with
-# those kernels: HADAL_CUDA_PATH=generic tests/gpu.sh memcheck. HADAL, HADAL_TEST, PYTHON and
-# HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist; TESTS which
-# groups of operators the tools watch ("ops:real_*"); LOGS a folder for all that the parts print.
+# | part | what it runs |
+# |---|---|
+# | ops | operators against the reference, steps as graphs against steps without; training's operators |
+# | logits | every way to cut a sequence, the golden and the shared cases |
+# | text | generated text, the shipped models against the CPU, precisions |
+# | official | graphs, drafts, engines and the golden cases with --precision official, which others ask for in tests of their own |
+# | updates | weights that PyTorch hands over by CUDA IPC and shared memory; memory of a GPU |
+# | train | training beside the CPU's |
+# | generic | ops, logits and text with --cuda-path generic: the kernels of other GPUs than Hopper, within their shared memory |
+# | memcheck, racecheck, synccheck, initcheck | operators, each shape once, under compute-sanitizer; racecheck takes some 20 minutes |
+# | ranks | one model on several GPUs, or on parts of one: experimental, docs/ranks.md |
+#
+# Without PART: all but racecheck and ranks, side by side but for updates and train, which look at the GPU's memory; on
+# a GPU that is no Hopper generic alone. Several PARTs run one after the other. In ops and generic a CPU's tables are
+# left to ./test (HADAL_TEST_GPU_ALONE). HADAL_CUDA_PATH=generic runs any part with those kernels. HADAL,
+# HADAL_TEST, PYTHON and HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist;
+# TESTS which groups of operators the tools watch ("ops:real_*"); LOGS a folder for all that the parts print.
 # The last line is "N passed, N failed, N skipped". Without a GPU it exits 77.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
@@ -54,7 +60,7 @@ unit() { # COMMAND...
 }
 
 serving=(device ops sample drafts lanes rebuild comm decode_graph fetched_experts engine) # groups that no training is in
-ops() { unit "$HADAL_TEST" "${serving[@]}" backward gradients; }
+ops() { HADAL_TEST_GPU_ALONE=1 unit "$HADAL_TEST" "${serving[@]}" backward gradients; }
 
 ranks() {
     unit "$HADAL_TEST" comm decode_graph ranks engine_ranks engine_updates
@@ -85,7 +91,7 @@ sanitize() { # TOOL
 }
 
 end_to_end() { # pytest arguments
-    local log=$LOGS/$part.log rc parallel=()
+    local log=$LOGS/$part.py.log rc parallel=()
     [ -n "${JOBS-}" ] && parallel=(-n "$JOBS")
     "$PYTHON" -m pytest -q -rs -p no:cacheprovider "${parallel[@]}" "$@" >"$log" 2>&1
     rc=$?
@@ -98,28 +104,53 @@ updates() { end_to_end tests/e2e/test_torch_pickles.py tests/e2e/test_memory_occ
 train() { end_to_end tests/e2e/test_train_cuda.py; }
 text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/test_cuda.py tests/e2e/test_precision.py; }
 
-official() { HADAL_PRECISION=official unit "$HADAL_TEST" lanes drafts decode_graph engine rebuild; }
+official() {
+    HADAL_PRECISION=official unit "$HADAL_TEST" lanes drafts decode_graph engine rebuild
+    end_to_end tests/e2e/test_official_cases.py -k cuda
+}
 
 generic() {
-    local -x HADAL_CUDA_PATH=generic
+    local -x HADAL_CUDA_PATH=generic HADAL_TEST_GPU_ALONE=1
     unit "$HADAL_TEST" "${serving[@]}"
     logits
     text
 }
 
-parts=("$@")
-if [ $# = 0 ] && [[ $gpu == *"cuda path sm90"* ]]; then
-    parts=(ops memcheck racecheck synccheck initcheck logits updates train text official generic)
-elif [ $# = 0 ]; then
-    parts=(generic)
-fi
-for part in "${parts[@]}"; do
+# Each part in a process of its own; what they print comes in their order.
+side_by_side() { # PART...
+    local -A pids
+    for part in "$@"; do
+        LOGS=$LOGS tests/gpu.sh "$part" >"$LOGS/$part.out" 2>&1 &
+        pids[$part]=$!
+    done
+    for part in "$@"; do
+        local rc=0
+        wait "${pids[$part]}" || rc=$?
+        sed '1d;$d' "$LOGS/$part.out"
+        add $rc "$(tail -1 "$LOGS/$part.out")"
+    done
+}
+
+run_part() {
     echo "-- $part"
     case $part in
     ops | logits | updates | train | text | official | generic | ranks) "$part" ;;
     *check) sanitize "$part" ;;
     *) echo "error: no part $part; see tests/gpu.sh" && exit 2 ;;
     esac
+}
+
+parts=("$@")
+if [ $# = 0 ] && [[ $gpu == *"cuda path sm90"* ]]; then
+    side_by_side ops logits text official generic memcheck synccheck initcheck
+    parts=(updates train)
+elif [ $# = 0 ]; then
+    parts=(generic)
+fi
+for part in "${parts[@]}"; do
+    begun=$SECONDS
+    run_part
+    echo "-- $part took $((SECONDS - begun)) s"
 done
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

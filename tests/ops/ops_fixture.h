@@ -116,6 +116,7 @@ typedef struct ops_fixture {
     int32_t n_cases;
     bool poisoned; /* its scratch, once per case because it is large */
     bool brief;
+    bool gpu_alone; /* with one: tables of a CPU are there, and are not compared */
 } ops_fixture;
 
 extern ops_fixture fix;

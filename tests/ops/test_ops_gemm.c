@@ -254,7 +254,10 @@ static void check_places_on(const hd_grouped_gemm_args *a, const op_case *c,
 
 static void check_places(const hd_grouped_gemm_args *a, const op_case *c) {
     if (fix.brief) return; /* linear has cases of its own */
-    for (int32_t t = 0; t < fix.n_tables; t++) check_places_on(a, c, &fix.table[t]);
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        if (fix.gpu_alone && !stream_for(&fix.table[t], NULL)) continue;
+        check_places_on(a, c, &fix.table[t]);
+    }
     for (fast_form f = 0; f < FAST_FORMS; f++) {
         for (int32_t t = 0; t < fix.n_fast[f]; t++) check_places_on(a, c, &fix.fast[f][t]);
     }
