@@ -84,6 +84,9 @@ typedef struct hd_engine_options {
     int64_t rank_memory; /* default: an equal part of what is free on the host */
     /* Ranks reduce partial sums: fewer bytes to exchange, and not bit for bit equal. */
     bool sum_in_ranks;
+    /* How rows travel to the experts of other ranks: "float32", the default; or "fp8", a quarter of the bytes, as
+     * precision "official" rounds what FP8 experts multiply, so that nothing changes there (docs/numerics.md). */
+    const char *dispatch_dtype;
     /* "2" or "3": steps run in so many micro-batches, of which one computes while rows of another
      * travel; "off"; "auto", the default: in 2 where measured figures say that it is faster. Texts do not
      * change. For ranks that exchange rows (docs/ranks.md). */

@@ -24,6 +24,7 @@ static const char *const drafters[] = {"auto", "mtp", "dspark", "none", NULL};
 static const char *const prompt_decoders[] = {"tail", "whole", "replay", NULL};
 static const char *const computers[] = {"device", "auto", "host", NULL};
 static const char *const layouts[] = {"auto", NULL};
+static const char *const dispatch_dtypes[] = {"float32", "fp8", NULL};
 static const char *const on_off[] = {"on", "off", NULL};
 static const char *const back_through[] = {"back", "through", NULL};
 
@@ -154,6 +155,10 @@ static const engine_option rows[] = {
      .why = "its operators read all weights where they are loaded"},
     {FLAG("sum-in-ranks", options.sum_in_ranks),
      HELP("with --tp: reduce partial sums, which takes fewer bytes and rounds differently"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {WORD("dispatch-dtype", options.dispatch_dtype, dispatch_dtypes),
+     HELP("with --ep: how rows travel to the experts of other ranks; fp8: a quarter of the bytes, as FP8 "
+          "products of --precision official round them"),
      .offered = ENGINES, .why = "it runs one rank"},
     {TEXT("overlap", options.overlap, "auto|off|2|3"),
      HELP("ranks run steps in so many micro-batches, of which one computes while rows of another "
@@ -298,6 +303,7 @@ engine_settings engine_settings_default(void) {
                     .ep = 1,
                     .dwdp = 1,
                     .expert_split = hd_expert_split_names[0],
+                    .dispatch_dtype = dispatch_dtypes[0],
                     .drafter = drafters[0],
                     .prompt_decoder = prompt_decoders[0]},
         .draft_tokens = HD_DRAFTS_AUTO

@@ -73,12 +73,16 @@ typedef struct hd_broadcast_args {
  * same arguments. Sends arrive in their order. What send reads, and in_offset, must not change
  * until combine_arrive.
  *
+ * With a format, of which the code is E4M3, x are rows that pack_rows wrote in it: these travel, and in_x is
+ * what they are as float32. All members have the same columns for a scale.
+ *
  * With `most` the rows travel in rounds, each a dispatch and a combine of its own: round r has, of
  * the rows that member k sends to another, which are sorted by slot, the most[k] from r * most[k]
  * on. All members have the same `most`; its sum is at most in_rows. */
 typedef struct hd_dispatch_args {
     int32_t layer;
-    hd_rows x; /* [rows, cols] */
+    hd_rows x;              /* [rows, cols] */
+    hd_group_format format; /* no code: x is float32 */
     const float *weight;
     const int32_t *offset, *assignment;
     int32_t rows, cols, top_k;

@@ -316,14 +316,24 @@ static void count_rows(const member *r, const hd_dispatch_args *a, uint64_t tick
     }
 }
 
+/* Bytes of a row that travels. */
+static int64_t row_bytes(const hd_dispatch_args *a) {
+    return a->format.code ? (int64_t)hd_packed_row_bytes(a->format, a->cols)
+                          : a->cols * (int64_t)sizeof(float);
+}
+
 /* Copies the rows of places first .. first + n - 1 of another rank to place `to` of this one. */
 static void take_rows(const hd_dispatch_args *a, int32_t to, const hd_dispatch_args *from,
                       int32_t first, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
         const int32_t choice = from->assignment[first + i];
-        const int64_t row = choice / from->top_k;
-        memcpy(floats(a->in_x) + (int64_t)(to + i) * a->cols, floats(from->x) + row * a->cols,
-               (size_t)a->cols * sizeof(float));
+        const uint8_t *row =
+            (const uint8_t *)from->x.data + choice / from->top_k * row_bytes(from);
+        float *x = floats(a->in_x) + (int64_t)(to + i) * a->cols;
+        if (from->format.code)
+            hd_unpack_row(x, row, from->format, a->cols);
+        else
+            memcpy(x, row, (size_t)a->cols * sizeof *x);
         a->in_weight[to + i] = from->weight[choice];
     }
 }
@@ -341,8 +351,8 @@ static void take_all_rows(const member *r, const hd_dispatch_args *a, uint64_t t
         }
     }
     comm_count_bytes(r->comm.figures,
-                     ((int64_t)(g->n - 1) * a->n_slots + received * (a->cols + 1)) *
-                         (int64_t)sizeof(float));
+                     ((int64_t)(g->n - 1) * a->n_slots + received) * (int64_t)sizeof(float) +
+                         received * row_bytes(a));
 }
 
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {

@@ -472,25 +472,32 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
 
 /* ---- dispatch and combine ---- */
 
+/* Bytes of a row that travels. */
+static size_t row_bytes(const hd_dispatch_args *a) {
+    return a->format.code ? hd_packed_row_bytes(a->format, a->cols)
+                          : (size_t)a->cols * sizeof(float);
+}
+
 /* A dispatch message: int32 [n_slots] counts; of each choice its weight and int32 which row it is of; then the
  * rows, each once however many experts of the receiver it chose. */
-static size_t dispatch_bytes(int32_t n_slots, int64_t choices, int64_t rows, int32_t cols) {
-    return ((size_t)n_slots + 2 * (size_t)choices + (size_t)rows * (size_t)cols) *
-           sizeof(float);
+static size_t dispatch_bytes(const hd_dispatch_args *a, int64_t choices, int64_t rows) {
+    return ((size_t)a->n_slots + 2 * (size_t)choices) * sizeof(float) +
+           (size_t)rows * row_bytes(a);
 }
 
 /* Writes for each choice of a part which row of its message it is of, if rows_of is not NULL, and the rows in
  * their order, if rows is not NULL. Returns how many rows there are. */
-static int32_t list_rows(int32_t *rows_of, float *rows, int32_t *places,
+static int32_t list_rows(int32_t *rows_of, uint8_t *rows, int32_t *places,
                          const hd_dispatch_args *a, comm_places p) {
+    const size_t bytes = row_bytes(a);
     int32_t n = 0;
     for (int32_t i = p.first; i < p.end; i++) places[a->assignment[i] / a->top_k] = -1;
     for (int32_t i = p.first; i < p.end; i++) {
         const int32_t row = a->assignment[i] / a->top_k;
         if (places[row] < 0) {
             if (rows)
-                memcpy(rows + (int64_t)n * a->cols, floats(a->x) + (int64_t)row * a->cols,
-                       (size_t)a->cols * sizeof *rows);
+                memcpy(rows + (size_t)n * bytes,
+                       (const uint8_t *)a->x.data + (size_t)row * bytes, bytes);
             places[row] = n++;
         }
         if (rows_of) rows_of[i - p.first] = places[row];
@@ -511,7 +518,7 @@ static void pack_rows(void *to, int32_t *places, const hd_dispatch_args *a, int3
         counts[e] = at.end - at.first;
     }
     for (int32_t i = 0; i < n; i++) weight[i] = a->weight[a->assignment[p.first + i]];
-    list_rows(rows_of, (float *)to + a->n_slots + 2 * (int64_t)n, places, a, p);
+    list_rows(rows_of, (uint8_t *)(rows_of + n), places, a, p);
 }
 
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
@@ -532,8 +539,7 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     for (int32_t k = 0; k < g->n; k++) {
         const comm_places p = comm_places_of(a, g->index, k);
         const int32_t choices = p.end - p.first;
-        const size_t n =
-            dispatch_bytes(a->n_slots, choices, list_rows(NULL, NULL, places, a, p), a->cols);
+        const size_t n = dispatch_bytes(a, choices, list_rows(NULL, NULL, places, a, p));
         void *packed =
             k == g->index ? room_in(m, &f->out[k], n)
                           : pack_in(m, HD_GROUP_EP, HD_MESSAGE_DISPATCH, ticket, &f->out[k], n);
@@ -558,14 +564,14 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
 typedef struct packet {
     hd_received *received; /* NULL: this rank itself */
     const int32_t *counts, *rows_of;
-    const float *weight, *rows;
+    const float *weight;
+    const uint8_t *rows;
 } packet;
 
 /* Reads a packet of n bytes after checking that its counts and rows are those of its bytes. */
 static bool open_packet(packet *p, const void *data, uint64_t n, const hd_dispatch_args *a,
                         int32_t choices) {
-    const uint64_t fixed = dispatch_bytes(a->n_slots, choices, 0, 0);
-    const uint64_t each = (size_t)a->cols * sizeof(float);
+    const uint64_t fixed = dispatch_bytes(a, choices, 0), each = row_bytes(a);
     int64_t sum = 0;
     if (n < fixed || (n - fixed) % each) return false;
     const uint64_t rows = (n - fixed) / each;
@@ -578,7 +584,7 @@ static bool open_packet(packet *p, const void *data, uint64_t n, const hd_dispat
     if (sum != choices) return false;
     p->weight = (const float *)data + a->n_slots;
     p->rows_of = p->counts + a->n_slots + choices;
-    p->rows = p->weight + 2 * (int64_t)choices;
+    p->rows = (const uint8_t *)(p->rows_of + choices);
     for (int32_t i = 0; i < choices; i++) {
         if (p->rows_of[i] < 0 || (uint64_t)p->rows_of[i] >= rows) return false;
     }
@@ -623,9 +629,12 @@ static void place_rows(const hd_messages *m, const hd_dispatch_args *a, packet *
             const int32_t n = p->counts[e];
             memcpy(a->in_weight + to, p->weight, (size_t)n * sizeof(float));
             for (int32_t i = 0; i < n; i++, to++) {
-                memcpy(floats(a->in_x) + (int64_t)to * a->cols,
-                       p->rows + (int64_t)p->rows_of[i] * a->cols,
-                       (size_t)a->cols * sizeof(float));
+                const uint8_t *row = p->rows + (size_t)p->rows_of[i] * row_bytes(a);
+                float *x = floats(a->in_x) + (int64_t)to * a->cols;
+                if (a->format.code)
+                    hd_unpack_row(x, row, a->format, a->cols);
+                else
+                    memcpy(x, row, row_bytes(a));
             }
             p->weight += n;
             p->rows_of += n;

@@ -159,6 +159,11 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
                                    .n_slots = a->n_slots,
                                    .place = place,
                                    .round = a->round};
+    if (a->format.code) {
+        x.group = a->format.group;
+        x.row_bytes = (int32_t)hd_packed_row_bytes(a->format, a->cols);
+        x.row_scales = (int32_t)hd_packed_row_scales(a->cols);
+    }
     for (int32_t k = 0; k < p.n; k++) x.most[k] = a->most ? a->most[k] : INT32_MAX;
     r->ops->dispatch(s, &p, &x);
     await_shared(r, s);

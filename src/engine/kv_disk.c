@@ -48,11 +48,15 @@ hd_status engine_kv_disk_check(const hd_engine_options *o, hd_err *err) {
                    "KV pages cannot be kept on a disk here: the null backend has none");
 }
 
-/* Every layout has the bits of one rank, unless ranks sum parts. */
+/* Every layout has the bits of one rank, unless ranks sum parts or round rows that travel. */
 static void write_sums(char *out, size_t n, const hd_parallel_config *l) {
-    if (!l->sum_in_ranks) return;
-    snprintf(out, n, "sums of %d, %d and %d parts, ", l->head_parts ? l->head_parts : l->tp,
-             l->etp, l->dense_tp);
+    const char *rows = l->fp8_rows ? "fp8 rows, " : "";
+    if (!l->sum_in_ranks) {
+        snprintf(out, n, "%s", rows);
+        return;
+    }
+    snprintf(out, n, "%ssums of %d, %d and %d parts, ", rows,
+             l->head_parts ? l->head_parts : l->tp, l->etp, l->dense_tp);
 }
 
 hd_status hd_engine_page_identity(char out[HD_DISK_IDENTITY], const hd_engine *e,

@@ -104,6 +104,10 @@ static hd_status plan_shards(const hd_engine *e, const hd_parallel_config *paral
     return st;
 }
 
+static bool has_fp8_rows(const hd_engine_options *o) {
+    return o->dispatch_dtype && strcmp(o->dispatch_dtype, "fp8") == 0;
+}
+
 static int32_t ranks_of(const engine_degrees *d) {
     return d->tp * d->cp * d->dp;
 }
@@ -128,6 +132,7 @@ static hd_status check_multiples(const engine_degrees *d, hd_err *err) {
 static hd_parallel_config layout_of(const hd_engine *e, const engine_degrees *d) {
     hd_parallel_config l = hd_parallel_context(d->tp, d->cp, d->dp, d->ep, e->spec);
     l.sum_in_ranks = d->sum_in_ranks;
+    l.fp8_rows = d->fp8_rows && d->ep > 1;
     if (d->sum_in_ranks && d->ep > 1) l.dense_tp = 1; /* experts are complete then */
     return l;
 }
@@ -201,7 +206,7 @@ static hd_status choose_both(hd_engine *e, const hd_engine_options *o, hd_err *e
     }
     HD_TRY(check_cp(e, o, err));
     const int32_t cp = asks_for_cp(o) ? o->dwdp : 1;
-    e->degrees = (engine_degrees){1, cp, o->dwdp / cp, o->dwdp, false};
+    e->degrees = (engine_degrees){1, cp, o->dwdp / cp, o->dwdp, false, false};
     e->parallel = layout_of(e, &e->degrees);
     return plan_shards(e, &e->parallel, &most, err);
 }
@@ -217,8 +222,9 @@ static hd_status choose_groups(hd_engine *e, const hd_engine_options *o, hd_err 
     if (o->redundant) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "redundant experts need ep or dwdp alone");
     }
-    e->degrees = (engine_degrees){1, 1, (int32_t)ranks, (int32_t)ranks, false};
+    e->degrees = (engine_degrees){1, 1, (int32_t)ranks, (int32_t)ranks, false, has_fp8_rows(o)};
     e->parallel = hd_parallel_dwdp_groups(o->dwdp, o->ep, e->spec);
+    e->parallel.fp8_rows = e->degrees.fp8_rows;
     return plan_shards(e, &e->parallel, &most, err);
 }
 
@@ -291,7 +297,7 @@ static hd_status choose_for(hd_engine *e, const hd_engine_options *o, int32_t n,
     int32_t least_tp = 0;
     for (int32_t tp = 1; tp <= n; tp++) {
         if (n % tp) continue;
-        const engine_degrees d = {tp, 1, n / tp, ep, o->sum_in_ranks};
+        const engine_degrees d = {tp, 1, n / tp, ep, o->sum_in_ranks, has_fp8_rows(o)};
         const hd_parallel_config l = layout_of(e, &d);
         const hd_status st = plan_shards(e, &l, &bytes, err);
         if (st == HD_EUNSUPPORTED && tp < n) continue;
@@ -348,7 +354,7 @@ static int32_t choose_cp(hd_engine *e, const hd_engine_options *o) {
 
 static hd_status choose_layout(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const engine_degrees d = {at_least_one(o->tp), choose_cp(e, o), at_least_one(o->dp),
-                              at_least_one(o->ep), o->sum_in_ranks};
+                              at_least_one(o->ep), o->sum_in_ranks, has_fp8_rows(o)};
     int64_t most;
     e->parallel = hd_parallel_single();
     HD_TRY(check_degrees(o, err));
@@ -444,10 +450,27 @@ static hd_status check_split(hd_engine *e, const hd_engine_options *o, hd_err *e
                    o->expert_split);
 }
 
+static hd_status check_dispatch(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    if (!has_fp8_rows(o)) {
+        if (!o->dispatch_dtype || strcmp(o->dispatch_dtype, "float32") == 0) return HD_OK;
+        return HD_FAIL(err, HD_EINVAL, "dispatch_dtype '%s' is not float32 or fp8",
+                       o->dispatch_dtype);
+    }
+    if (e->dwdp_from) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "dispatch_dtype fp8 with dwdp_from: rows of steps that fetch experts "
+                       "would not be rounded");
+    }
+    if (e->parallel.ep > 1) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "dispatch_dtype fp8 needs ep above 1: no rows travel to experts");
+}
+
 hd_status engine_ranks_choose(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     HD_TRY(choose_layout(e, o, err));
     HD_TRY(check_moves(e, o, err));
     HD_TRY(check_split(e, o, err));
+    HD_TRY(check_dispatch(e, o, err));
     HD_TRY(choose_overlap(e, o, err));
     HD_TRY(engine_rebalance_check(e, o, err));
     return engine_process_check(e, o, err);
@@ -488,6 +511,7 @@ static bool keeps_groups(const hd_engine *e, int32_t n, hd_parallel_config *out)
     int64_t most;
     for (int32_t ep = n / e->parallel.dwdp; ep > 1; ep--) {
         *out = hd_parallel_dwdp_groups(e->parallel.dwdp, ep, e->spec);
+        out->fp8_rows = e->degrees.fp8_rows;
         if (plan_shards(e, out, &most, &refused) == HD_OK) return true;
     }
     return false;

@@ -19,9 +19,9 @@ static uint64_t hash_of(const void *bytes, size_t n) {
 }
 
 static uint64_t hash_of_layout(const hd_parallel_config *l) {
-    const int32_t numbers[] = {l->tp,           l->dp,      l->ep,        l->etp,
-                               l->dense_tp,     l->head_tp, l->redundant, l->head_parts,
-                               l->sum_in_ranks, l->cp,      l->dwdp,      l->copies};
+    const int32_t numbers[] = {
+        l->tp,         l->dp,           l->ep, l->etp,  l->dense_tp, l->head_tp, l->redundant,
+        l->head_parts, l->sum_in_ranks, l->cp, l->dwdp, l->copies,   l->fp8_rows};
     return hash_of(numbers, sizeof numbers);
 }
 

@@ -16,7 +16,7 @@ typedef struct engine_reopening engine_reopening;
 /* What the options ask for, at least 1 each. */
 typedef struct engine_degrees {
     int32_t tp, cp, dp, ep;
-    bool sum_in_ranks;
+    bool sum_in_ranks, fp8_rows;
 } engine_degrees;
 
 /* ---- world.c ---- */

@@ -183,6 +183,9 @@ static void place_received(model_activations *t, hd_arena *a, const hd_model *m,
     t->in_weight = take_f32(a, in);
     t->in_offset = take_i32(a, m->shard->n_experts + 1);
     t->n_rounds = take_i32(a, 1);
+    if (!m->shard->parallel.fp8_rows) return;
+    const hd_group_format f = {.group = hd_quant_x_group(&m->env.spec->quant)};
+    t->packed = hd_arena_take(a, (size_t)n * hd_packed_row_bytes(f, m->env.spec->hidden), 64);
 }
 
 void model_place_micro(model_activations *t, hd_arena *a, const hd_model *m, int64_t rows) {

@@ -349,27 +349,54 @@ static bool are_resident(const hd_model *m) {
     return !are_staged(m);
 }
 
+/* Of rows that travel in FP8: as the experts' products round x, if they do. Ranks without experts of a drafter's
+ * layer do not know that; what it drafts changes no text. */
+static hd_group_format row_format(const hd_model *m, int32_t layer) {
+    const hd_expert_table *w = hd_weights_experts(m->env.weights, layer, HD_EXPERT_GATE);
+    const hd_group_format own = w ? hd_format_of_x(&w->shape) : (hd_group_format){0};
+    return (hd_group_format){HD_E4M3, own.code ? own.scale_type : HD_F32,
+                             hd_quant_x_group(&m->env.spec->quant), 0};
+}
+
+static bool packs_rows(const hd_model *m) {
+    return dispatches(m) && m->shard->parallel.fp8_rows;
+}
+
+static void pack(const model_step *s, int32_t layer) {
+    const ffn_rows rows = moe_rows(s);
+    s->m->env.ops->pack_rows(s->stream, &(hd_pack_rows_args){.out = s->t->packed,
+                                                             .x = rows.x,
+                                                             .format = row_format(s->m, layer),
+                                                             .rows = rows.of.n,
+                                                             .cols = s->m->env.spec->hidden});
+}
+
 static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer, int32_t round) {
     const hd_model_spec *c = s->m->env.spec;
     const model_activations *t = s->t;
     const ffn_rows rows = moe_rows(s);
     const int32_t *most = model_round_rows(s);
-    return (hd_dispatch_args){.layer = layer,
-                              .x = rows.x,
-                              .weight = t->expert_weight,
-                              .offset = t->offset,
-                              .assignment = t->assignment,
-                              .rows = rows.of.n,
-                              .cols = c->hidden,
-                              .top_k = hd_layer_route(c, layer).top_k,
-                              .in_x = t->in_x,
-                              .in_weight = t->in_weight,
-                              .in_offset = t->in_offset,
-                              .in_rows = s->m->in_rows,
-                              .n_slots = s->m->shard->n_experts,
-                              .most = most,
-                              .round = round,
-                              .rounds = most ? t->n_rounds : NULL};
+    const bool packs = packs_rows(s->m);
+    return (hd_dispatch_args){
+        .layer = layer,
+        .x = packs ? (hd_rows){.data = t->packed, .type = HD_E4M3}
+            : rows.x,
+        .format = packs ? row_format(s->m, layer) : (hd_group_format){0                },
+        .weight = t->expert_weight,
+        .offset = t->offset,
+        .assignment = t->assignment,
+        .rows = rows.of.n,
+        .cols = c->hidden,
+        .top_k = hd_layer_route(c, layer).top_k,
+        .in_x = t->in_x,
+        .in_weight = t->in_weight,
+        .in_offset = t->in_offset,
+        .in_rows = s->m->in_rows,
+        .n_slots = s->m->shard->n_experts,
+        .most = most,
+        .round = round,
+        .rounds = most ? t->n_rounds : NULL
+    };
 }
 
 static hd_combine_args combined_rows(const model_step *s, int32_t layer) {
@@ -693,6 +720,7 @@ static const model_stage moe_stages[] = {
     {"count",           model_count_rows,    HD_LANE_COMPUTE, model_splits_together, false},
     {"gather counts",   model_gather_counts, HD_LANE_COMM,    model_splits_together, true },
     {"permute",         permute,             HD_LANE_COMPUTE, NULL,                  false},
+    {"pack",            pack,                HD_LANE_COMPUTE, packs_rows,            false},
     {"dispatch send",   dispatch_send,       HD_LANE_COMM,    dispatches,            true },
     {"dispatch arrive", dispatch_arrive,     HD_LANE_COMM,    has_two_sides,         false},
     {"staged experts",  experts_staged,      HD_LANE_COMPUTE, are_staged,            false},

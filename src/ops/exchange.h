@@ -77,13 +77,16 @@ typedef struct hd_exchange_norm_args {
 /* hd_dispatch_args and hd_combine_args of comm/comm.h, which describe the arrays. place: which of
  * the dispatches that are under way; a combine has that of its dispatch. Of the rows that a member
  * sends to another the most of that member from round * most on travel; INT32_MAX: all. The members
- * read each other's x, weight, offset, assignment and in_y where they lie. */
+ * read each other's x, weight, offset, assignment and in_y where they lie. With a group x are rows that
+ * pack_rows wrote, of so many columns for a scale. */
 typedef struct hd_exchange_dispatch_args {
-    const float *x, *weight;
+    const void *x;
+    const float *weight;
     const int32_t *offset, *assignment;
     float *in_x, *in_weight;
     int32_t *in_offset;
     int32_t cols, top_k, in_rows, n_slots, place;
+    int32_t group, row_bytes, row_scales;       /* group 0: x is float32 */
     int32_t round, most[HD_EXCHANGE_MAX_RANKS]; /* [n] */
 } hd_exchange_dispatch_args;
 

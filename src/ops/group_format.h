@@ -42,6 +42,17 @@ static inline size_t hd_group_bytes(hd_group_format f, int32_t width) {
     return (bytes + 3) / 4 * 4;
 }
 
+/* Rows that travel to the experts of other ranks: codes of E4M3, zeros up to a multiple of 4, a float32 for
+ * the scale of each group, whatever its type, and zeros up to a multiple of 16. */
+static inline size_t hd_packed_row_scales(int32_t cols) {
+    return ((size_t)cols + 3) / 4 * 4;
+}
+
+static inline size_t hd_packed_row_bytes(hd_group_format f, int32_t cols) {
+    const size_t scales = ((size_t)cols + (size_t)f.group - 1) / (size_t)f.group;
+    return (hd_packed_row_scales(cols) + scales * sizeof(float) + 15) / 16 * 16;
+}
+
 /* The scale of a group whose largest magnitude is `most`. */
 HD_ROUND_FN float hd_group_scale(hd_group_format f, float most) {
     const bool wide = f.code == HD_E4M3;

@@ -1,4 +1,4 @@
-/* rows.h - operators on whole rows: embedding, gather, add, rounding. */
+/* rows.h - operators on whole rows: embedding, gather, add, rounding, packing. */
 #ifndef HD_OPS_ROWS_H
 #define HD_OPS_ROWS_H
 
@@ -44,7 +44,21 @@ typedef struct hd_round_rows_args {
 
 #define HD_ROWS_round_rows(T) T(x, PLAIN)
 
-#define HD_ROWS_OPS(X) X(embed) X(gather) X(add) X(round_rows)
+/* out = the rows of x as they travel to experts (hd_packed_row_bytes): read back, they are what round_rows
+ * makes of x. */
+typedef struct hd_pack_rows_args {
+    void *out;              /* [rows] of hd_packed_row_bytes(format, cols), aligned to 16 */
+    hd_rows x;              /* [rows, cols] */
+    hd_group_format format; /* E4M3 in groups of 32, 64 or 128 */
+    int32_t rows, cols;
+} hd_pack_rows_args;
+
+#define HD_ROWS_pack_rows(T) T(x, PLAIN)
+
+/* x [cols] = a row that pack_rows wrote. On the host; it may lie anywhere. */
+void hd_unpack_row(float *x, const void *packed, hd_group_format format, int32_t cols);
+
+#define HD_ROWS_OPS(X) X(embed) X(gather) X(add) X(round_rows) X(pack_rows)
 
 HD_END_C
 

@@ -248,8 +248,9 @@ static hd_status describe(pd *p, hd_err *err) {
     snprintf(p->hello.name, sizeof p->hello.name, "%s", p->o.name);
     snprintf(f->version, sizeof f->version, "%s", HD_VERSION);
     snprintf(f->family, sizeof f->family, "%s", hd_family_name(spec->family));
-    snprintf(f->number_format, sizeof f->number_format, "%s, %s, %s cache",
-             path ? path : backend, activations, hd_engine_kv_cache_dtype(p->engine));
+    snprintf(f->number_format, sizeof f->number_format, "%s%s, %s, %s cache",
+             hd_engine_parallel(p->engine)->fp8_rows ? "fp8 rows, " : "", path ? path : backend,
+             activations, hd_engine_kv_cache_dtype(p->engine));
     describe_sums(f, hd_engine_parallel(p->engine));
     f->page_tokens = (uint64_t)p->side.page_tokens;
     for (int g = 0; g < HD_N_KV_GROUPS; g++) {

@@ -168,6 +168,7 @@ static json_t *describe_ranks(const hd_engine *e) {
                           hd_parallel_world(l), "dp", l->dp, "heads", hd_parallel_head_parts(l),
                           "ep", l->ep, "etp", l->etp, "dense_tp", l->dense_tp, "head_tp",
                           l->head_tp, "sum_in_ranks", l->sum_in_ranks, "reason", reason);
+    if (l->fp8_rows) json_object_set_new(o, "dispatch_dtype", json_string("fp8"));
     if (l->cp > 1) json_object_set_new(o, "cp", json_integer(l->cp));
     const int32_t cp_from = hd_engine_cp_from(e);
     if (cp_from) json_object_set_new(o, "cp_from", json_integer(cp_from));

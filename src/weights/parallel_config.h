@@ -51,6 +51,7 @@ typedef struct hd_parallel_config {
     int32_t dwdp;       /* divides dp; 0: 1 */
     int32_t head_parts; /* divides tp; 0: tp */
     bool sum_in_ranks;  /* etp and dense_tp must be tp, or 1 */
+    bool fp8_rows;      /* rows travel to experts as E4M3 (ops/group_format.h) */
     int32_t cp;         /* tp / head_parts, or 0 or 1: rows are not divided */
     int32_t copies;     /* with dwdp: experts that a second rank holds, or a third */
 } hd_parallel_config;

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/random_fill.h"
+#include "ops/ref/ref_internal.h"
 
 enum { MAX_N = 3000, MAX_SLOTS = 24, MAX_ROWS = 12, MAX_TOP_K = 3 };
 enum { MAX_RANKS = COMM_MAX_RANKS };
@@ -245,6 +246,7 @@ typedef struct rows {
     int32_t in_offset[MAX_SLOTS + 1];
     float weight[MAX_ROWS * MAX_TOP_K], in_weight[MAX_RANKS * MAX_ROWS * MAX_TOP_K];
     float *x, *y, *in_x, *in_y;
+    uint8_t *packed; /* NULL: x travels as it is */
     hd_dispatch_args out;
     hd_combine_args back;
 } rows;
@@ -275,6 +277,27 @@ static int32_t slots_of(const comm_rank *r) {
 
 static int32_t slot_of(const comm_rank *r, uint64_t seed, int32_t choice) {
     return (int32_t)comm_draw(seed, 100 + choice, (uint32_t)(slots_of(r) * r->parallel.ep));
+}
+
+/* Rows travel in FP8: x becomes what arrives. */
+static void pack_rows(const comm_rank *r, rows *b) {
+    static const hd_group_format formats[] = {
+        {HD_E4M3, HD_E8M0, 32,  0},
+        {HD_E4M3, HD_F32,  128, 0}
+    };
+    const hd_group_format f = formats[comm_draw(r->seed, 7, 2)];
+    const size_t bytes = hd_packed_row_bytes(f, b->out.cols);
+    b->packed = comm_take(r, (size_t)b->out.rows * bytes);
+    hd_pack_rows_ref(NULL, &(hd_pack_rows_args){.out = b->packed,
+                                                .x = b->out.x,
+                                                .format = f,
+                                                .rows = b->out.rows,
+                                                .cols = b->out.cols});
+    for (int32_t i = 0; i < b->out.rows; i++) {
+        hd_unpack_row(b->x + i * b->out.cols, b->packed + (size_t)i * bytes, f, b->out.cols);
+    }
+    b->out.x = (hd_rows){.data = b->packed, .type = HD_E4M3};
+    b->out.format = f;
 }
 
 /* cols and top_k are those of the round; every rank has its own number of rows, maybe none. */
@@ -319,6 +342,7 @@ static rows *make_rows(const comm_rank *r, int32_t number) {
                                 .cols = cols,
                                 .top_k = top_k,
                                 .in_rows = in_rows};
+    if (comm_draw(r->seed, 6, 2)) pack_rows(r, b);
     return b;
 }
 
@@ -327,6 +351,7 @@ static void free_rows(const comm_rank *r, rows *b) {
     comm_give(r, b->y);
     comm_give(r, b->in_x);
     comm_give(r, b->in_y);
+    if (b->packed) comm_give(r, b->packed);
     comm_give(r, b);
 }
 
@@ -491,17 +516,18 @@ void comm_call_at_random(comm_rank *r) {
 }
 
 const hd_parallel_config comm_layouts[COMM_LAYOUTS] = {
-    {1, 1, 1, 1, 1, 1, 0, 0, 0, false, 0, 0},
-    {2, 1, 1, 2, 2, 2, 0, 0, 0, false, 0, 0},
-    {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0, 0},
-    {5, 1, 1, 1, 1, 5, 0, 0, 0, false, 0, 0},
-    {8, 1, 1, 8, 8, 8, 0, 0, 0, false, 0, 0},
-    {2, 2, 1, 2, 2, 4, 0, 0, 0, false, 0, 0},
-    {1, 7, 7, 1, 1, 1, 0, 0, 0, false, 0, 0},
-    {1, 4, 4, 1, 1, 1, 0, 0, 0, false, 0, 0},
-    {1, 3, 3, 1, 1, 1, 0, 0, 0, false, 0, 0},
-    {2, 4, 4, 2, 4, 8, 0, 0, 0, false, 0, 0},
-    {1, 8, 4, 1, 2, 2, 0, 0, 0, false, 0, 0}, /* all experts in two halves of the world */
+    {1, 1, 1, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
+    {2, 1, 1, 2, 2, 2, 0, 0, 0, false, false, 0, 0},
+    {3, 1, 1, 3, 3, 3, 0, 0, 0, false, false, 0, 0},
+    {5, 1, 1, 1, 1, 5, 0, 0, 0, false, false, 0, 0},
+    {8, 1, 1, 8, 8, 8, 0, 0, 0, false, false, 0, 0},
+    {2, 2, 1, 2, 2, 4, 0, 0, 0, false, false, 0, 0},
+    {1, 7, 7, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
+    {1, 4, 4, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
+    {1, 3, 3, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
+    {2, 4, 4, 2, 4, 8, 0, 0, 0, false, false, 0, 0},
+    {1, 8, 4, 1, 2, 2, 0, 0, 0, false, false, 0,
+     0                                            }, /* all experts in two halves of the world */
 };
 
 /* ---- eight terms, added on 1, 2, 4 and 8 ranks ---- */
@@ -674,6 +700,12 @@ static void wait_in_a_pass(comm_rank *r) {
                 "time of a pass without its exchanges", f.compute_ns);
 }
 
+/* That travels to an expert. */
+static int32_t floats_of_row(const rows *b) {
+    if (!b->packed) return b->out.cols;
+    return (int32_t)(hd_packed_row_bytes(b->out.format, b->out.cols) / sizeof(float));
+}
+
 void comm_count_exchanges(comm_rank *r) {
     enum { ROWS = 3, OWN = 5 };
     const int32_t n = r->parallel.ep;
@@ -682,7 +714,7 @@ void comm_count_exchanges(comm_rank *r) {
     rows *b = make_rows(r, 0);
     exchange_rows(r, b);
     expect_counted(r, HD_COMM_OP_DISPATCH, 1,
-                   (others * slots_of(r) + floats_from_others(r, b->out.cols)) * size);
+                   (others * slots_of(r) + floats_from_others(r, floats_of_row(b))) * size);
     expect_counted(r, HD_COMM_OP_COMBINE, 1, rows_to_others(r, b) * b->out.cols * size);
     hd_comm_all_gather(
         r->comm, r->stream,

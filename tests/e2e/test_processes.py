@@ -66,6 +66,18 @@ def named_ranks(log):
     return {m[1] for m in re.finditer(r"^\S+Z (?:info|warn|error) (\S+ \S+) ", log, re.M)}
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rows_travel_as_fp8(world, transport):
+    """Processes answer as threads do."""
+    fp8 = ("--dp", 2, "--ep", 2, "--dispatch-dtype", "fp8")
+    threads = Server(*SMALL, *fp8)
+    want = answers(threads)
+    threads.close()
+    w = world(2, *fp8, env=TRANSPORTS[transport])
+    assert answers(w.server) == want
+    assert all(code == 0 for _, code in w.close())
+
+
 def test_every_pair_has_exchanged_bytes(world):
     w = world(3, "--ep", 3)
     others = w.close()

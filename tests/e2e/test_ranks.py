@@ -192,6 +192,46 @@ def test_draft_blocks_on_several_ranks(layout, tmp_path):
     assert drafted["text"] == plain["text"] == said("--draft-tokens", 5)["text"]
 
 
+def dispatched(server):
+    """Bytes of rows that came to all ranks' experts, and in how many exchanges."""
+    ranks = rank_figures(server)["ranks"]
+    return [sum(r["exchanges"].get("dispatch", {what: 0})[what] for r in ranks) for what in ("bytes", "calls")]
+
+
+def test_rows_travel_as_fp8(serve):
+    """Fewer bytes, and texts that no layout changes."""
+    seen = {}
+    for layout in [("--ep", 2), ("--dp", 2, "--ep", 2)]:
+        server = serve(*FLAGS, *layout, "--dispatch-dtype", "fp8")
+        assert server.get("/server_info").json["parallel"]["dispatch_dtype"] == "fp8"
+        seen[layout] = answers(server)
+        if layout == ("--ep", 2):
+            narrow = serve_prompt(server)
+            server.close()
+    assert len(set(map(str, seen.values()))) == 1
+    wide = serve_prompt(serve(*FLAGS, "--ep", 2))
+    assert 3 * narrow < wide  # 264 bytes and a weight of 1,024 and a weight
+
+
+def serve_prompt(server):
+    """Bytes for each exchange of rows of a long prompt."""
+    bytes_before, calls_before = dispatched(server)
+    server.post("/v1/completions", {"prompt": "The cat sat on the mat. " * 40, "max_tokens": 1})
+    bytes_after, calls_after = dispatched(server)
+    return (bytes_after - bytes_before) / (calls_after - calls_before)
+
+
+def test_rows_that_do_not_travel_have_no_type():
+    flags = ("generate", ROOT / "models" / "tiny-v4", "-p", "the", "--backend", "cpu", "--dispatch-dtype", "fp8")
+    for more, why in {
+        (): "dispatch_dtype fp8 needs ep above 1: no rows travel to experts",
+        ("--tp", 2): "dispatch_dtype fp8 needs ep above 1",
+        ("--dwdp", 2, "--dwdp-from", 64): "dispatch_dtype fp8 with dwdp_from: rows of steps that fetch experts",
+    }.items():
+        said = run_hadal(*flags, *more)
+        assert said.returncode == 2 and why in said.stderr, said.stderr
+
+
 def test_layout_auto_says_why(serve):
     parallel = serve("--threads", 2, "--layout", "auto", "--ranks", 2).get("/server_info").json["parallel"]
     assert (parallel["ranks"], parallel["dp"], parallel["ep"]) == (2, 2, 2)

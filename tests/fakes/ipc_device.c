@@ -15,6 +15,7 @@
 #include "comm/tree_sum.h"
 #include "device/device_internal.h"
 #include "ops/ref/ref_internal.h"
+#include "ops/rows.h"
 
 /* ---- memory ---- */
 
@@ -337,6 +338,16 @@ static int32_t count_rows(const hd_exchange_peers *p, const pointers *from,
     return n;
 }
 
+static void take_row(const hd_exchange_dispatch_args *a, float *to, const void *x,
+                     int64_t row) {
+    const hd_group_format format = {.code = HD_E4M3, .group = a->group};
+    if (a->group) {
+        hd_unpack_row(to, (const uint8_t *)x + row * a->row_bytes, format, a->cols);
+    } else {
+        memcpy(to, (const float *)x + row * a->cols, (size_t)a->cols * sizeof *to);
+    }
+}
+
 static void dispatch(hd_stream *s, const hd_exchange_peers *p,
                      const hd_exchange_dispatch_args *a) {
     if (is_over(p)) return;
@@ -363,8 +374,7 @@ static void dispatch(hd_stream *s, const hd_exchange_peers *p,
                  i < end && fits; i++, n++) {
                 const int32_t choice = assignment[i];
                 a->in_weight[n] = weight[choice];
-                memcpy(a->in_x + (int64_t)n * a->cols,
-                       x + (int64_t)(choice / a->top_k) * a->cols, (size_t)a->cols * sizeof *x);
+                take_row(a, a->in_x + (int64_t)n * a->cols, x, choice / a->top_k);
             }
         }
     }

@@ -43,6 +43,7 @@ typedef struct variant {
     int32_t depth;   /* layers ahead of which experts are fetched, with dwdp */
     bool tight;      /* one expert at a time */
     bool joins; /* the norm of a block completes the result of the one before, as on GPUs */
+    bool official;   /* precision official, on a CPU that of the reference */
 } variant;
 
 enum { HOT = 5 };
@@ -61,6 +62,7 @@ typedef struct rank {
     int32_t owner;        /* the attention group whose rows it has */
     int64_t dispatches;   /* that it has made */
     int64_t gathered;     /* bytes that it received by all-gathers in the prompt */
+    int64_t dispatched;   /* and by dispatches */
     int32_t vocab;        /* rows of the LM head that it has */
     float *logits[STEPS]; /* [SEQS, vocab] */
     struct body *body;
@@ -96,8 +98,9 @@ static hd_status open_before(body *b, hd_err *err) {
 
 static hd_status open_shard(body *b, rank *r) {
     hd_err *err = &r->err;
-    const char *backend = on_gpus ? "cuda" : "cpu";
+    const char *backend = on_gpus ? "cuda" : r->how.official ? "ref" : "cpu";
     const hd_ops_options one = {.cpu = {.n_threads = 1},
+                                .precision = r->how.official ? HD_OFFICIAL : HD_EXACT,
                                 .gpu = on_gpus ? gpus_for(r->number) : 0,
                                 .cuda_path = gpus_path(backend)};
     HD_TRY(hd_ops_open(&b->ops, &b->device, backend, &one, err));
@@ -278,6 +281,7 @@ static void run_body(body *b, rank *r) {
     hd_model_step(b->model, b->kv, &b->batch);
     r->vocab = hd_weights_shard(b->weights)->vocab;
     r->gathered = figures_of(b).of[HD_COMM_OP_ALL_GATHER].bytes;
+    r->dispatched = figures_of(b).of[HD_COMM_OP_DISPATCH].bytes;
     keep(b, r, 0);
     rotate_slots(b, r);
     write_rows(b, r, PASS_TOKEN);
@@ -424,16 +428,22 @@ static int steps_of(const hd_model_spec *spec) {
 }
 
 /* A rank alone, with the rows that a rank of attention group `owner` has. */
-static void run_alone(rank *alone, const hd_weights *whole, const hd_model_spec *spec,
-                      int32_t owner) {
+static void run_alone_as(rank *alone, const hd_weights *whole, const hd_model_spec *spec,
+                         int32_t owner, variant how) {
     const hd_parallel_config single = hd_parallel_single();
     body b = {0};
     open_rank(alone, 0, whole, spec, &single);
     alone->owner = owner;
+    alone->how.official = how.official;
     if (open_shard(&b, alone) != HD_OK || open_body(&b, NULL, alone) != HD_OK)
         fail_msg("%s", alone->err.msg);
     run_body(&b, alone);
     close_body(&b);
+}
+
+static void run_alone(rank *alone, const hd_weights *whole, const hd_model_spec *spec,
+                      int32_t owner) {
+    run_alone_as(alone, whole, spec, owner, (variant){0});
 }
 
 static void describe(char *out, size_t size, const char *name, const hd_parallel_config *l) {
@@ -644,17 +654,17 @@ static void any_layout_has_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         int32_t n_micro;
     } cases[] = {
-        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0, 0}, 3   },
-        {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false, 0, 0}, SEQS},
-        {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false, 0, 0}, 1   },
-        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, 0, 0}, 4   },
-        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, 0, 0}, 2   },
-        {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false, 0, 0}, SEQS},
-        {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false, 0, 0}, 1   },
-        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, 0, 0}, 3   },
-        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, 0, 0}, 4   },
-        {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false, 0, 0}, 1   },
-        {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true, 0, 0},  1   },
+        {"tiny_v3",  {2, 2, 2, 2, 4, 1, 0, 0, 0, false, false, 0, 0}, 3   },
+        {"tiny_v4",  {2, 2, 2, 2, 2, 4, 0, 0, 0, false, false, 0, 0}, SEQS},
+        {"tiny_v2",  {2, 2, 1, 4, 1, 2, 0, 0, 0, false, false, 0, 0}, 1   },
+        {"tiny_v32", {1, 4, 2, 2, 4, 2, 0, 0, 0, false, false, 0, 0}, 4   },
+        {"tiny_v3",  {2, 3, 2, 3, 3, 3, 0, 0, 0, false, false, 0, 0}, 2   },
+        {"tiny_v4",  {2, 3, 1, 3, 6, 2, 0, 0, 0, false, false, 0, 0}, SEQS},
+        {"tiny_v2",  {3, 1, 1, 3, 3, 3, 0, 0, 0, false, false, 0, 0}, 1   },
+        {"tiny_v4",  {3, 2, 6, 1, 2, 1, 0, 0, 1, false, false, 0, 0}, 3   },
+        {"tiny_v32", {4, 2, 4, 2, 8, 8, 0, 0, 2, false, false, 0, 0}, 4   },
+        {"tiny_v4",  {1, 8, 4, 1, 2, 8, 0, 0, 0, false, false, 0, 0}, 1   },
+        {"tiny_v3",  {2, 2, 1, 1, 1, 1, 0, 0, 0, true, false, 0, 0},  1   },
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
         check_layout(cases[i].name, &cases[i].l, cases[i].n_micro, false);
@@ -670,11 +680,11 @@ static void rounds_have_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         int32_t n_micro;
     } cases[] = {
-        {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false, 0, 0}, 1   },
-        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false, 0, 0}, SEQS},
-        {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false, 0, 0}, SEQS},
-        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, 0, 0}, 3   },
-        {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0, 0}, SEQS},
+        {"tiny_v3",        {4, 1, 4, 1, 1, 4, 0, 0, 1, false, false, 0, 0}, 1   },
+        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 4, 0, 0, false, false, 0, 0}, SEQS},
+        {"tiny_v3",        {2, 2, 2, 2, 4, 1, 0, 0, 0, false, false, 0, 0}, SEQS},
+        {"tiny_v32",       {2, 2, 4, 1, 2, 2, 0, 0, 0, false, false, 0, 0}, 3   },
+        {"tiny_v4_dspark", {1, 3, 3, 1, 1, 1, 6, 0, 0, false, false, 0, 0}, SEQS},
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 2 || !is_brief()); i++) {
         const hd_parallel_config *l = &cases[i].l;
@@ -703,10 +713,10 @@ static void fetched_experts_have_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant dwdp head_parts sums */
         int32_t n_micro, depth;
     } cases[] = {
-        {"tiny_v4",        {1, 4, 2, 1, 1, 1, 0, 2, 0, false, 0, 0}, 1,    1},
-        {"tiny_v3",        {1, 6, 2, 1, 1, 1, 0, 3, 0, false, 0, 0}, SEQS, 2},
-        {"tiny_v32",       {1, 8, 2, 1, 1, 1, 0, 2, 0, false, 0, 0}, 1,    3}, /* two worlds */
-        {"tiny_v4_dspark", {1, 6, 3, 1, 1, 1, 6, 2, 0, false, 0, 0}, SEQS, 1},
+        {"tiny_v4",        {1, 4, 2, 1, 1, 1, 0, 2, 0, false, false, 0, 0}, 1,    1},
+        {"tiny_v3",        {1, 6, 2, 1, 1, 1, 0, 3, 0, false, false, 0, 0}, SEQS, 2},
+        {"tiny_v32",       {1, 8, 2, 1, 1, 1, 0, 2, 0, false, false, 0, 0}, 1,    3}, /* two worlds */
+        {"tiny_v4_dspark", {1, 6, 3, 1, 1, 1, 6, 2, 0, false, false, 0, 0}, SEQS, 1},
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         const hd_parallel_config *l = &cases[i].l;
@@ -748,16 +758,18 @@ static void splits_have_the_same_bits(void **state) {
         hd_parallel_config l; /* tp dp ep etp dense_tp head_tp redundant head_parts sums */
         variant how;
     } cases[] = {
-        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0, 0}, {.n_micro = 1}            },
+        {"tiny_v4",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, false, 0, 0}, {.n_micro = 1}   },
         {"tiny_v3",
-         {1, 3, 3, 1, 1, 1, 5, 0, 0, false, 0, 0},
-         {.n_micro = SEQS, .rotates = true}                                                    },
-        {"tiny_v4",        {4, 1, 2, 2, 1, 4, 4, 0, 1, false, 0, 0}, {.n_micro = 1}            },
-        {"tiny_v4",        {2, 2, 2, 2, 4, 1, 6, 0, 0, false, 0, 0}, {.n_micro = SEQS}         },
-        {"tiny_v3",        {1, 4, 4, 1, 1, 1, 8, 0, 0, false, 0, 0}, {.n_micro = 1, .room = 64}},
+         {1, 3, 3, 1, 1, 1, 5, 0, 0, false, false, 0, 0},
+         {.n_micro = SEQS, .rotates = true}                                                  },
+        {"tiny_v4",        {4, 1, 2, 2, 1, 4, 4, 0, 1, false, false, 0, 0}, {.n_micro = 1}   },
+        {"tiny_v4",        {2, 2, 2, 2, 4, 1, 6, 0, 0, false, false, 0, 0}, {.n_micro = SEQS}},
+        {"tiny_v3",
+         {1, 4, 4, 1, 1, 1, 8, 0, 0, false, false, 0, 0},
+         {.n_micro = 1, .room = 64}                                                          },
         {"tiny_v4_dspark",
-         {1, 3, 3, 1, 1, 1, 6, 0, 0, false, 0, 0},
-         {.n_micro = SEQS, .room = 48}                                                         },
+         {1, 3, 3, 1, 1, 1, 6, 0, 0, false, false, 0, 0},
+         {.n_micro = SEQS, .room = 48}                                                       },
     };
     for (size_t i = 0; i < HD_LEN(cases) && (i < 1 || !is_brief()); i++) {
         int32_t most[3];
@@ -770,6 +782,108 @@ static void splits_have_the_same_bits(void **state) {
         if (cases[i].how.room || cases[i].how.n_micro > 1) continue;
         assert_true(most[HD_SPLIT_FLOW] > 0 && most[HD_SPLIT_FLOW] <= most[HD_SPLIT_LOCAL]);
         assert_true(most[HD_SPLIT_FLOW] <= most[HD_SPLIT_TURNS] - (i == 0));
+    }
+}
+
+/* ---- rows that travel in FP8 ---- */
+
+/* The logits of a world: the root of the mean square of their differences from those of a rank alone, over that of
+ * the logits; and the bytes that dispatches of the prompt brought. */
+typedef struct fp8_result {
+    double error;
+    int64_t bytes;
+    uint64_t bits; /* of all logits of the first attention group */
+} fp8_result;
+
+static void add_bits(uint64_t *bits, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) *bits = *bits * 31 + hd_f32_bits(x[i]);
+}
+
+static fp8_result run_fp8(const hd_model_spec *spec, hd_parallel_config l, variant how,
+                          bool fp8_rows) {
+    hd_weights *whole = make_weights(spec);
+    const size_t n = SEQS * (size_t)spec->vocab;
+    fp8_result out = {0};
+    double wrong = 0, all = 0;
+    rank ranks[MAX_RANKS];
+    l.fp8_rows = fp8_rows;
+    run_world(ranks, &l, whole, spec, how);
+    for (int32_t r = 0; r < hd_parallel_world(&l); r++) {
+        rank alone;
+        run_alone_as(&alone, whole, spec, r / l.tp, how);
+        for (int i = 0; i < 2; i++) {
+            assert_true(largest(alone.logits[i], n) > 0.01);
+            for (size_t k = 0; k < n; k++) {
+                const double want = (double)alone.logits[i][k];
+                const double off = (double)ranks[r].logits[i][k] - want;
+                wrong += off * off;
+                all += want * want;
+            }
+            if (r == 0) add_bits(&out.bits, ranks[r].logits[i], n);
+        }
+        out.bytes += ranks[r].dispatched;
+        close_rank(&alone);
+        close_rank(&ranks[r]);
+    }
+    out.error = sqrt(wrong / all);
+    hd_weights_close(whole);
+    return out;
+}
+
+#define FP8_OF_V3                                           \
+    "{\"quantization_config\": {\"quant_method\": \"fp8\"," \
+    "\"fmt\": \"e4m3\", \"weight_block_size\": [128, 128]}}"
+#define FP4_OF_V4                                                                       \
+    "{\"expert_dtype\": \"fp4\", \"quantization_config\": {\"quant_method\": \"fp8\", " \
+    "\"fmt\": \"e4m3\", \"scale_fmt\": \"ue8m0\", \"weight_block_size\": [128, 128]}}"
+
+static const struct {
+    const char *name, *changes;
+} fp8_models[] = {
+    {"tiny_v3", FP8_OF_V3},
+    {"tiny_v4", FP4_OF_V4}
+};
+
+static const int32_t fp8_layouts[][3] = {
+  /* tp dp ep */
+    {1, 2, 2},
+    {2, 2, 4}
+};
+
+/* Precision official rounds what FP8 and FP4 experts multiply in the same way: to round it before it travels
+ * changes no bit, also in many rounds. */
+static void fp8_rows_of_official_products_have_the_same_bits(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(fp8_models); i++) {
+        hd_model_spec *spec = config_changed(fp8_models[i].name, fp8_models[i].changes);
+        for (size_t k = 0; k < HD_LEN(fp8_layouts); k++) {
+            const int32_t *by = fp8_layouts[k];
+            const hd_parallel_config l = hd_parallel_common(by[0], by[1], by[2], spec);
+            const variant how = {.n_micro = 1, .official = true, .room = k ? 16 * by[2] : 0};
+            const fp8_result got = run_fp8(spec, l, how, true);
+            assert_true(got.error == 0);
+            if (on_gpus || is_brief()) continue; /* bytes of rows of GPUs are not counted */
+            assert_true(3 * got.bytes < run_fp8(spec, l, how, false).bytes);
+        }
+        hd_model_spec_close(spec);
+    }
+}
+
+/* Where experts multiply float32, rounding is an error, which the layout does not change. */
+static void fp8_rows_of_exact_products_are_near(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(fp8_models); i++) {
+        hd_model_spec *spec = config_changed(fp8_models[i].name, fp8_models[i].changes);
+        uint64_t bits = 0;
+        for (size_t k = 0; k < HD_LEN(fp8_layouts); k++) {
+            const int32_t *by = fp8_layouts[k];
+            const hd_parallel_config l = hd_parallel_common(by[0], by[1], by[2], spec);
+            const fp8_result got = run_fp8(spec, l, (variant){.n_micro = 1}, true);
+            if (k) assert_true(got.bits == bits);
+            bits = got.bits;
+            assert_true(got.error > 1e-3 && got.error < 0.3); /* random weights */
+        }
+        hd_model_spec_close(spec);
     }
 }
 
@@ -833,6 +947,8 @@ int test_ranks(void) {
         cmocka_unit_test(room_is_bounded),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(splits_have_the_same_bits),
+        cmocka_unit_test(fp8_rows_of_official_products_have_the_same_bits),
+        cmocka_unit_test(fp8_rows_of_exact_products_are_near),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
         cmocka_unit_test(a_shard_alone_is_refused),
     };
@@ -845,6 +961,8 @@ int test_ranks(void) {
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(splits_have_the_same_bits),
+        cmocka_unit_test(fp8_rows_of_official_products_have_the_same_bits),
+        cmocka_unit_test(fp8_rows_of_exact_products_are_near),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
     };
     int failed = cmocka_run_group_tests_name("ranks", tests, NULL, NULL);

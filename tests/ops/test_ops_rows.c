@@ -157,6 +157,72 @@ void op_round_rows(void **state) {
     }
 }
 
+static void run_pack_rows(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                          int32_t n, void *const *out) {
+    hd_pack_rows_args a = *(const hd_pack_rows_args *)c->args;
+    a.out = out[0];
+    a.x = hd_rows_at(a.x, (int64_t)first * a.cols);
+    a.rows = n;
+    ops->pack_rows(s, &a);
+}
+
+/* What comes back is what round_rows makes of the row, NaN and infinity too. */
+static void check_packed(hd_pack_rows_args a, const float *x) {
+    const size_t n = (size_t)a.cols, bytes = hd_packed_row_bytes(a.format, a.cols);
+    uint8_t *packed = malloc((size_t)a.rows * bytes + 1);
+    float *want = malloc((size_t)a.rows * n * sizeof *want + 1), *got = malloc(n * sizeof *got);
+    assert_true(packed && want && got);
+    memcpy(want, x, (size_t)a.rows * n * sizeof *x);
+    a.out = packed;
+    fix.table[0].pack_rows(fix.stream[0], &a);
+    fix.table[0].round_rows(fix.stream[0], &(hd_round_rows_args){.x = hd_f32(want),
+                                                                 .format = a.format,
+                                                                 .rows = a.rows,
+                                                                 .cols = a.cols});
+    finish("pack_rows", fix.stream[0]);
+    for (int32_t r = 0; r < a.rows; r++) {
+        hd_unpack_row(got, packed + (size_t)r * bytes, a.format, a.cols);
+        for (size_t i = 0; i < n; i++) {
+            const float w = want[(size_t)r * n + i];
+            assert_true(isnan(w) ? isnan(got[i]) : memcmp(&got[i], &w, sizeof w) == 0);
+        }
+    }
+    free(packed);
+    free(want);
+    free(got);
+}
+
+void op_pack_rows(void **state) {
+    (void)state;
+    static const hd_group_format formats[] = {
+        {HD_E4M3, HD_E8M0, 128, 0},
+        {HD_E4M3, HD_F32,  128, 0},
+        {HD_E4M3, HD_E8M0, 32,  0},
+        {HD_E4M3, HD_F32,  64,  0}
+    };
+    for (size_t f = 0; f < HD_LEN(formats); f++) {
+        for (size_t i = 0; i < HD_LEN(widths); i++) {
+            const int32_t rows = row_counts[i % 3], cols = widths[i];
+            const int64_t n = (int64_t)rows * cols;
+            float *x = take_random(n, 1.0f);
+            for (int64_t k = 0; k < n; k++) x[k] = ldexpf(x[k], (int)(k / 16 * 5 % 9) - 4);
+            hd_pack_rows_args a = {.x = hd_f32(x), .format = formats[f], .cols = cols};
+            check_op(&(op_case){
+                .name = "pack_rows",
+                .rows = rows,
+                .n_outs = 1,
+                .width = {(int32_t)(hd_packed_row_bytes(formats[f], cols) / sizeof(float))},
+                .args = &a,
+                .run = run_pack_rows});
+            a.rows = rows;
+            check_packed(a, x);
+            if (n == 0) continue;
+            x[n - 1] = i % 2 ? INFINITY : NAN;
+            check_packed(a, x);
+        }
+    }
+}
+
 /* ---- norms ---- */
 
 typedef struct norm_case {

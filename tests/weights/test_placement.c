@@ -170,24 +170,30 @@ static void released_models_in_their_parallel_configs(void **state) {
         hd_parallel_config parallel; /* tp dp ep etp dense_tp head_tp */
         bool possible;
     } cases[] = {
-        {"v2_lite",       {4, 2, 8, 1, 2, 8, 0, 0, 0, false, 0, 0},     true },
+        {"v2_lite",       {4, 2, 8, 1, 2, 8, 0, 0, 0, false, false, 0, 0},     true },
         {"v2_lite",
-         {1, 3, 1, 1, 3, 1, 0, 0, 0, false, 0, 0},
-         true                                                                }, /* 2816 rows of the shared MLP */
-        {"v3",            {8, 2, 16, 1, 16, 16, 0, 0, 0, false, 0, 0},  true },
-        {"v3",            {16, 1, 1, 16, 16, 16, 0, 0, 0, false, 0, 0}, true },
-        {"v3",            {1, 32, 32, 1, 1, 1, 0, 0, 0, false, 0, 0},   true },
-        {"v3",            {128, 1, 128, 1, 1, 1, 0, 0, 0, false, 0, 0}, true }, /* one head: 192 rows */
-        {"v3",            {1, 32, 1, 32, 1, 1, 0, 0, 0, false, 0, 0},   true }, /* 64 rows of an expert */
-        {"v3",            {5, 1, 1, 5, 5, 5, 0, 0, 0, false, 0, 0},     true }, /* 26 or 25 heads */
-        {"v3",            {256, 1, 256, 1, 1, 1, 0, 0, 0, false, 0, 0}, false}, /* 128 heads */
-        {"v3_2_exp",      {8, 4, 32, 1, 8, 8, 0, 0, 0, false, 0, 0},    true },
-        {"v4_flash",      {8, 1, 8, 1, 8, 8, 0, 0, 0, false, 0, 0},     true },
-        {"v4_flash",      {4, 1, 2, 2, 4, 4, 0, 0, 0, false, 0, 0},     true },
-        {"v4_flash",      {16, 1, 16, 1, 1, 1, 0, 0, 0, false, 0, 0},   false}, /* 8 output groups */
-        {"v4_pro",        {16, 2, 32, 1, 8, 16, 0, 0, 0, false, 0, 0},  true },
-        {"v4_pro",        {1, 5, 5, 1, 1, 1, 0, 0, 0, false, 0, 0},     false}, /* 384 experts */
-        {"v4_flash_0731", {8, 1, 8, 1, 8, 8, 0, 0, 0, false, 0, 0},     true },
+         {1, 3, 1, 1, 3, 1, 0, 0, 0, false, false, 0, 0},
+         true                                                                       }, /* 2816 rows of the shared MLP */
+        {"v3",            {8, 2, 16, 1, 16, 16, 0, 0, 0, false, false, 0, 0},  true },
+        {"v3",            {16, 1, 1, 16, 16, 16, 0, 0, 0, false, false, 0, 0}, true },
+        {"v3",            {1, 32, 32, 1, 1, 1, 0, 0, 0, false, false, 0, 0},   true },
+        {"v3",
+         {128, 1, 128, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
+         true                                                                       }, /* one head: 192 rows */
+        {"v3",
+         {1, 32, 1, 32, 1, 1, 0, 0, 0, false, false, 0, 0},
+         true                                                                       }, /* 64 rows of an expert */
+        {"v3",            {5, 1, 1, 5, 5, 5, 0, 0, 0, false, false, 0, 0},     true }, /* 26 or 25 heads */
+        {"v3",            {256, 1, 256, 1, 1, 1, 0, 0, 0, false, false, 0, 0}, false}, /* 128 heads */
+        {"v3_2_exp",      {8, 4, 32, 1, 8, 8, 0, 0, 0, false, false, 0, 0},    true },
+        {"v4_flash",      {8, 1, 8, 1, 8, 8, 0, 0, 0, false, false, 0, 0},     true },
+        {"v4_flash",      {4, 1, 2, 2, 4, 4, 0, 0, 0, false, false, 0, 0},     true },
+        {"v4_flash",
+         {16, 1, 16, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
+         false                                                                      }, /* 8 output groups */
+        {"v4_pro",        {16, 2, 32, 1, 8, 16, 0, 0, 0, false, false, 0, 0},  true },
+        {"v4_pro",        {1, 5, 5, 1, 1, 1, 0, 0, 0, false, false, 0, 0},     false}, /* 384 experts */
+        {"v4_flash_0731", {8, 1, 8, 1, 8, 8, 0, 0, 0, false, false, 0, 0},     true },
     };
     int32_t *count = malloc(((size_t)1 << 21) * sizeof *count);
     assert_non_null(count);
@@ -266,15 +272,18 @@ static void impossible_parallel_configs_are_refused(void **state) {
         hd_parallel_config parallel;
         const char *says;
     } cases[] = {
-        {{0, 1, 1, 1, 1, 1, 0, 0, 0, false, 0, 0},             "tp is 0"                                  },
-        {{1, 1, 1, 1, 1, -4, 0, 0, 0, false, 0, 0},            "head_tp is -4"                            },
-        {{2, 2, 3, 1, 1, 1, 0, 0, 0, false, 0, 0},
-         "ep 3 x etp 1 does not divide the world of 4"                                                    },
-        {{2, 2, 4, 2, 1, 1, 0, 0, 0, false, 0, 0},
-         "ep 4 x etp 2 does not divide the world of 4"                                                    },
-        {{4, 1, 1, 1, 3, 1, 0, 0, 0, false, 0, 0},             "dense_tp 3 does not divide the world of 4"},
-        {{4, 1, 1, 1, 1, 8, 0, 0, 0, false, 0, 0},             "head_tp 8 does not divide the world of 4" },
-        {{1048576, 1048576, 1, 1, 1, 1, 0, 0, 0, false, 0, 0}, "is a world of 1099511627776"              },
+        {{0, 1, 1, 1, 1, 1, 0, 0, 0, false, false, 0, 0},             "tp is 0"      },
+        {{1, 1, 1, 1, 1, -4, 0, 0, 0, false, false, 0, 0},            "head_tp is -4"},
+        {{2, 2, 3, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
+         "ep 3 x etp 1 does not divide the world of 4"                               },
+        {{2, 2, 4, 2, 1, 1, 0, 0, 0, false, false, 0, 0},
+         "ep 4 x etp 2 does not divide the world of 4"                               },
+        {{4, 1, 1, 1, 3, 1, 0, 0, 0, false, false, 0, 0},
+         "dense_tp 3 does not divide the world of 4"                                 },
+        {{4, 1, 1, 1, 1, 8, 0, 0, 0, false, false, 0, 0},
+         "head_tp 8 does not divide the world of 4"                                  },
+        {{1048576, 1048576, 1, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
+         "is a world of 1099511627776"                                               },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_err err = {0};
@@ -291,17 +300,17 @@ static void refusals_name_tensor_and_number(void **state) {
         const char *says;
     } cases[] = {
         {"v3",
-         {256, 1, 1, 1, 1, 1, 0, 0, 0, false, 0, 0},
+         {256, 1, 1, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
          "q_b_proj.weight: 128 heads cannot be shared by tp 256" },
         {"v3",
-         {32, 1, 1, 32, 32, 1, 0, 0, 0, true, 0, 0},
+         {32, 1, 1, 32, 32, 1, 0, 0, 0, true, false, 0, 0},
          "down_proj.weight: columns 0 to 63 of 2048, by etp: that cuts through its "
          "quantization blocks of 128"                            },
         {"v3",
-         {1, 7, 7, 1, 1, 1, 0, 0, 0, false, 0, 0},
+         {1, 7, 7, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
          "gate_proj.weight: 256 experts cannot be shared by ep 7"},
         {"v4_flash",
-         {16, 1, 1, 1, 1, 1, 0, 0, 0, false, 0, 0},
+         {16, 1, 1, 1, 1, 1, 0, 0, 0, false, false, 0, 0},
          "attn_sink: 8 output groups cannot be shared by tp 16"  },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {

@@ -241,6 +241,25 @@ void ops_round_rows_cpu(hd_stream *s, const hd_round_rows_args *a, const ops_ker
                             .per_task = ops_rows_per_task(8 * (int64_t)a->cols)});
 }
 
+static void pack_some(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_pack_rows_args part = *(const hd_pack_rows_args *)job->args;
+    part.out =
+        (uint8_t *)part.out + (size_t)first * hd_packed_row_bytes(part.format, part.cols);
+    part.x = hd_rows_at(part.x, (int64_t)first * part.cols);
+    part.rows = end - first;
+    hd_pack_rows_ref(job->stream, &part);
+}
+
+void ops_pack_rows_cpu(hd_stream *s, const hd_pack_rows_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = pack_some,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(4 * (int64_t)a->cols)});
+}
+
 static void replay_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     hd_replay_store_args part = *(const hd_replay_store_args *)job->args;

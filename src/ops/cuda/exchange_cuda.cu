@@ -623,6 +623,32 @@ __device__ __forceinline__ void copy_row(float *to, const float *from, int32_t c
     }
 }
 
+/* A warp reads a row that pack_rows wrote. Groups have a multiple of 4 columns. */
+__device__ __forceinline__ void unpack_row(float *to, const uint8_t *from,
+                                           const hd_exchange_dispatch_args &a) {
+    const int lane = threadIdx.x % WARP;
+    const uint32_t *codes = reinterpret_cast<const uint32_t *>(from);
+    const float *scales = reinterpret_cast<const float *>(from + a.row_scales);
+    const bool wide = (a.cols | (int32_t)((uintptr_t)to / 4)) % 4 == 0;
+    for (int32_t c = 4 * lane; c < a.cols; c += 4 * WARP) {
+        const uint32_t four = __ldcg(codes + c / 4);
+        const float scale = __ldcg(scales + c / a.group);
+        float4 v;
+        v.x = hd_rounded_e4m3(four & 0xffu) * scale;
+        v.y = hd_rounded_e4m3(four >> 8 & 0xffu) * scale;
+        v.z = hd_rounded_e4m3(four >> 16 & 0xffu) * scale;
+        v.w = hd_rounded_e4m3(four >> 24) * scale;
+        if (wide) {
+            *reinterpret_cast<float4 *>(to + c) = v;
+            continue;
+        }
+        to[c] = v.x;
+        if (c + 1 < a.cols) to[c + 1] = v.y;
+        if (c + 2 < a.cols) to[c + 2] = v.z;
+        if (c + 3 < a.cols) to[c + 3] = v.w;
+    }
+}
+
 constexpr int SENT = 2 * (HD_EXCHANGE_SLOTS + 1) * (int)sizeof(int32_t);
 
 /* Slot by slot, and of each the members in order. */
@@ -631,7 +657,8 @@ __global__ void __launch_bounds__(THREADS)
     extern __shared__ int32_t shared[];
     griddepcontrol_wait();
     if (is_over(p)) return;
-    const pointers *from = exchange_pointers(p, {a.x, a.weight, a.offset, a.assignment});
+    const pointers *from = exchange_pointers(
+        p, {static_cast<const float *>(a.x), a.weight, a.offset, a.assignment});
     if (!from) return;
     const int pairs = a.n_slots * p.n;
     int32_t *first = shared, *source = shared + pairs + 1; /* here; at the member */
@@ -664,9 +691,14 @@ __global__ void __launch_bounds__(THREADS)
         const int t = last_not_above(first, pairs, i), k = t % p.n;
         const int32_t choice =
             __ldcg(read_pointer(p, k, &from[k].assignment) + source[t] + i - first[t]);
-        copy_row(a.in_x + (int64_t)i * a.cols,
-                 read_pointer(p, k, &from[k].rows) + (int64_t)(choice / a.top_k) * a.cols,
-                 a.cols);
+        const float *x = read_pointer(p, k, &from[k].rows);
+        const int64_t row = choice / a.top_k;
+        if (a.group) {
+            unpack_row(a.in_x + (int64_t)i * a.cols,
+                       reinterpret_cast<const uint8_t *>(x) + row * a.row_bytes, a);
+        } else {
+            copy_row(a.in_x + (int64_t)i * a.cols, x + row * a.cols, a.cols);
+        }
         if (threadIdx.x % WARP == 0) {
             a.in_weight[i] = __ldcg(read_pointer(p, k, &from[k].weight) + choice);
         }

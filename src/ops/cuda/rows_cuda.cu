@@ -471,6 +471,55 @@ void hd_round_rows_cuda(hd_stream *s, const hd_round_rows_args *a) {
     hd_cuda_check(s, "round_rows");
 }
 
+/* A warp has 128 columns at a time, four in each lane; the lanes of a group are neighbors. */
+static __global__ void __launch_bounds__(BLOCK)
+    pack_rows(hd_pack_rows_args a, int32_t bytes, int32_t scales) {
+    begin_kernel();
+    const cuda_act *x = acts(a.x) + (int64_t)blockIdx.x * a.cols;
+    uint8_t *out = static_cast<uint8_t *>(a.out) + (int64_t)blockIdx.x * bytes;
+    const int32_t warp = (int32_t)threadIdx.x / WARP, lane = (int32_t)threadIdx.x % WARP;
+    const int32_t lanes = a.format.group / 4;
+    for (int32_t first = warp * 4 * WARP; first < a.cols; first += BLOCK * 4) {
+        const int32_t col = first + 4 * lane;
+        float v[4];
+        uint32_t most = 0, codes = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = col + i < a.cols ? wide(x[col + i]) : 0.0f;
+            most = max(most, __float_as_uint(fabsf(v[i])));
+        }
+        for (int other = lanes / 2; other > 0; other /= 2) {
+            most = max(most, __shfl_xor_sync(ALL_LANES, most, other));
+        }
+        const float scale = hd_group_scale(a.format, __uint_as_float(most));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t code = col + i < a.cols ? hd_round_e4m3(v[i] / scale) & 0xffu : 0u;
+            codes |= code << 8 * i;
+        }
+        if (col >= a.cols) continue;
+        *reinterpret_cast<uint32_t *>(out + col) = codes;
+        if (lane % lanes == 0) {
+            reinterpret_cast<float *>(out + scales)[col / a.format.group] = scale;
+        }
+    }
+    const int32_t used = scales + (a.cols + a.format.group - 1) / a.format.group * 4;
+    for (int32_t c = used + (int32_t)threadIdx.x; c < bytes; c += BLOCK) out[c] = 0;
+}
+
+void hd_pack_rows_cuda(hd_stream *s, const hd_pack_rows_args *a) {
+    const int32_t group = a->format.group;
+    if (a->rows == 0 || a->cols == 0) return;
+    if (a->format.code != HD_E4M3 || (group != 32 && group != 64 && group != 128)) {
+        hd_stream_fail(s, HD_EUNSUPPORTED, "rows are packed in groups of 32, 64 or 128");
+        return;
+    }
+    launch_kernel(hd_cuda_stream(s), pack_rows, dim3((unsigned)a->rows), BLOCK, 0, 1, *a,
+                  (int32_t)hd_packed_row_bytes(a->format, a->cols),
+                  (int32_t)hd_packed_row_scales(a->cols));
+    hd_cuda_check(s, "pack_rows");
+}
+
 static __global__ void replay_store(hd_replay_store_args a) {
     begin_kernel();
     const int32_t r = (int32_t)blockIdx.x;

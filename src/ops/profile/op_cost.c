@@ -264,6 +264,8 @@ ROWS(rope, a->rows, 2 * a->pairs * a->heads, 2 * act * 2 * a->pairs * a->heads,
      6.0 * a->pairs * a->heads)
 ROWS(kv_store, a->rows, a->pool.width, 2 * act * a->pool.width, 0)
 ROWS(round_rows, a->rows, a->cols, 2 * act * a->cols, 2.0 * a->cols)
+ROWS(pack_rows, a->rows, a->cols,
+     act * a->cols + (double)hd_packed_row_bytes(a->format, a->cols), 2.0 * a->cols)
 ROWS(replay_store, a->rows, a->top_k, a->top_k *(f32 + a->log.number_bytes), 0)
 ROWS(resident, a->rows, a->top_k, 4 * f32 * a->top_k, 0) /* where nothing is fetched */
 ROWS(forget_entries, a->rows, 1, 3 * f32, 0)

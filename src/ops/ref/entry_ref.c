@@ -105,3 +105,30 @@ void hd_round_rows_ref(hd_stream *s, const hd_round_rows_args *a) {
         ops_round_columns(a->format, x, x, a->cols);
     }
 }
+
+void hd_pack_rows_ref(hd_stream *s, const hd_pack_rows_args *a) {
+    const size_t bytes = hd_packed_row_bytes(a->format, a->cols);
+    (void)s;
+    for (int64_t r = 0; r < a->rows; r++) {
+        const float *x = act_in(a->x) + r * a->cols;
+        uint8_t *to = (uint8_t *)a->out + (size_t)r * bytes, *at;
+        at = to + hd_packed_row_scales(a->cols);
+        memset(to, 0, bytes);
+        for (int32_t c = 0, n; c < a->cols; c += n) {
+            const float scale = scale_at(a->format, x, c, a->cols, &n);
+            for (int32_t i = c; i < c + n; i++) to[i] = (uint8_t)hd_round_e4m3(x[i] / scale);
+            memcpy(at, &scale, sizeof scale);
+            at += sizeof scale;
+        }
+    }
+}
+
+void hd_unpack_row(float *x, const void *packed, hd_group_format format, int32_t cols) {
+    const uint8_t *codes = packed, *at = codes + hd_packed_row_scales(cols);
+    for (int32_t c = 0; c < cols; c += format.group, at += sizeof(float)) {
+        const int32_t end = cols - c < format.group ? cols : c + format.group;
+        float scale;
+        memcpy(&scale, at, sizeof scale);
+        for (int32_t i = c; i < end; i++) x[i] = hd_rounded_e4m3(codes[i]) * scale;
+    }
+}
