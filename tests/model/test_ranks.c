@@ -785,6 +785,31 @@ static void splits_have_the_same_bits(void **state) {
     }
 }
 
+/* As many spare slots as experts: both halves of the ranks have all of them, each rank of a half all or a part of
+ * each. Rows of all ranks together are dealt over the halves evenly, whatever they choose. */
+static void halves_with_all_experts_get_equal_rows(void **state) {
+    (void)state;
+    static const hd_parallel_config halves[] = {
+        {1, 2, 2, 1, 1, 1, 12, 0, 0, false, false, 0, 0},
+        {4, 1, 2, 2, 4, 4, 12, 0, 2, false, false, 0, 0}
+    };
+    for (size_t i = 0; i < HD_LEN(halves); i++) {
+        const hd_parallel_config *l = &halves[i];
+        hd_model_spec *spec = config_open("tiny_v4");
+        assert_int_equal(l->redundant, spec->route.n_experts);
+        const int32_t rows =
+            (l->tp > 1 ? 1 : l->dp) * SEQS * spec->route.top_k; /* of the draft */
+        hd_model_spec_close(spec);
+        int32_t most, turns;
+        variant how = {.n_micro = 1, .split = HD_SPLIT_FLOW};
+        check_variant_rows("tiny_v4", l, how, &most);
+        how.split = HD_SPLIT_TURNS;
+        check_variant_rows("tiny_v4", l, how, &turns);
+        assert_int_equal(most, hd_ceil_div(rows, 2));
+        assert_true(turns >= most);
+    }
+}
+
 /* ---- rows that travel in FP8 ---- */
 
 /* The logits of a world: the root of the mean square of their differences from those of a rank alone, over that of
@@ -947,6 +972,7 @@ int test_ranks(void) {
         cmocka_unit_test(room_is_bounded),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(splits_have_the_same_bits),
+        cmocka_unit_test(halves_with_all_experts_get_equal_rows),
         cmocka_unit_test(fp8_rows_of_official_products_have_the_same_bits),
         cmocka_unit_test(fp8_rows_of_exact_products_are_near),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
@@ -961,6 +987,7 @@ int test_ranks(void) {
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(splits_have_the_same_bits),
+        cmocka_unit_test(halves_with_all_experts_get_equal_rows),
         cmocka_unit_test(fp8_rows_of_official_products_have_the_same_bits),
         cmocka_unit_test(fp8_rows_of_exact_products_are_near),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
