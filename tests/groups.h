@@ -71,6 +71,7 @@
     X(disk_tier) \
     X(saved) \
     X(comm) \
+    X(address) \
     X(epochs) \
     X(comm_silence) \
     X(comm_ucx) \

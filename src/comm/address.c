@@ -2,8 +2,11 @@
 #include "comm/address.h"
 
 #include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -49,6 +52,60 @@ hd_status hd_address_resolve(const char *at, bool listens, struct addrinfo **out
     const int rc = getaddrinfo(host, port, &hints, out);
     if (rc) return HD_FAIL(err, HD_EIO, "cannot find %s: %s", at, gai_strerror(rc));
     return HD_OK;
+}
+
+bool hd_address_is_here_alone(const char *at) {
+    struct addrinfo *found;
+    bool loopback = false;
+    if (hd_address_is_loopback(at) || hd_address_resolve(at, false, &found, NULL) != HD_OK)
+        return false;
+    if (found->ai_family == AF_INET) {
+        const struct sockaddr_in *a = (const void *)found->ai_addr;
+        loopback = ntohl(a->sin_addr.s_addr) >> 24 == 127;
+    } else if (found->ai_family == AF_INET6) {
+        const struct sockaddr_in6 *a = (const void *)found->ai_addr;
+        loopback = IN6_IS_ADDR_LOOPBACK(&a->sin6_addr);
+    }
+    freeaddrinfo(found);
+    return loopback;
+}
+
+/* Whether two addresses have the same bytes, without their ports. */
+static bool is_same_host(const struct sockaddr *a, const struct sockaddr *b) {
+    if (!a || a->sa_family != b->sa_family) return false;
+    if (a->sa_family == AF_INET) {
+        const struct sockaddr_in *x = (const void *)a, *y = (const void *)b;
+        return x->sin_addr.s_addr == y->sin_addr.s_addr;
+    }
+    const struct sockaddr_in6 *x = (const void *)a, *y = (const void *)b;
+    return a->sa_family == AF_INET6 &&
+           memcmp(&x->sin6_addr, &y->sin6_addr, sizeof x->sin6_addr) == 0;
+}
+
+/* The address from which packets to another one would leave: none does. */
+static bool find_source(const char *at, struct sockaddr_storage *out) {
+    struct addrinfo *found;
+    socklen_t n = sizeof *out;
+    if (hd_address_resolve(at, false, &found, NULL) != HD_OK) return false;
+    const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const bool ok = fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+                    getsockname(fd, (struct sockaddr *)out, &n) == 0;
+    if (fd >= 0) close(fd);
+    freeaddrinfo(found);
+    return ok;
+}
+
+bool hd_address_interface(const char *at, char *name) {
+    struct sockaddr_storage source = {0};
+    struct ifaddrs *all;
+    bool is = false;
+    if (!find_source(at, &source) || getifaddrs(&all) != 0) return false;
+    for (const struct ifaddrs *i = all; i && !is; i = i->ifa_next) {
+        is = is_same_host(i->ifa_addr, (const struct sockaddr *)&source);
+        if (is) snprintf(name, IF_NAMESIZE, "%s", i->ifa_name);
+    }
+    freeifaddrs(all);
+    return is;
 }
 
 hd_status hd_address_bind(int *out, const char *who, const char *at, hd_err *err) {

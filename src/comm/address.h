@@ -13,6 +13,13 @@ bool hd_address_is_valid(const char *at);
 /* True if the host of HOST:PORT is 127.0.0.0/8, ::1 or "localhost". */
 bool hd_address_is_loopback(const char *at);
 
+/* True if the host's name says nothing of it, but it is a loopback address here: other hosts, where the name means
+ * this one, do not reach it. Debian gives a host's own name such an address. */
+bool hd_address_is_here_alone(const char *at);
+
+/* Fills name [IF_NAMESIZE] with the network interface from which HOST:PORT is reached. False: there is none. */
+bool hd_address_interface(const char *at, char *name);
+
 /* Finds the addresses of HOST:PORT, to listen there or to connect. Free with freeaddrinfo(). */
 hd_status hd_address_resolve(const char *at, bool listens, struct addrinfo **out, hd_err *err);
 

@@ -15,6 +15,12 @@ void rendezvous_door_init(rendezvous_door *d) {
 }
 
 hd_status rendezvous_door_open(hd_rendezvous *m, hd_err *err) {
+    if (hd_address_is_here_alone(m->o.at)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "rank 0 cannot be met at %s: on its own host that is a loopback address "
+                       "(see /etc/hosts; give --meet the address that other hosts reach)",
+                       m->o.at);
+    }
     return hd_address_bind(&m->door.listener, "rank 0", m->o.at, err);
 }
 

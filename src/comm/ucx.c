@@ -8,6 +8,8 @@
 
 #ifdef HD_UCX
 
+#include <dirent.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,14 +63,26 @@ static const char *transports_of(const hd_comm_ucx_options *o) {
     return "^posix,cma,xpmem,knem";
 }
 
+/* The interface by which ranks meet: UCX would divide large messages over all that there are, also those by which
+ * the others are not reached. With RDMA, whose devices have other names, it chooses itself. */
+static const char *devices_of(const hd_comm_ucx_options *o, char name[IF_NAMESIZE]) {
+    struct dirent *entry = NULL;
+    if (o->devices || getenv("UCX_NET_DEVICES")) return o->devices;
+    if (hd_address_is_loopback(o->rendezvous.at)) return "lo";
+    DIR *rdma = opendir("/sys/class/infiniband");
+    do entry = rdma ? readdir(rdma) : NULL;
+    while (entry && entry->d_name[0] == '.');
+    if (rdma) closedir(rdma);
+    return !entry && hd_address_interface(o->rendezvous.at, name) ? name : NULL;
+}
+
 static hd_status open_context(hd_comm_ucx *u, hd_err *err) {
     const hd_comm_ucx_options *o = &u->o;
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
                                  .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
-    const char *devices = o->devices, *transports = transports_of(o);
+    char interface[IF_NAMESIZE];
+    const char *devices = devices_of(o, interface), *transports = transports_of(o);
     ucp_config_t *config;
-    if (!devices && !getenv("UCX_NET_DEVICES") && hd_address_is_loopback(o->rendezvous.at))
-        devices = "lo";
     HD_TRY(check_ucx(u, u->ucp->config_read(NULL, NULL, &config), "read its settings", err));
     ucs_status_t st = UCS_OK;
     if (devices) st = u->ucp->config_modify(config, "NET_DEVICES", devices);

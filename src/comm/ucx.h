@@ -27,7 +27,7 @@ typedef struct hd_comm_ucx_options {
     int32_t
         preflight_ms; /* longest time of the first messages (preflight.h); 0: HD_PREFLIGHT_MS */
     /* As UCX_TLS and UCX_NET_DEVICES, which hold where these are NULL. Without a device, ranks
-     * that meet on the loopback interface use only that. A rank that names transports shares no memory. */
+     * use the interface by which they meet, or choose among devices of RDMA. A rank that names transports shares no memory. */
     const char *transports, *devices;
     /* Called by a thread of its own when communication has ended; may be NULL. */
     void (*on_end)(void *ctx);

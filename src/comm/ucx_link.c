@@ -153,8 +153,9 @@ void ucx_name_pair(char why[UCX_REASON], const hd_comm_ucx *u, int32_t other,
 }
 
 static void end_preflight(hd_comm_ucx *u, int32_t from) {
-    const char *missing = u->greeted ? "not all of 1 MB came (look at MTU and cables)"
-                                     : "nothing came (open TCP ports, or set UCX_NET_DEVICES)";
+    const char *missing =
+        u->greeted ? "not all of 1 MB came (look at MTU and cables, or set UCX_NET_DEVICES)"
+                   : "nothing came (open TCP ports, or set UCX_NET_DEVICES)";
     char what[120], why[UCX_REASON];
     snprintf(what, sizeof what, "%s within %g s from",
              from < 0 ? "messages did not leave (look at MTU and cables)" : missing,

@@ -36,6 +36,64 @@ def host():
     ip("netns", "del", name)
 
 
+SSHD = """
+ListenAddress {address}
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/own.pub
+StrictModes no
+UsePAM no
+PidFile none
+PermitRootLogin prohibit-password
+"""
+
+SSH = """
+Host b
+  HostName {address}
+  IdentityFile {folder}/own
+  UserKnownHostsFile {folder}/known
+  StrictHostKeyChecking accept-new
+"""
+
+
+def lan_of_its_own(namespace, name, address):
+    """An interface that other hosts do not reach, as those of containers are."""
+    inside = ["-n", namespace] if namespace else []
+    ip(*inside, "link", "add", name + "a", "type", "veth", "peer", name + "b")
+    ip(*inside, "addr", "add", address, "dev", name + "a")
+    for end in "ab":
+        ip(*inside, "link", "set", name + end, "up")
+
+
+@pytest.fixture
+def ssh_host(host, tmp_path):
+    """Another host, `b`, with an ssh server: the environment in which ssh reaches it, and this host's address. Both have
+    an interface more, of one address, by which they do not reach each other."""
+    if not all(map(shutil.which, ("sshd", "ssh", "ssh-keygen", "unshare"))):
+        pytest.skip("openssh-server is not installed")
+    name, net, _ = host
+    for key in ("own", "host"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / key], check=True)
+    (tmp_path / "sshd.conf").write_text(SSHD.format(folder=tmp_path, address=f"{net}.2"))
+    (tmp_path / "ssh.conf").write_text(SSH.format(folder=tmp_path, address=f"{net}.2"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/ssh.conf "$@"\n')
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    os.makedirs("/run/sshd", exist_ok=True)
+    lan = f"hl{os.getpid()}"[-12:]
+    lan_of_its_own(None, lan, "10.78.1.1/24")
+    lan_of_its_own(name, lan, "10.78.1.1/24")
+    start = f"hostname b && exec {shutil.which('sshd')} -D -e -f {tmp_path}/sshd.conf"
+    server = subprocess.Popen(["ip", "netns", "exec", name, "unshare", "--uts", "--ipc", "sh", "-c", start], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = {**CLEAN, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    try:
+        wait_until(lambda: subprocess.run(["ssh", "b", "true"], env=env, capture_output=True).returncode == 0, "ssh reaches the host")
+        yield env, f"{net}.1"
+    finally:
+        server.terminate()
+        server.wait()
+        ip("link", "del", lan + "a")
+
+
 @pytest.fixture
 def slurm(tmp_path):
     """A cluster of this host alone, of Debian's slurmctld, slurmd and slurm-client."""

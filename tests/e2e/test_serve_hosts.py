@@ -1,12 +1,14 @@
 """`--hosts` starts all ranks: here as processes, elsewhere by ssh."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 
 import pytest
 from conftest import HADAL
+from hosts import host, ssh_host  # fixtures
 from serving import TINY, Server
 from test_ranks import answers
 from worlds import CLEAN, SMALL, free_address, needs_ucx
@@ -53,6 +55,22 @@ def test_two_hosts_answer_as_one(ssh, layout):
     assert server.wait() == 0
 
 
+@pytest.mark.parametrize("layout", [("--tp", 2), ("--dp", 2, "--ep", 2)])
+def test_two_hosts_by_an_ssh_server(ssh_host, layout):
+    """As docs/ranks.md says it, and nothing more."""
+    env, address = ssh_host
+    one = Server(*SMALL)
+    want = answers(one)
+    one.close()
+    server = Server(*SMALL, *layout, "--hosts", "a,b", "--meet", f"{address}:30178", env=env)
+    assert answers(server) == want
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+    log = server.log.decode()
+    assert "rank 1@b rank_follows" in log, log
+    assert re.search(r'rank_rate between="rank 0 on \S+ and rank 1 on b"', log), log
+
+
 def test_processes_of_this_host(ssh):
     server = Server(*SMALL, "--ep", 2, "--hosts", "localhost", "--meet", free_address(), env=ssh)
     assert not os.path.exists(ssh["SSH_LOG"]) and len(children(server.process.pid)) == 1
@@ -79,6 +97,13 @@ def test_a_rank_0_that_cannot_start_stops_the_others(ssh):
         port = taken.getsockname()[1]
         code, text = refused(ssh, "--ep", 2, "--hosts", "localhost", "--meet", free_address(), "--start-seconds", 600, port=port)
     assert code != 0 and f"port {port}" in text, text
+
+
+def test_a_rank_0_that_others_do_not_reach_stops_them(ssh):
+    """0x7f.1 is 127.0.0.1, as the host's own name is on Debian. Rank 0 is in its sandbox when it finds out."""
+    meet = f"0x7f.1:{free_address().rsplit(':', 1)[1]}"
+    code, text = refused(ssh, "--ep", 2, "--hosts", "localhost", "--meet", meet, "--start-seconds", 600)
+    assert code == 2 and f"rank 0 cannot be met at {meet}: on its own host that is a loopback address" in text, text
 
 
 @pytest.mark.parametrize("flags, why", [

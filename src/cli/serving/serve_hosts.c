@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
@@ -28,7 +29,9 @@ typedef struct other {
 struct serve_hosts {
     other ranks[MAX_RANKS]; /* from 1 on */
     int32_t n;
-    pthread_t thread;
+    pthread_t watch, stopper;
+    sem_t ends;
+    bool stops; /* set before ends */
     atomic_bool ready;
 };
 
@@ -189,14 +192,39 @@ static void *watch(void *user) {
     return NULL;
 }
 
+static void stop_all(serve_hosts *h) {
+    for (int32_t i = 1; i < h->n; i++) {
+        const pid_t pid = atomic_load(&h->ranks[i].pid);
+        if (pid) kill(pid, SIGTERM);
+    }
+}
+
+/* Rank 0's thread enters a sandbox, from which no signal reaches processes outside; this one, which was there
+ * before, does not. */
+static void *stop_at_end(void *user) {
+    serve_hosts *h = user;
+    while (sem_wait(&h->ends) != 0) {
+    }
+    if (h->stops) stop_all(h);
+    return NULL;
+}
+
+static void end_stopper(serve_hosts *h, bool stops) {
+    h->stops = stops;
+    sem_post(&h->ends);
+    pthread_join(h->stopper, NULL);
+}
+
 /* Signals are for other threads. */
-static hd_status start_watch(serve_hosts *h, hd_err *err) {
+static hd_status start_threads(serve_hosts *h, hd_err *err) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int code = pthread_create(&h->thread, NULL, watch, h);
+    const bool stopper = pthread_create(&h->stopper, NULL, stop_at_end, h) == 0;
+    const bool both = stopper && pthread_create(&h->watch, NULL, watch, h) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return code == 0 ? HD_OK : HD_FAIL(err, HD_EIO, "cannot start a thread");
+    if (stopper && !both) end_stopper(h, false);
+    return both ? HD_OK : HD_FAIL(err, HD_EIO, "cannot start a thread");
 }
 
 /* ---- all hosts ---- */
@@ -234,14 +262,7 @@ static hd_status start_all(serve_hosts *h, const serve_hosts_args *a, hd_err *er
     for (int32_t i = 1; i < a->n_ranks; i++) {
         HD_TRY(start_rank(h, a, i, (int64_t)i * n_hosts / a->n_ranks == 0, err));
     }
-    return start_watch(h, err);
-}
-
-static void stop_all(serve_hosts *h) {
-    for (int32_t i = 1; i < h->n; i++) {
-        const pid_t pid = atomic_load(&h->ranks[i].pid);
-        if (pid) kill(pid, SIGTERM);
-    }
+    return start_threads(h, err);
 }
 
 hd_status serve_hosts_start(serve_hosts **out, const serve_hosts_args *args, hd_err *err) {
@@ -253,12 +274,14 @@ hd_status serve_hosts_start(serve_hosts **out, const serve_hosts_args *args, hd_
     serve_hosts *h = calloc(1, sizeof *h);
     if (!h) return HD_FAIL(err, HD_ENOMEM, "no memory for %d ranks", args->n_ranks);
     h->n = args->n_ranks;
+    sem_init(&h->ends, 0, 0);
     const hd_status st = start_all(h, args, err);
     if (st == HD_OK) {
         *out = h;
         return HD_OK;
     }
     stop_all(h);
+    sem_destroy(&h->ends);
     free(h);
     return st;
 }
@@ -269,7 +292,8 @@ void serve_hosts_are_ready(serve_hosts *h) {
 
 void serve_hosts_close(serve_hosts *h) {
     if (!h) return;
-    if (!atomic_exchange(&h->ready, true)) stop_all(h); /* or they would wait for this one */
-    pthread_join(h->thread, NULL);
+    end_stopper(h, !atomic_exchange(&h->ready, true)); /* or they would wait for this one */
+    pthread_join(h->watch, NULL);
+    sem_destroy(&h->ends);
     free(h);
 }
