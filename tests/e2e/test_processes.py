@@ -126,6 +126,14 @@ def test_attention_groups_in_processes(world, alone, groups, transport):
     assert all(code == 0 for _, code in w.close())
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_four_parts_of_heads_in_processes(world, alone, transport):
+    w = world(4, "--tp", 4, env=TRANSPORTS[transport])
+    assert w.server.get("/server_info").json["parallel"]["heads"] == 4
+    assert answers(w.server) == alone
+    assert all(code == 0 for _, code in w.close())
+
+
 def test_processes_choose_one_layout(world, alone):
     w = world(2, "--layout", "auto")
     assert w.server.get("/server_info").json["parallel"]["dp"] == 2
