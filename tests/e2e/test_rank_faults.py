@@ -102,7 +102,7 @@ def test_a_fault_at_a_point(world, alone, layout, rank, fault):
         asked.result()
     wait_until(lambda: w.server.get("/health").text == "ok", "all work")
     assert answers(w.server) == alone
-    assert all(code == 0 for _, code in w.close())
+    assert all(code == 0 for _, code in w.close_idle())
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "slow"])
@@ -119,7 +119,7 @@ def test_a_fault_before_the_ranks_meet(world, alone, how):
     w = world(2, "--ep", 2, env=MEMORY, faults={1: f"start:1:{how}"}, before=mend)
     assert answers(w.server) == alone
     assert w.server.get("/health").text == "ok"
-    assert all(code == 0 for _, code in w.close())
+    assert all(code == 0 for _, code in w.close_idle())
 
 
 def test_requests_end_if_rank_0_cannot_begin_anew(world):
@@ -150,4 +150,4 @@ def test_a_rank_is_lost_while_the_others_begin_anew(world, alone):
         w.start(rank)
     wait_until(lambda: w.server.get("/health").text == "ok", "all work")
     assert answers(w.server) == alone
-    assert all(code == 0 for _, code in w.close())
+    assert all(code == 0 for _, code in w.close_idle())

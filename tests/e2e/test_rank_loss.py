@@ -83,7 +83,7 @@ def test_requests_of_a_lost_group_go_on_in_the_others(world, alone, how):
     assert group_metric(w.server, "generation_tokens_total")[1] > before  # it computes again
     back = rank_figures(w.server)
     assert [r["state"] for r in back["ranks"]] == ["active", "active"] and back["epoch"] > lost["epoch"] > 1
-    assert all(code == 0 for _, code in w.close())
+    assert all(code == 0 for _, code in w.close_idle())
 
 
 LAYOUTS = {
@@ -101,7 +101,7 @@ def test_the_ranks_that_are_left_take_over(world, alone, layout, transport):
     await_health(w, "degraded: " + LOST.format(victim))
     w.start(victim)
     await_health(w, "ok")
-    assert all(code == 0 for _, code in w.close())
+    assert all(code == 0 for _, code in w.close_idle())
 
 
 def test_requests_wait_for_a_rank_that_cannot_be_spared(world, alone):
@@ -118,7 +118,7 @@ def test_requests_wait_for_a_rank_that_cannot_be_spared(world, alone):
     await_health(w, "ok")
     w.ranks[1].kill()  # while nothing runs
     await_health(w, why)
-    assert w.close()[0][1] == -signal.SIGKILL and w.server.process.returncode == 0
+    assert w.close_idle()[0][1] == -signal.SIGKILL and w.server.process.returncode == 0
 
 
 def test_a_follower_is_lost_while_nothing_runs(world, alone):
@@ -131,7 +131,7 @@ def test_a_follower_is_lost_while_nothing_runs(world, alone):
     assert [r["state"] for r in figures["ranks"]] == ["active", "active", "standby", "lost"] and figures["epoch"] == 2
     w.start(3)
     await_health(w, "ok")
-    assert all(code == 0 for _, code in w.close())
+    assert all(code == 0 for _, code in w.close_idle())
 
 
 def test_two_ranks_at_once(world, alone):
@@ -146,7 +146,7 @@ def test_two_ranks_at_once(world, alone):
     for rank in (1, 3):
         w.start(rank)
     await_health(w, "ok")
-    assert all(code == 0 for _, code in w.close())
+    assert all(code == 0 for _, code in w.close_idle())
 
 
 MOVERS = {"experts": (4, ("--ep", 4)), "groups": (3, ("--dp", 3, "--ep", 3))}
@@ -172,7 +172,7 @@ def test_experts_in_balance_and_a_rank_that_is_lost_and_returns(world, alone, la
     await_health(w, "ok")
     move()
     assert figure(w.server, "rank_balancedness") > 0
-    assert all(code == 0 for _, code in w.close())
+    assert all(code == 0 for _, code in w.close_idle())
 
 
 def test_the_loss_of_rank_0_ends_the_others(world):

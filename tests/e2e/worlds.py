@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from conftest import HADAL, for_gpu
-from serving import TINY, Server, free_port
+from serving import TINY, Server, free_port, wait_until
 
 FAULTY = pathlib.Path(HADAL).parent / "drive_ranks"
 SMALL = ("--threads", 1, "--max-running", 16, "--context", 1024, "--backend", "cpu")
@@ -72,6 +72,13 @@ class World:
             self.server.signal(signal.SIGTERM)
         self.server.wait()
         return [(p.communicate()[1], p.returncode) for p in self.ranks[1:]]
+
+    def close_idle(self):
+        """The same, once nothing runs: no page of a group's KV pools is held, whatever was lost before."""
+        held = lambda: sum(float(line.rsplit(" ", 1)[1]) for line in self.server.get("/metrics").text.splitlines() if line.startswith("hadal_kv_used_tokens"))
+        wait_until(lambda: self.server.stats()["hadal_living_requests"] == 0 and held() == 0, "all pages are given back")
+        assert self.server.stats()["hadal_audits_failed_total"] == 0
+        return self.close()
 
     def kill(self):
         for p in self.ranks:

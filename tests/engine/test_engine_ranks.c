@@ -10,12 +10,15 @@
 #include <string.h>
 #include <time.h>
 
+#include "allocations.h"
 #include "base/checked.h"
 #include "engine/rank.h"
 #include "fakes/engine_rig.h"
 #include "fakes/gpus.h"
 #include "moe/rebalance.h"
 #include "runner/expert_moves_internal.h"
+
+#define V41 "models/tiny-v41"
 
 typedef struct layout {
     const char *model;
@@ -32,6 +35,8 @@ static const layout layouts[] = {
     {TINY,             1, 2,     1, false, 2, NULL}, /* ranks divide the rows of prompts */
     {TINY,             2, 1,     1, false, 1, NULL},
     {TINY,             4, 2,     1, false, 1, NULL},
+    {V41,              2, 2,     2, false, 1, NULL}, /* layers that drop rows of a prompt */
+    {V41,              1, 4,     1, false, 1, "2" },
     {"models/tiny-v3", 4, 1,     1, false, 1, NULL}, /* 2 heads; blocks of 128 rows in 2 parts */
     {"models/tiny-v3", 2, 3 * 2, 1, false, 1, "2" }, /* 8 experts in 12 slots */
     {"models/tiny-v3", 1, 1,     3, false, 1, NULL}, /* parts of every expert in all groups */
@@ -331,6 +336,70 @@ static void check_answers(const rig_answer want[3], rig_answer got[3]) {
     }
 }
 
+/* No page is held once nothing runs: when the engine has ended its next step, with the last event. */
+static void check_pools(hd_engine *e) {
+    const int32_t groups = hd_engine_parallel(e)->dp;
+    rig_answer a = {0};
+    const hd_request g = {.size = sizeof g, .text = "Once", .max_tokens = 2, .n = 1};
+    rig_run(e, &g, &a);
+    rig_deinit(&a);
+    for (int32_t k = 0; k < groups; k++) {
+        hd_engine_stats s;
+        do hd_engine_read_group(e, k, &s);
+        while (s.running || s.waiting);
+        for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+            if (s.pages_free[l] + s.pages_cached[l] != s.pages[l]) {
+                fail_msg("group %d holds %d of %d pages", k,
+                         s.pages[l] - s.pages_free[l] - s.pages_cached[l], s.pages[l]);
+            }
+        }
+    }
+}
+
+/* So many more tokens, which nobody takes. */
+static void await_tokens(hd_engine *e, int64_t n) {
+    hd_engine_stats s;
+    hd_engine_read_stats(e, &s);
+    const int64_t before = s.output_tokens;
+    while (s.output_tokens < before + n) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        hd_engine_read_stats(e, &s);
+    }
+}
+
+/* Steps of four ranks: of two groups with a follower each. Only who takes tokens makes texts of them. */
+static void steps_allocate_nothing(void **state) {
+    enum { REQUESTS = 4, SOME = 8 * REQUESTS, ROUNDS = 8, MOST = 200 };
+    static const layout four = {.model = TINY, .tp = 2, .ep = 2, .dp = 2, .cp = 1};
+    (void)state;
+    hd_engine *e = open_layout(&four, (hd_engine_options){.threads = 2});
+    char why[300];
+    hd_event event;
+    int32_t ended = 0;
+    for (int32_t i = 0; i < REQUESTS; i++) {
+        const hd_request g = {.size = sizeof g,
+                              .text = "Once upon a time",
+                              .max_tokens = MOST,
+                              .n = 1,
+                              .ignore_eos = true,
+                              .draft_tokens = i % 3};
+        if (!hd_engine_submit(e, &g, NULL, why, sizeof why)) fail_msg("%s", why);
+    }
+    await_tokens(e, SOME);
+    const int64_t first = allocations();
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        while (hd_engine_poll(e, &event, 0)) ended += event.last;
+        const int64_t before = allocations();
+        await_tokens(e, SOME);
+        assert_int_equal(allocations(), before);
+    }
+    assert_int_equal(ended, 0);
+    assert_true(allocations() > first); /* of texts */
+    for (; ended < REQUESTS; ended += event.last) assert_true(hd_engine_poll(e, &event, -1));
+    check_pools(e);
+    hd_engine_close(e);
+}
+
 /* Failures before a request and while it runs: its text is that of one rank. */
 static void survive_failures(const layout *l, const rig_answer *want) {
     static rig_answer got[3];
@@ -360,6 +429,7 @@ static void survive_failures(const layout *l, const rig_answer *want) {
         assert_string_equal(stats.rank_failure, k == 0 ? wrong : why);
     }
     assert_true(stats.retracted > 0);
+    check_pools(e);
     hd_engine_close(e);
 }
 
@@ -777,6 +847,7 @@ int test_engine_ranks(void) {
         cmocka_unit_test(prefix_hits_are_on_every_rank),
         cmocka_unit_test(retracted_requests_go_on),
         cmocka_unit_test(requests_survive_failures),
+        cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(a_lost_rank_is_named),
         cmocka_unit_test(moves_change_no_bit),
         cmocka_unit_test(moves_survive_failures),
