@@ -207,6 +207,11 @@ static void place_head(model_activations *t, hd_arena *a, const hd_model *m, int
     t->logit_x = take(a, m, m->limits.logits * streams * c->hidden);
     t->merged = take(a, m, (int64_t)m->limits.logits * c->hidden);
     t->logit_pre = take_f32(a, (int64_t)m->limits.logits * c->hc_mult);
+    if (model_rows_are_foreign(m, HD_GROUP_HEAD)) {
+        const int64_t logits = model_most_rows(m, HD_GROUP_HEAD, m->limits.logits);
+        t->head_x = take(a, m, logits * c->hidden);
+        t->head_logits = take_f32(a, logits * c->vocab);
+    }
     if (m->dspark) {
         const int64_t logits = m->limits.logits, seqs = logits / c->dspark.block;
         t->mixed = take(a, m, logits * c->hidden);
@@ -217,10 +222,6 @@ static void place_head(model_activations *t, hd_arena *a, const hd_model *m, int
     }
     t->mixed = t->merged;
     t->paired = take(a, m, n * (streams > 2 ? streams : 2) * c->hidden);
-    if (!model_rows_are_foreign(m, HD_GROUP_HEAD)) return;
-    const int64_t logits = model_most_rows(m, HD_GROUP_HEAD, m->limits.logits);
-    t->head_x = take(a, m, logits * c->hidden);
-    t->head_logits = take_f32(a, logits * c->vocab);
 }
 
 /* An indexer has no gradients, so that nothing but its choice is kept. */

@@ -671,6 +671,119 @@ static void any_layout_has_the_same_bits(void **state) {
     }
 }
 
+/* ---- every pair of choices ---- */
+
+/* What a layout chooses; of families some draft by MTP, some by DSpark, some not at all. */
+enum { FAMILY, TP, DP, EP, ETP, DENSE_TP, HEAD_TP, REDUNDANT, N_MICRO, N_FACTORS, LEVELS = 5 };
+
+static const struct {
+    int32_t n, at[LEVELS];
+} factors[N_FACTORS] = {
+    [FAMILY] = {5, {0, 1, 2, 3, 4}},
+      [TP] = {4, {1, 2, 3, 4}   },
+    [DP] = {4, {1, 2, 3, 4}   },
+      [EP] = {5, {1, 2, 3, 4, 8}},
+    [ETP] = {3, {1, 2, 4}      },
+      [DENSE_TP] = {4, {1, 2, 4, 8}   },
+    [HEAD_TP] = {4, {1, 2, 4, 8}   },
+      [REDUNDANT] = {4, {0, 1, 2, 4}   },
+    [N_MICRO] = {3, {1, 2, 3}      },
+};
+
+typedef struct choice {
+    uint8_t level[N_FACTORS];
+} choice;
+
+typedef struct pairs {
+    bool covered[N_FACTORS][LEVELS][N_FACTORS][LEVELS];
+} pairs;
+
+static int32_t chosen(const choice *c, int factor) {
+    return factors[factor].at[c->level[factor]];
+}
+
+/* families: [LEVELS] */
+static hd_parallel_config layout_of(const choice *c, hd_model_spec *const *families) {
+    const hd_parallel_config common =
+        hd_parallel_common(chosen(c, TP), 1, 1, families[c->level[FAMILY]]);
+    return (hd_parallel_config){.tp = chosen(c, TP),
+                                .dp = chosen(c, DP),
+                                .ep = chosen(c, EP),
+                                .etp = chosen(c, ETP),
+                                .dense_tp = chosen(c, DENSE_TP),
+                                .head_tp = chosen(c, HEAD_TP),
+                                .redundant = chosen(c, REDUNDANT),
+                                .head_parts = common.head_parts};
+}
+
+static bool can_be(const choice *c, hd_model_spec *const *families) {
+    const hd_parallel_config l = layout_of(c, families);
+    if (l.tp * l.dp > MAX_RANKS || hd_parallel_check(&l, NULL) != HD_OK) return false;
+    if (l.ep == 1) return l.redundant == 0;
+    return (families[c->level[FAMILY]]->route.n_experts + l.redundant) % l.ep == 0;
+}
+
+/* The next one in order; false: there is none. */
+static bool count_up(choice *c) {
+    for (int f = 0; f < N_FACTORS; f++) {
+        if (++c->level[f] < factors[f].n) return true;
+        c->level[f] = 0;
+    }
+    return false;
+}
+
+/* How many pairs of a choice are not covered; covers them. */
+static int32_t count_new(pairs *p, const choice *c, bool covers) {
+    int32_t n = 0;
+    for (int f = 0; f < N_FACTORS; f++) {
+        for (int g = f + 1; g < N_FACTORS; g++) {
+            bool *is = &p->covered[f][c->level[f]][g][c->level[g]];
+            n += !*is;
+            *is |= covers;
+        }
+    }
+    return n;
+}
+
+/* Choices that have every pair which any choice can have: greedily those with most new ones. The caller frees
+ * it. */
+static choice *cover_pairs(hd_model_spec *const *families, int32_t *n) {
+    static pairs seen;
+    choice *out = NULL;
+    memset(&seen, 0, sizeof seen);
+    for (*n = 0;; ++*n) {
+        choice c = {{0}}, best = c;
+        int32_t most = 0;
+        do {
+            const int32_t new_ones = can_be(&c, families) ? count_new(&seen, &c, false) : 0;
+            if (new_ones > most) best = c;
+            if (new_ones > most) most = new_ones;
+        } while (count_up(&c));
+        if (most == 0) return out;
+        count_new(&seen, &best, true);
+        out = realloc(out, (size_t)(*n + 1) * sizeof *out);
+        assert_non_null(out);
+        out[*n] = best;
+    }
+}
+
+static void every_pair_of_choices_has_the_same_bits(void **state) {
+    hd_model_spec *families[LEVELS];
+    int32_t n;
+    (void)state;
+    static_assert(HD_LEN(names) == LEVELS, "a level for each family");
+    for (int32_t i = 0; i < LEVELS; i++) families[i] = config_open(names[i]);
+    choice *choices = cover_pairs(families, &n);
+    assert_true(n > LEVELS * LEVELS);
+    for (int32_t i = 0; i < n; i += is_brief() ? n : 1) {
+        const choice *c = &choices[i];
+        const hd_parallel_config l = layout_of(c, families);
+        check_layout(names[c->level[FAMILY]], &l, chosen(c, N_MICRO), false);
+    }
+    for (int32_t i = 0; i < LEVELS; i++) hd_model_spec_close(families[i]);
+    free(choices);
+}
+
 /* Rows that have no room at once come in further rounds, also if most groups have none and if all of
  * them choose the same expert. */
 static void rounds_have_the_same_bits(void **state) {
@@ -967,6 +1080,7 @@ int test_ranks(void) {
         cmocka_unit_test(divided_rows_have_the_same_bits),
         cmocka_unit_test(divided_rows_exchange_what_the_formula_says),
         cmocka_unit_test(any_layout_has_the_same_bits),
+        cmocka_unit_test(every_pair_of_choices_has_the_same_bits),
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(fetched_experts_have_the_same_bits),
         cmocka_unit_test(room_is_bounded),
