@@ -6,7 +6,7 @@
  * by row, in sevens, and all at once; and from AVX2 and AVX-512. With a GPU the CUDA table is
  * tested too, also captured in a graph; then both sides can address the memory of a test.
  * HADAL_TEST_BRIEF=1 runs the reference and CUDA only, all rows at once, for the device's
- * sanitizers.
+ * sanitizers; HADAL_TEST_GPU_ALONE=1 the reference and CUDA, in all ways.
  *
  * An operator with a form of its own for --precision fast has a fast_tolerance: each form of
  * fast_ref.h is within it. The CPU tables of that precision give the bits of fast_ref.h; the

@@ -439,7 +439,7 @@ void official_tiles(void **state) {
 enum { SEEN = 37, WIDTH = 40, HEADS = 3, ROWS = 9 };
 
 /* One head's output as docs/numerics.md says it, of n keys [n, WIDTH] that are rounded, as is q. */
-static void attend_narrow(const float *q, const float *key, int32_t n, float scale,
+static void narrow_attention(const float *q, const float *key, int32_t n, float scale,
                           float *out) {
     float score[SEEN], top = -INFINITY;
     double total = 0.0, sum[WIDTH] = {0.0};
@@ -492,7 +492,7 @@ void official_attention(void **state) {
     round_to_bf16(key, SEEN * WIDTH);
     round_to_bf16(q, ROWS * HEADS * WIDTH);
     for (int32_t i = 0; i < ROWS * HEADS; i++) {
-        attend_narrow(q + i * WIDTH, key, pos[i / HEADS] + 1, a.scale, want);
+        narrow_attention(q + i * WIDTH, key, pos[i / HEADS] + 1, a.scale, want);
         check_bits("attention", got + i * WIDTH, want, WIDTH);
     }
     head_weight = take_random(ROWS * HEADS, 1.0f);

@@ -59,7 +59,7 @@ BOTH(192, 96, 97, 98, 99, 100, 101);
 BOTH(256, 128, 129, 130, 131, 132, 133);
 
 /* Rows as boxes of 128 bytes, swizzled; row i of `to` is row (i + turn) % rows of `from`. */
-__device__ void lay(uint8_t *to, const uint8_t *from, int rows, int turn) {
+__device__ void swizzle(uint8_t *to, const uint8_t *from, int rows, int turn) {
     for (int i = (int)threadIdx.x; i < rows * ROW / 16; i += WARPGROUP) {
         const int row = i / (ROW / 16), chunk = i % (ROW / 16), box = chunk / 8;
         const uint4 *x =
@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(WARPGROUP)
     uint8_t *shared = room + (1024 - shared_address(room) % 1024) % 1024;
     uint8_t *left = shared, *right = shared + BOXES * A_BYTES;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    lay(left, a, A, 0);
-    lay(right, b, B, turn);
+    swizzle(left, a, A, 0);
+    swizzle(right, b, B, turn);
     fence_proxy_async();
     __syncthreads();
     for (int first = 0; first + N <= B; first += N) {
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(WARPGROUP)
     uint8_t *shared = room + (1024 - shared_address(room) % 1024) % 1024;
     uint8_t *right = shared, *left = shared + BOXES * A_BYTES;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    lay(right, a, A, 0);
-    lay(left, b, B, 0);
+    swizzle(right, a, A, 0);
+    swizzle(left, b, B, 0);
     fence_proxy_async();
     __syncthreads();
     for (int first = 0; first < B; first += 64) {
