@@ -440,7 +440,7 @@ enum { SEEN = 37, WIDTH = 40, HEADS = 3, ROWS = 9 };
 
 /* One head's output as docs/numerics.md says it, of n keys [n, WIDTH] that are rounded, as is q. */
 static void narrow_attention(const float *q, const float *key, int32_t n, float scale,
-                          float *out) {
+                             float *out) {
     float score[SEEN], top = -INFINITY;
     double total = 0.0, sum[WIDTH] = {0.0};
     for (int32_t e = 0; e < n; e++) {
