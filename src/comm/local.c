@@ -1,4 +1,5 @@
-/* local.c - ranks of one process: every rank reads, or for sums writes, the others' host memory.
+/* local.c - ranks of one process: every rank reads, or for sums writes, the others' host memory. Short
+ * broadcasts are copied, so that who sends them need not wait for those that read them.
  *
  * An exchange is a place where the members of a group meet: each counts itself in `sent` when
  * its arguments can be read, and in `done` when it has finished reading. The last one wakes
@@ -27,16 +28,28 @@
 
 /* PROBE_NS: a sleeper takes 50 us to wake up on a virtual machine. Who spins for less is late at the next
  * exchange, where the other goes to sleep, and so on. LINE: floats of a cache line. */
-enum { PROBE_NS = 60000, LOOKS = 100, LINE = HD_CACHE_LINE / (int)sizeof(float) };
+enum {
+    PROBE_NS = 60000,
+    LOOKS = 100,
+    LINE = HD_CACHE_LINE / (int)sizeof(float),
+    POSTED = 1 << 18 /* longer broadcasts are read where they lie */
+};
 
-typedef enum lane { COLLECTIVE, DISPATCH, COMBINE, N_LANES } lane;
+typedef enum lane { COLLECTIVE, DISPATCH, COMBINE, BROADCAST, N_LANES } lane;
 
 typedef struct exchange {
     _Atomic uint64_t sent, done; /* members, over all exchanges at this place */
 } exchange;
 
+/* A copy of what was broadcast, for those that come later. */
+typedef struct posted {
+    void *data;
+    size_t room;
+} posted;
+
 typedef struct group {
     exchange at[N_LANES][HD_COMM_MAX_INFLIGHT];
+    posted posted[HD_COMM_MAX_INFLIGHT];
 } group;
 
 typedef struct member {
@@ -76,15 +89,19 @@ static const member *member_at(const member *r, hd_group g, int32_t i) {
     return &r->world->ranks[members->first + i * members->stride];
 }
 
-static exchange *exchange_at(const member *r, hd_group g, lane l, uint64_t ticket) {
-    group *all = &r->world->groups[(int32_t)g * r->world->n + group_of(r, g)->first];
-    return &all->at[l][ticket % HD_COMM_MAX_INFLIGHT];
+static group *place_of(const member *r, hd_group g) {
+    return &r->world->groups[(int32_t)g * r->world->n + group_of(r, g)->first];
 }
 
-static void count_in(const member *r, hd_group g, _Atomic uint64_t *count) {
+static exchange *exchange_at(const member *r, hd_group g, lane l, uint64_t ticket) {
+    return &place_of(r, g)->at[l][ticket % HD_COMM_MAX_INFLIGHT];
+}
+
+/* n of an exchange are counted, of which the last one wakes those that wait. */
+static void count_in(const member *r, int32_t n, _Atomic uint64_t *count) {
     hd_comm_local *w = r->world;
     const uint64_t now = atomic_fetch_add(count, 1) + 1;
-    if (now % (uint64_t)group_of(r, g)->n || atomic_load(&w->sleepers) == 0) return;
+    if (now % (uint64_t)n || atomic_load(&w->sleepers) == 0) return;
     pthread_mutex_lock(&w->mutex);
     pthread_cond_broadcast(&w->wake);
     pthread_mutex_unlock(&w->mutex);
@@ -102,11 +119,10 @@ static bool spin(const member *r, const _Atomic uint64_t *count, uint64_t all,
     return false;
 }
 
-/* Waits for all members. A sleeper is counted before it looks at the counter, and the last
+/* Waits until all are counted. A sleeper is counted before it looks at the counter, and the last
  * member looks for sleepers after it counted itself: one of them sees the other. */
-static void wait_for(member *r, hd_group g, _Atomic uint64_t *count, uint64_t ticket) {
+static void wait_for(member *r, _Atomic uint64_t *count, uint64_t all) {
     hd_comm_local *w = r->world;
-    const uint64_t all = (ticket / HD_COMM_MAX_INFLIGHT + 1) * (uint64_t)group_of(r, g)->n;
     if (atomic_load(count) >= all) return;
     const int64_t since_ns = hd_now_ns();
     const bool found = spin(r, count, all, since_ns);
@@ -141,28 +157,36 @@ static void wait_for_the_busy(const hd_comm_local *w) {
 
 static uint64_t begin(member *r, hd_group g, lane l) {
     const uint64_t ticket = r->begun[g][l]++;
-    count_in(r, g, &exchange_at(r, g, l, ticket)->sent);
+    count_in(r, group_of(r, g)->n, &exchange_at(r, g, l, ticket)->sent);
     return ticket;
+}
+
+/* What a place counts when n members are in an exchange. */
+static uint64_t full_count(uint64_t ticket, int32_t n) {
+    return (ticket / HD_COMM_MAX_INFLIGHT + 1) * (uint64_t)n;
+}
+
+static void fail(const member *r, hd_stream *s) {
+    wait_for_the_busy(r->world);
+    hd_stream_fail(s, HD_EPEER, r->world->why);
 }
 
 /* Waits until all members have begun. True: this rank is busy now. */
 static bool arrive(member *r, hd_stream *s, hd_group g, lane l, uint64_t ticket) {
-    wait_for(r, g, &exchange_at(r, g, l, ticket)->sent, ticket);
+    wait_for(r, &exchange_at(r, g, l, ticket)->sent, full_count(ticket, group_of(r, g)->n));
     if (become_busy(r)) return true;
-    wait_for_the_busy(r->world);
-    hd_stream_fail(s, HD_EPEER, r->world->why);
+    fail(r, s);
     return false;
 }
 
 /* Ends being busy; returns when all members have ended. */
 static void finish(member *r, hd_stream *s, hd_group g, lane l, uint64_t ticket) {
+    const int32_t n = group_of(r, g)->n;
     exchange *e = exchange_at(r, g, l, ticket);
     atomic_store(&r->busy, false);
-    count_in(r, g, &e->done);
-    wait_for(r, g, &e->done, ticket);
-    if (!atomic_load(&r->world->aborted)) return;
-    wait_for_the_busy(r->world);
-    hd_stream_fail(s, HD_EPEER, r->world->why);
+    count_in(r, n, &e->done);
+    wait_for(r, &e->done, full_count(ticket, n));
+    if (atomic_load(&r->world->aborted)) fail(r, s);
 }
 
 void hd_comm_local_abort(hd_comm_local *w, const char *why) {
@@ -280,8 +304,57 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     collective(ctx, s, a->group, a, gather_columns);
 }
 
+static bool copy_to(posted *p, const void *data, size_t n) {
+    if (n > p->room) {
+        free(p->data);
+        p->data = malloc(2 * n);
+        p->room = p->data ? 2 * n : 0;
+    }
+    if (p->data && n) memcpy(p->data, data, n);
+    return p->data || !n;
+}
+
+/* The first member leaves a copy and goes on: the others may sleep, and take long to wake up. */
+static void post(member *r, hd_stream *s, const hd_broadcast_args *a, uint64_t ticket) {
+    exchange *e = exchange_at(r, a->group, BROADCAST, ticket);
+    posted *p = &place_of(r, a->group)->posted[ticket % HD_COMM_MAX_INFLIGHT];
+    const int32_t others = group_of(r, a->group)->n - 1;
+    wait_for(r, &e->done, full_count(ticket, others) - (uint64_t)others); /* of its last use */
+    if (!atomic_load(&r->world->aborted) && !copy_to(p, a->data, a->bytes))
+        hd_comm_local_abort(r->world, "a rank has no memory for a broadcast");
+    if (atomic_load(&r->world->aborted)) {
+        fail(r, s);
+        return;
+    }
+    count_in(r, 1, &e->sent);
+}
+
+static void take_posted(member *r, hd_stream *s, const hd_broadcast_args *a, uint64_t ticket) {
+    exchange *e = exchange_at(r, a->group, BROADCAST, ticket);
+    const posted *p = &place_of(r, a->group)->posted[ticket % HD_COMM_MAX_INFLIGHT];
+    wait_for(r, &e->sent, full_count(ticket, 1));
+    if (atomic_load(&r->world->aborted)) {
+        fail(r, s);
+        return;
+    }
+    if (a->bytes) memcpy(a->data, p->data, a->bytes);
+    comm_count_bytes(r->comm.figures, (int64_t)a->bytes);
+    count_in(r, group_of(r, a->group)->n - 1, &e->done);
+}
+
 static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
-    collective(ctx, s, a->group, a, copy_first);
+    member *r = ctx;
+    const hd_rank_group *g = group_of(r, a->group);
+    if (g->n == 1) return;
+    if (a->bytes > POSTED) {
+        collective(r, s, a->group, a, copy_first);
+        return;
+    }
+    const uint64_t ticket = r->begun[a->group][BROADCAST]++;
+    if (g->index == 0)
+        post(r, s, a, ticket);
+    else
+        take_posted(r, s, a, ticket);
 }
 
 /* ---- dispatch and combine ---- */
@@ -485,6 +558,9 @@ void hd_comm_local_close(hd_comm_local *w) {
     pthread_cond_destroy(&w->wake);
     pthread_mutex_destroy(&w->mutex);
     comm_peers_close(w->peers);
+    for (int32_t i = 0; w->groups && i < w->n * HD_N_GROUPS; i++) {
+        for (int k = 0; k < HD_COMM_MAX_INFLIGHT; k++) free(w->groups[i].posted[k].data);
+    }
     free(w->ranks);
     free(w->groups);
     free(w);

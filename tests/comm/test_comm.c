@@ -5,6 +5,7 @@
 #include "check.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,6 +121,30 @@ static void test_a_lost_rank_ends_the_waiting_of_all(void **state) {
     }
 }
 
+static _Atomic bool sent_ahead;
+
+/* The others begin when the first has made as many broadcasts as may travel, and overwritten what it sent. */
+static void broadcast_ahead(comm_rank *r) {
+    for (int32_t i = 0; r->number && i < 20000 && !atomic_load(&sent_ahead); i++)
+        comm_sleep_ms(1);
+    comm_expect(r, !r->number || atomic_load(&sent_ahead), "the first waits for the others", 0);
+    for (int32_t i = 0; i < 3 * HD_COMM_MAX_INFLIGHT; i++) {
+        int32_t word = r->number ? -1 : 7 * i;
+        hd_comm_broadcast(r->comm, r->stream,
+                          &(hd_broadcast_args){HD_GROUP_TP, &word, sizeof word});
+        comm_expect(r, word == 7 * i, "a word of a broadcast", i);
+        word = -2;
+        if (i == HD_COMM_MAX_INFLIGHT - 1) atomic_store(&sent_ahead, true);
+    }
+}
+
+static void test_who_broadcasts_does_not_wait(void **state) {
+    (void)state;
+    comm_rank ranks[COMM_MAX_RANKS];
+    atomic_store(&sent_ahead, false);
+    run_world(&(comm_rank){.parallel = hd_parallel_tensor(4), .run = broadcast_ahead}, ranks);
+}
+
 static void test_too_many_rows_are_an_error_of_all(void **state) {
     (void)state;
     comm_rank ranks[COMM_MAX_RANKS];
@@ -196,6 +221,7 @@ int test_comm(void) {
         cmocka_unit_test(test_a_lost_rank_ends_the_waiting_of_all),
         cmocka_unit_test(test_too_many_rows_are_an_error_of_all),
         cmocka_unit_test(test_who_waits_sleeps),
+        cmocka_unit_test(test_who_broadcasts_does_not_wait),
         cmocka_unit_test(test_rows_without_room_come_in_rounds),
         cmocka_unit_test(test_exchanges_are_counted),
         cmocka_unit_test(test_refusals),
