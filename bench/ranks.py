@@ -165,7 +165,8 @@ def in_steps(table, args, name, model, decode, prefill):
 
 def processes(table, args):
     decode = ["--concurrency", 8, "--num-prompts", 8, "--input-len", 16, "--output-len", 96]
-    in_steps(table, args, "tiny-v4", TINY, decode, ["--concurrency", 2, "--num-prompts", 8, "--input-len", 256, "--output-len", 1])
+    # as many at once that no attention group is without a prompt while another computes one
+    in_steps(table, args, "tiny-v4", TINY, decode, ["--concurrency", 8, "--num-prompts", 16, "--input-len", 256, "--output-len", 1])
 
 
 def v3(table, args):

@@ -11,6 +11,7 @@
 #include "base/siphash.h"
 #include "comm/figures_internal.h"
 #include "comm/rounds_internal.h"
+#include "comm/stream_internal.h"
 #include "comm/tree_sum.h"
 
 /* Up to ONE_SHOT floats every member gets all terms, which saves a second exchange. */
@@ -152,12 +153,29 @@ static void *pack_in(const hd_messages *m, hd_group g, hd_message_lane lane, uin
     return room ? room : room_in(m, otherwise, n);
 }
 
+/* How n bytes are copied to where they are sent from. */
+typedef void copy_fn(void *to, const void *from, size_t n);
+
+static void copy_plain(void *to, const void *from, size_t n) {
+    if (n) memcpy(to, from, n);
+}
+
+static void copy_streamed(void *to, const void *from, size_t n) {
+    comm_stream(to, from, n);
+}
+
+static copy_fn *copy_for(const hd_messages *m, size_t n) {
+    return m->link.streams && m->link.streams(m->link.ctx, n) ? copy_streamed : copy_plain;
+}
+
 /* Copies what several members get to where it is sent from, if the link has such memory. */
 static const void *put(const hd_messages *m, hd_group g, hd_message_lane lane, uint64_t ticket,
                        const void *data, size_t n) {
     if (n == 0 || !data) return data;
     void *room = m->link.room(m->link.ctx, g, lane, ticket, n);
-    return room ? memcpy(room, data, n) : data;
+    if (!room) return data;
+    copy_for(m, n)(room, data, n);
+    return room;
 }
 
 typedef struct shape {
@@ -372,12 +390,20 @@ static void reduce_scatter(void *ctx, hd_stream *s, const hd_reduce_scatter_args
 }
 
 /* Columns of a row-major matrix, packed one row after the other. */
-static void copy_columns(float *to, int64_t to_stride, const float *from, int64_t from_stride,
-                         int32_t rows, int32_t n) {
+static void copy_columns(copy_fn *copy, float *to, int64_t to_stride, const float *from,
+                         int64_t from_stride, int32_t rows, int32_t n) {
     if (!n) return; /* a rank without columns may have no memory */
     for (int32_t i = 0; i < rows; i++) {
-        memcpy(to + i * to_stride, from + i * from_stride, (size_t)n * sizeof *to);
+        copy(to + i * to_stride, from + i * from_stride, (size_t)n * sizeof *to);
     }
+}
+
+/* The columns of another member, which its message has. */
+static void take_columns(const hd_messages *m, const hd_all_gather_args *a,
+                         const hd_received *r, int32_t first, int32_t n) {
+    const int64_t since_ns = hd_now_ns();
+    copy_columns(copy_plain, a->x + first, a->cols, r->data, n, a->rows, n);
+    if (m->link.was_read) m->link.was_read(m->link.ctx, r->head.n, hd_now_ns() - since_ns);
 }
 
 static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
@@ -394,7 +420,8 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
             fail(m, s);
             return;
         }
-        copy_columns(packed, a->own, own, a->cols, a->rows, a->own);
+        copy_columns(copy_for(m, (size_t)n * sizeof *packed), packed, a->own, own, a->cols,
+                     a->rows, a->own);
         own = packed;
     } else {
         own = put_part(&e, own, n);
@@ -417,7 +444,7 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
             return;
         }
         if (!agrees(&e, k, a->rows, a->cols, (int64_t)a->rows * cols)) return;
-        copy_columns(a->x + first, a->cols, e.from[k]->data, cols, a->rows, cols);
+        take_columns(m, a, e.from[k], first, cols);
     }
     end(&e);
 }

@@ -61,6 +61,10 @@ typedef struct hd_link {
     /* Returns n bytes, aligned for float, in which a message of this ticket is sent without a copy, to one
      * member or to several. NULL: the link has no such memory. */
     void *(*room)(void *ctx, hd_group group, hd_message_lane lane, uint64_t ticket, uint64_t n);
+    /* Whether a message of n bytes is better written past the caches, and how long n bytes took to be read, by
+     * which the receiver finds that out. NULL: never. */
+    bool (*streams)(void *ctx, uint64_t n);
+    void (*was_read)(void *ctx, uint64_t n, int64_t ns);
     /* Waits until the bytes of a set's sends may change. False: communication has ended. */
     bool (*flush)(void *ctx, int32_t set);
     /* Waits for a message. NULL: communication has ended. */

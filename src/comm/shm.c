@@ -24,6 +24,10 @@ enum {
     PAGE = 4096,
     PLACES = (int)HD_N_GROUPS * (int)HD_N_MESSAGE_LANES * (int)HD_COMM_MAX_INFLIGHT,
     LARGEST = 16, /* messages of the largest size for which a segment has addresses */
+    SLOW =
+        8, /* bytes per ns; near cores read at 40, far ones at 2.4, what was streamed at 25 */
+    SLOW_IN_A_ROW = 4, /* interruptions look like one */
+    STREAMED = 512,    /* long messages until it looks again */
     NONE = -1
 };
 
@@ -39,7 +43,8 @@ typedef struct segment {
     _Alignas(HD_CACHE_LINE) _Atomic uint32_t bell; /* the others count it up */
     _Atomic int32_t sleeps_for;                    /* the rank whose message the owner awaits */
     _Atomic int32_t core;                          /* where the owner sent from last */
-    line lines[];                                  /* [world, PLACES], by receiver */
+    _Atomic int32_t reads_slowly; /* the owner, what is in the others' caches */
+    line lines[];                 /* [world, PLACES], by receiver */
 } segment;
 
 /* Where the bytes of a place's messages are written. */
@@ -51,7 +56,8 @@ typedef struct room {
 struct comm_shm {
     const hd_message_limits *limits;
     int32_t rank, number;
-    uint64_t bytes, end; /* of each segment; of this rank's rooms */
+    uint64_t bytes, end;    /* of each segment; of this rank's rooms */
+    int32_t slow, streamed; /* long messages: slow ones in a row; until this rank looks again */
     segment *own, *of[HD_MESSAGE_MAX_RANKS];
     room rooms[PLACES];
 };
@@ -190,6 +196,28 @@ void *comm_shm_room(comm_shm *s, hd_group group, hd_message_lane lane, uint64_t 
     void *at = (uint8_t *)s->own + r->at + r->used;
     r->used += lined;
     return at;
+}
+
+void comm_shm_was_read(comm_shm *s, uint64_t n, int64_t ns) {
+    if (n < COMM_SHM_LONG) return;
+    if (s->streamed) {
+        if (--s->streamed == 0) atomic_store(&s->own->reads_slowly, 0);
+        return;
+    }
+    s->slow = ns * SLOW > (int64_t)n ? s->slow + 1 : 0;
+    if (s->slow < SLOW_IN_A_ROW) return;
+    s->slow = 0;
+    s->streamed = STREAMED;
+    atomic_store(&s->own->reads_slowly, 1);
+}
+
+bool comm_shm_streams(const comm_shm *s, uint64_t n) {
+    bool any = false;
+    for (int32_t i = 0; n >= COMM_SHM_LONG && i < s->limits->world; i++) {
+        if (i == s->rank || !s->of[i]) continue;
+        any |= atomic_load_explicit(&s->of[i]->reads_slowly, memory_order_relaxed) != 0;
+    }
+    return any;
 }
 
 static long futex(_Atomic uint32_t *word, int op, uint32_t value,

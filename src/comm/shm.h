@@ -35,6 +35,14 @@ hd_status comm_shm_attach(comm_shm *s, int32_t other, int32_t number, hd_err *er
 void *comm_shm_room(comm_shm *s, hd_group group, hd_message_lane lane, uint64_t ticket,
                     uint64_t n);
 
+/* Long messages are better written past the caches where a core reads another's cache slowly, as between far
+ * cores of a virtual machine: a rank that reads several of them slowly says so, for some time. */
+enum { COMM_SHM_LONG = 1 << 16 };
+void comm_shm_was_read(comm_shm *s, uint64_t n,
+                       int64_t ns); /* n bytes of another rank, in so long */
+bool comm_shm_streams(const comm_shm *s,
+                      uint64_t n); /* n is long, and one of the others has said so */
+
 /* Sends m->n bytes of data, which may change then, unless they are in a room. False: the segment is full. */
 bool comm_shm_send(comm_shm *s, int32_t to, const hd_message *m, const void *data);
 

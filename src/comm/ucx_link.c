@@ -329,6 +329,16 @@ static void *room(void *ctx, hd_group group, hd_message_lane lane, uint64_t tick
     return u->shm ? comm_shm_room(u->shm, group, lane, ticket, n) : NULL;
 }
 
+static bool streams(void *ctx, uint64_t n) {
+    const hd_comm_ucx *u = ctx;
+    return comm_shm_streams(u->shm, n);
+}
+
+static void was_read(void *ctx, uint64_t n, int64_t ns) {
+    hd_comm_ucx *u = ctx;
+    comm_shm_was_read(u->shm, n, ns);
+}
+
 static bool is_sent(hd_comm_ucx *u, const awaited *a) {
     return u->sending[a->set] == 0;
 }
@@ -338,7 +348,16 @@ static bool flush(void *ctx, int32_t set) {
 }
 
 hd_link ucx_link(hd_comm_ucx *u) {
-    return (hd_link){send_message, room, flush, wait_for, release, end_all, ended, u};
+    return (hd_link){.send = send_message,
+                     .room = room,
+                     .streams = u->shm ? streams : NULL,
+                     .was_read = u->shm ? was_read : NULL,
+                     .flush = flush,
+                     .wait = wait_for,
+                     .release = release,
+                     .abort = end_all,
+                     .ended = ended,
+                     .ctx = u};
 }
 
 #endif

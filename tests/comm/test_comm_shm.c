@@ -14,6 +14,7 @@
 
 #include "base/progress.h"
 #include "comm/shm.h"
+#include "comm/stream_internal.h"
 #include "comm_cases.h"
 
 enum { WORLD = 3, LATE_MS = 30, FAR_MS = 60000 };
@@ -245,6 +246,48 @@ static void test_bytes_stay_where_they_are(void **state) {
     close_ranks(&r);
 }
 
+static void read_for(ranks *r, int32_t who, int64_t ns, int32_t times) {
+    for (int32_t i = 0; i < times; i++) comm_shm_was_read(r->at[who], COMM_SHM_LONG, ns);
+}
+
+/* Who reads several long messages slowly has the others stream theirs, and looks again later. */
+static void test_slow_reads_are_streamed(void **state) {
+    (void)state;
+    enum { SLOW_NS = COMM_SHM_LONG, FAST_NS = COMM_SHM_LONG / 40, LIMIT = 100000 };
+    ranks r;
+    open_ranks(&r);
+    read_for(&r, 1, SLOW_NS, 3);
+    read_for(&r, 1, FAST_NS, 1);
+    read_for(&r, 1, SLOW_NS, 3);
+    for (int32_t i = 0; i < 99; i++) comm_shm_was_read(r.at[1], COMM_SHM_LONG - 1, 1 << 30);
+    assert_false(comm_shm_streams(r.at[0], COMM_SHM_LONG));
+    read_for(&r, 1, SLOW_NS, 1);
+    assert_true(comm_shm_streams(r.at[0], COMM_SHM_LONG));
+    assert_true(comm_shm_streams(r.at[2], 1 << 20));
+    assert_false(comm_shm_streams(r.at[0], COMM_SHM_LONG - 1));
+    assert_false(comm_shm_streams(r.at[1], COMM_SHM_LONG)); /* its own reading */
+    int32_t n = 0;
+    while (comm_shm_streams(r.at[0], COMM_SHM_LONG) && n++ < LIMIT) read_for(&r, 1, FAST_NS, 1);
+    assert_true(n > 3 && n < LIMIT);
+    close_ranks(&r);
+}
+
+static void test_what_is_streamed_is_the_same(void **state) {
+    (void)state;
+    enum { MOST = 300, AROUND = 40 };
+    uint8_t from[MOST + AROUND], to[MOST + AROUND];
+    for (int32_t i = 0; i < MOST + AROUND; i++) from[i] = (uint8_t)comm_draw(9, i, 255);
+    for (int32_t n = 0; n < MOST; n += 1 + n / 40) {
+        const int32_t a = (int32_t)comm_draw(10, n, 17), b = (int32_t)comm_draw(11, n, 17);
+        memset(to, 255, sizeof to);
+        comm_stream(to + a, from + b, (size_t)n);
+        assert_memory_equal(to + a, from + b, (size_t)n);
+        for (int32_t i = 0; i < MOST + AROUND; i++) {
+            if (i < a || i >= a + n) assert_int_equal(to[i], 255);
+        }
+    }
+}
+
 static void test_a_full_segment_takes_no_more(void **state) {
     (void)state;
     static uint8_t most[1 << 20];
@@ -445,6 +488,8 @@ int test_comm_shm(void) {
         cmocka_unit_test(test_bytes_outside_the_segment_are_not_read),
         cmocka_unit_test(test_a_flag_is_written_last),
         cmocka_unit_test(test_bytes_stay_where_they_are),
+        cmocka_unit_test(test_slow_reads_are_streamed),
+        cmocka_unit_test(test_what_is_streamed_is_the_same),
         cmocka_unit_test(test_a_full_segment_takes_no_more),
         cmocka_unit_test(test_segments_of_others_are_refused),
         cmocka_unit_test(test_a_killed_rank_leaves_no_segment),

@@ -103,7 +103,12 @@ static void end(void *ctx, const char *why) {
 
 static void *run_member(void *arg) {
     member *r = arg;
-    const hd_link link = {send, NULL, flush, wait_for, release, end, NULL, r};
+    const hd_link link = {.send = send,
+                          .flush = flush,
+                          .wait = wait_for,
+                          .release = release,
+                          .abort = end,
+                          .ctx = r};
     const hd_preflight_args args = {.own = r->own,
                                     .n = r->w->n,
                                     .ticket = FIRST,

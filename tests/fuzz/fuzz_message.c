@@ -150,7 +150,14 @@ static void check_operations(const uint8_t *data, size_t n) {
     const hd_parallel_config two = hd_parallel_tensor(2);
     hd_parallel_config parallel = two;
     other_end o = {.data = data + 4, .n = n - 4};
-    const hd_link link = {send_nowhere, no_room, flush_nothing, receive, keep, end, ended, &o};
+    const hd_link link = {.send = send_nowhere,
+                          .room = no_room,
+                          .flush = flush_nothing,
+                          .wait = receive,
+                          .release = keep,
+                          .abort = end,
+                          .ended = ended,
+                          .ctx = &o};
     hd_stream *s;
     hd_messages *m;
     parallel.ep = 2;

@@ -268,8 +268,14 @@ static void check_agreed(int32_t epoch, int32_t place, int32_t step, int32_t n,
 
 /* Runs a leader from the beginning of its epoch as far as messages let it. */
 static void run_leader(explorer *e, leader *l) {
-    static const hd_link of = {link_send,    link_room,  link_flush, link_wait,
-                               link_release, link_abort, link_ended, &ex};
+    static const hd_link of = {.send = link_send,
+                               .room = link_room,
+                               .flush = link_flush,
+                               .wait = link_wait,
+                               .release = link_release,
+                               .abort = link_abort,
+                               .ended = link_ended,
+                               .ctx = &ex};
     const int32_t n = l->epoch ? e->w->n : GROUPS;
     hd_messages *messages;
     hd_err err = {0};
