@@ -5,7 +5,7 @@
  * and seqs. */
 #include "ops/cuda/entries_internal.cuh"
 
-constexpr int ALL_BLOCKS = 512, SEQ_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
+constexpr int ROW_BLOCKS = 512, MIX_THREADS = 512, MAX_THREADS = 1024;
 constexpr int AT_ONCE = 8; /* slots of a channel on their way */
 constexpr int SMALL_M_ROWS = 8;
 
@@ -15,10 +15,9 @@ static unsigned threads_for(int32_t cols) {
     return whole < MAX_THREADS ? whole : MAX_THREADS;
 }
 
-/* Blocks that stride through the rows of every sequence. */
-static dim3 seq_grid(const hd_seqs &seqs) {
-    const unsigned each = blocks_for(ALL_BLOCKS, seqs.n);
-    return dim3(each < SEQ_BLOCKS ? each : SEQ_BLOCKS, (unsigned)seqs.n);
+/* Blocks of many rows: one for each sequence, and ROW_BLOCKS that sequences have by their rows. */
+static unsigned many_blocks(const hd_seqs &seqs) {
+    return (unsigned)seqs.n + ROW_BLOCKS;
 }
 
 /* The most rows that a step of few has. */
@@ -31,8 +30,29 @@ struct share {
     int32_t seq, first, step;
 };
 
-static __device__ __forceinline__ share own_share() {
-    return {(int32_t)blockIdx.y, (int32_t)blockIdx.x, (int32_t)gridDim.x};
+/* Of a block per sequence. */
+static __device__ __forceinline__ share whole_seq() {
+    return {(int32_t)blockIdx.x, 0, 1};
+}
+
+/* The first of a sequence's blocks, of many_blocks(). */
+static __device__ __forceinline__ int32_t first_block(const hd_seqs &seqs, int32_t seq) {
+    const int64_t none = seqs.first_row[0];
+    const int64_t rows = max(seqs.first_row[seqs.n] - none, (int64_t)1);
+    return seq + (int32_t)((seqs.first_row[seq] - none) * ROW_BLOCKS / rows);
+}
+
+static __device__ __forceinline__ share own_share(const hd_seqs &seqs) {
+    const int32_t block = (int32_t)blockIdx.x;
+    int32_t low = 0,
+            high =
+                seqs.n; /* sequences whose first block is, and is not, this one or before it */
+    while (high - low > 1) {
+        const int32_t middle = (low + high) / 2;
+        *(first_block(seqs, middle) <= block ? &low : &high) = middle;
+    }
+    const int32_t first = first_block(seqs, low);
+    return {low, block - first, first_block(seqs, low + 1) - first};
 }
 
 /* A row has ROW_THREADS of a block, so that rows do not wait for each other; a thread has EACH columns on their
@@ -239,23 +259,23 @@ static __device__ void mix_entries(const hd_compress_args &a, const share &own,
 }
 
 static __global__ void __launch_bounds__(MAX_THREADS) add_position_bias(hd_compress_args a) {
-    add_bias(a, own_share());
+    add_bias(a, own_share(a.seqs));
 }
 
 static __global__ void __launch_bounds__(MIX_THREADS) make_entries(hd_compress_args a) {
     extern __shared__ __align__(16) token_row slot[];
-    mix_entries(a, own_share(), slot);
+    mix_entries(a, own_share(a.seqs), slot);
 }
 
 static __global__ void __launch_bounds__(MAX_THREADS) save_state(hd_compress_args a) {
-    save_rows(a, own_share());
+    save_rows(a, own_share(a.seqs));
 }
 
 /* A block per sequence. */
 static __global__ void __launch_bounds__(MIX_THREADS, 1) compress_small_m(hd_compress_args a) {
     begin_early(rows_of(a.seqs));
     extern __shared__ __align__(16) token_row slot[];
-    const share own = own_share();
+    const share own = whole_seq();
     add_bias(a, own);
     __syncthreads();
     mix_entries(a, own, slot);
@@ -266,12 +286,12 @@ static __global__ void __launch_bounds__(MIX_THREADS, 1) compress_small_m(hd_com
 void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
     cudaStream_t queue = hd_cuda_stream(s);
     if (a->seqs.n == 0 || !writes_entries(s, a->entries)) return;
-    const dim3 grid = seq_grid(a->seqs);
+    const unsigned grid = many_blocks(a->seqs);
     const size_t shared =
         2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
     const unsigned threads = threads_for(a->state.width / 2);
     if (a->seqs.most_rows > 0 && a->seqs.most_rows <= SMALL_M_ROWS) {
-        launch_early(queue, rows_of(a->seqs), compress_small_m, dim3(1, (unsigned)a->seqs.n),
+        launch_early(queue, rows_of(a->seqs), compress_small_m, dim3((unsigned)a->seqs.n),
                      MIX_THREADS, shared, 1, *a);
     } else {
         add_position_bias<<<grid, threads, 0, queue>>>(*a);
@@ -304,20 +324,20 @@ static __device__ void mix_groups(const hd_group_latents_args &a, const share &o
 
 static __global__ void __launch_bounds__(MAX_THREADS) make_latents(hd_group_latents_args a) {
     extern __shared__ __align__(16) token_row slot[];
-    mix_groups(a, own_share(), slot);
+    mix_groups(a, own_share(a.seqs), slot);
 }
 
 static __global__ void __launch_bounds__(MAX_THREADS) save_groups(hd_group_latents_args a) {
-    save_rows(a, own_share());
+    save_rows(a, own_share(a.seqs));
 }
 
 /* A block per sequence. */
 static __global__ void __launch_bounds__(MAX_THREADS) latents_small_m(hd_group_latents_args a) {
     begin_early(rows_of(a.seqs));
     extern __shared__ __align__(16) token_row slot[];
-    mix_groups(a, own_share(), slot);
+    mix_groups(a, whole_seq(), slot);
     __syncthreads(); /* what latents were made of is overwritten now */
-    save_rows(a, own_share());
+    save_rows(a, whole_seq());
 }
 
 void hd_group_latents_cuda(hd_stream *s, const hd_group_latents_args *a) {
@@ -326,11 +346,11 @@ void hd_group_latents_cuda(hd_stream *s, const hd_group_latents_args *a) {
     const unsigned threads = threads_for(a->state.width / 2);
     if (a->seqs.n == 0) return;
     if (a->seqs.most_rows > 0 && a->seqs.most_rows <= SMALL_M_ROWS) {
-        launch_early(queue, rows_of(a->seqs), latents_small_m, dim3(1, (unsigned)a->seqs.n),
+        launch_early(queue, rows_of(a->seqs), latents_small_m, dim3((unsigned)a->seqs.n),
                      (int)threads, shared, 1, *a);
     } else {
-        make_latents<<<seq_grid(a->seqs), threads, shared, queue>>>(*a);
-        save_groups<<<seq_grid(a->seqs), threads, 0, queue>>>(*a);
+        make_latents<<<many_blocks(a->seqs), threads, shared, queue>>>(*a);
+        save_groups<<<many_blocks(a->seqs), threads, 0, queue>>>(*a);
     }
     hd_cuda_check(s, "group_latents");
 }
