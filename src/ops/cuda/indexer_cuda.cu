@@ -9,6 +9,7 @@
 constexpr int WARPS = BLOCK / WARP, TILE = 64; /* keys that a block scores at once */
 constexpr int HEAD_GROUPS = 4;                 /* of warps, each with every fourth 16 heads */
 constexpr int WARP_KEYS = TILE * HEAD_GROUPS / WARPS, OWN_KEYS = TILE / WARPS;
+constexpr int MAX_ROWS = 16384; /* of a launch */
 constexpr int UNITS = 1;        /* of eight columns of a key, of a lane at once */
 constexpr int PACKED_UNITS = 2; /* of E4M3: all columns */
 
@@ -230,6 +231,19 @@ static void keep_blocks(cudaStream_t queue, const best_args &blocks, const score
     index_keep_best(queue, blocks, block_scores(rows), n);
 }
 
+/* Of a row's scores. */
+static size_t row_bytes(int64_t keys, bool twice) {
+    const size_t bytes = ((size_t)keys * sizeof(float) + 15) / 16 * 16;
+    return twice ? 2 * bytes : bytes;
+}
+
+/* How many rows have their scores in the scratch of all workers together. */
+static int32_t rows_at_once(const hd_stream *s, size_t each) {
+    const size_t all = (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
+    const size_t n = each ? all / each : MAX_ROWS;
+    return n > MAX_ROWS ? MAX_ROWS : n > 0 ? (int32_t)n : 1;
+}
+
 /* Chooses the keys of every row from those of a pool, and, if blocks is not NULL, blocks of all of
  * its keys. */
 template <int P>
@@ -258,21 +272,22 @@ static void choose_keys(hd_stream *s, const hd_indexer_topk_args *a, const key_p
     }
     /* no row has scores where every row keeps all of its keys */
     const bool keeps_all = !blocks && keys.most <= scored.top_k;
-    const int32_t at_once = keeps_all ? a->rows : workers;
+    const size_t each = row_bytes(keys.most > all ? keys.most : all, blocks);
+    const int32_t at_once = keeps_all ? a->rows : rows_at_once(s, each);
     uint8_t *scratch = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
     cudaStream_t queue = hd_cuda_stream(s);
     const bool small_m_bits = P == FAST && !pool.blocks && index_fits_sm90(a);
     hd_cuda_allow_shared((const void *)score_keys<P>, bytes);
     for (int32_t first = 0; first < a->rows; first += at_once) {
         const int32_t n = a->rows - first < at_once ? a->rows - first : at_once;
-        const score_rows rows = {scratch, hd_stream_scratch_bytes(s), first};
+        const score_rows rows = {scratch, each, first};
         const dim3 grid(blocks_for(fill, n), (unsigned)n);
         if (keeps_all) {
             index_keep_best(queue, keys, rows, n);
             continue;
         }
         if (small_m_bits) {
-            index_score_sm90(queue, scored, rows, n, at_once);
+            index_score_sm90(queue, scored, rows, n, workers);
         } else {
             score_keys<P><<<grid, BLOCK, bytes, queue>>>(scored, pool, rows);
         }
