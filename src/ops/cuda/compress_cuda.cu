@@ -49,7 +49,9 @@ static __device__ __forceinline__ share own_share(const hd_seqs &seqs) {
                 seqs.n; /* sequences whose first block is, and is not, this one or before it */
     while (high - low > 1) {
         const int32_t middle = (low + high) / 2;
-        *(first_block(seqs, middle) <= block ? &low : &high) = middle;
+        const bool before = first_block(seqs, middle) <= block;
+        low = before ? middle : low;
+        high = before ? high : middle;
     }
     const int32_t first = first_block(seqs, low);
     return {low, block - first, first_block(seqs, low + 1) - first};
