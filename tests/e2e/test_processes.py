@@ -126,7 +126,7 @@ def test_attention_groups_in_processes(world, alone, groups, transport):
     assert all(code == 0 for _, code in w.close())
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", ["shared memory", *(pytest.param(t, marks=pytest.mark.long) for t in TRANSPORTS if t != "shared memory")])
 def test_four_parts_of_heads_in_processes(world, alone, transport):
     w = world(4, "--tp", 4, env=TRANSPORTS[transport])
     assert w.server.get("/server_info").json["parallel"]["heads"] == 4

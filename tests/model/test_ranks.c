@@ -42,8 +42,8 @@ typedef struct variant {
     int32_t cp_part; /* rows for each rank from which cp divides a step */
     int32_t depth;   /* layers ahead of which experts are fetched, with dwdp */
     bool tight;      /* one expert at a time */
-    bool joins; /* the norm of a block completes the result of the one before, as on GPUs */
-    bool official;   /* precision official, on a CPU that of the reference */
+    bool joins;    /* the norm of a block completes the result of the one before, as on GPUs */
+    bool official; /* precision official, on a CPU that of the reference */
 } variant;
 
 enum { HOT = 5 };
