@@ -41,7 +41,8 @@ static void open_rank(comm_rank *r, const comm_rank *like, hd_comm_local *world,
     assert_int_equal(hd_ops_open(&r->ops, &r->device, backend, &one, NULL), HD_OK);
     assert_int_equal(hd_stream_open(&r->stream, r->device, NULL), HD_OK);
     assert_int_equal(
-        hd_comm_local_join(world, number, r->device, r->stream, &r->ops, &r->comm, NULL), HD_OK);
+        hd_comm_local_join(world, number, r->device, r->stream, &r->ops, &r->comm, NULL),
+        HD_OK);
 }
 
 /* Runs the program of `like` on all ranks of its layout. */
