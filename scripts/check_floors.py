@@ -31,7 +31,7 @@ ROOMS = {
     "model": ["backward"],
     "engine": ["remote"],
     "weights": ["config", "experts", "torch"],
-    "ops": ["ref", "cpu", "cuda", "cuda_attention", "split", "fetch", "backward", "profile"],
+    "ops": ["ref", "cpu", "cuda", "cuda_attention", "exchange", "split", "fetch", "backward", "profile"],
     "server": ["metrics"],
     "cli": ["terminal", "inspect", "bench", "planning", "training", "serving"],
 }

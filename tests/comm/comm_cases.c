@@ -487,6 +487,101 @@ void comm_dispatch_in_rounds(comm_rank *r) {
     free_rows(r, b);
 }
 
+/* ---- more rows than a block of a GPU takes at once ---- */
+
+enum { MANY = 700, MANY_CHOICES = MANY * MAX_TOP_K, MANY_COLS = 5, MANY_SLOTS = 2 };
+
+static int32_t slot_of_many(const comm_rank *r, int32_t rank, int32_t choice) {
+    return (int32_t)comm_draw((uint64_t)rank, choice, (uint32_t)(MANY_SLOTS * r->parallel.ep));
+}
+
+/* Choices of a slot, in their order; offset [slots + 1]. */
+static void permute_many(const comm_rank *r, int32_t *offset, int32_t *assignment) {
+    int32_t place = 0;
+    for (int32_t q = 0; q < MANY_SLOTS * r->parallel.ep; q++) {
+        offset[q] = place;
+        for (int32_t i = 0; i < MANY_CHOICES; i++) {
+            if (slot_of_many(r, r->number, i) == q) assignment[place++] = i;
+        }
+    }
+    offset[MANY_SLOTS * r->parallel.ep] = place;
+}
+
+/* What came, slot by slot and of each the ranks in order; it becomes the result. */
+static void check_many(comm_rank *r, const hd_dispatch_args *a) {
+    float *x = a->in_x.data;
+    int32_t at = 0;
+    for (int32_t e = 0; e < MANY_SLOTS; e++) {
+        const int32_t slot = MANY_SLOTS * r->number + e;
+        comm_expect(r, a->in_offset[e] == at, "the first row of a slot", e);
+        for (int32_t k = 0; k < r->parallel.ep; k++) {
+            for (int32_t i = 0; i < MANY_CHOICES; i++) {
+                if (slot_of_many(r, k, i) != slot) continue;
+                comm_expect(r, a->in_weight[at] == value(2, k, i), "weight of a row", at);
+                for (int32_t c = 0; c < MANY_COLS; c++, x++) {
+                    const float want = value(1, k, i / MAX_TOP_K * MANY_COLS + c);
+                    comm_expect(r, *x == want, "one row of many", at);
+                    *x = computed(*x, a->in_weight[at], slot);
+                }
+                at++;
+            }
+        }
+    }
+    comm_expect(r, a->in_offset[MANY_SLOTS] == at, "rows of all slots", at);
+}
+
+void comm_dispatch_many(comm_rank *r) {
+    const int32_t all = MANY_CHOICES * r->parallel.ep;
+    const size_t slots = (size_t)(MANY_SLOTS * r->parallel.ep), each = sizeof(float);
+    float *x = comm_take(r, MANY * MANY_COLS * each);
+    float *y = comm_take(r, MANY_CHOICES * MANY_COLS * each);
+    float *weight = comm_take(r, MANY_CHOICES * each);
+    float *in_x = comm_take(r, (size_t)all * MANY_COLS * each);
+    float *in_weight = comm_take(r, (size_t)all * each);
+    int32_t *offset = comm_take(r, (slots + 1) * each);
+    int32_t *assignment = comm_take(r, MANY_CHOICES * each);
+    int32_t *in_offset = comm_take(r, (MANY_SLOTS + 1) * each);
+    const hd_dispatch_args out = {.x = hd_f32(x),
+                                  .weight = weight,
+                                  .offset = offset,
+                                  .assignment = assignment,
+                                  .rows = MANY,
+                                  .cols = MANY_COLS,
+                                  .top_k = MAX_TOP_K,
+                                  .in_x = hd_f32(in_x),
+                                  .in_weight = in_weight,
+                                  .in_offset = in_offset,
+                                  .in_rows = all,
+                                  .n_slots = MANY_SLOTS};
+    const hd_combine_args back = {.in_y = hd_f32(in_x),
+                                  .y = hd_f32(y),
+                                  .rows = MANY,
+                                  .cols = MANY_COLS,
+                                  .top_k = MAX_TOP_K,
+                                  .in_rows = all};
+    for (int32_t i = 0; i < MANY * MANY_COLS; i++) x[i] = value(1, r->number, i);
+    for (int32_t i = 0; i < MANY_CHOICES; i++) weight[i] = value(2, r->number, i);
+    permute_many(r, offset, assignment);
+    hd_comm_dispatch_send(r->comm, r->stream, &out);
+    hd_comm_dispatch_arrive(r->comm, r->stream, &out);
+    hd_stream_wait(r->stream);
+    check_many(r, &out);
+    hd_comm_combine_send(r->comm, r->stream, &back);
+    hd_comm_combine_arrive(r->comm, r->stream, &back);
+    expect_no_failure(r);
+    for (int32_t i = 0; i < MANY_CHOICES; i++) {
+        const int32_t choice = assignment[i];
+        const float want = computed(x[choice / MAX_TOP_K * MANY_COLS], weight[choice],
+                                    slot_of_many(r, r->number, choice));
+        comm_expect(r, y[i * MANY_COLS] == want, "one result of many", i);
+    }
+    hd_comm_all_reduce(r->comm, r->stream,
+                       &(hd_all_reduce_args){HD_GROUP_EP, hd_f32(y), 1}); /* all have read */
+    expect_no_failure(r);
+    void *const taken[] = {x, y, weight, in_x, in_weight, offset, assignment, in_offset};
+    for (size_t i = 0; i < HD_LEN(taken); i++) comm_give(r, taken[i]);
+}
+
 /* ---- all of it ---- */
 
 void comm_call_at_random(comm_rank *r) {

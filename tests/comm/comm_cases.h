@@ -45,6 +45,7 @@ void comm_lose_a_rank(comm_rank *r);    /* the victim ends early */
 void comm_overflow(comm_rank *r);       /* rank 1 has room for one row */
 void comm_come_late(comm_rank *r);      /* the victim comes late; waiting takes no time */
 void comm_dispatch_in_rounds(comm_rank *r);
+void comm_dispatch_many(comm_rank *r);   /* rows of an expert-parallel layout */
 void comm_count_exchanges(comm_rank *r); /* calls, bytes and waiting, which are counted */
 
 #endif

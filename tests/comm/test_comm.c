@@ -172,6 +172,16 @@ static void test_rows_without_room_come_in_rounds(void **state) {
     }
 }
 
+/* On GPUs that ranks share blocks are few, and each takes its rows in several passes. */
+static void test_many_rows_find_their_experts(void **state) {
+    (void)state;
+    for (int32_t n = 2; n <= 4; n += 2) {
+        comm_rank ranks[COMM_MAX_RANKS];
+        run_world(&(comm_rank){.parallel = hd_parallel_expert(n, 0), .run = comm_dispatch_many},
+                  ranks);
+    }
+}
+
 static void test_exchanges_are_counted(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < 3; seed++) {
@@ -224,6 +234,7 @@ int test_comm(void) {
         cmocka_unit_test(test_who_waits_sleeps),
         cmocka_unit_test(test_who_broadcasts_does_not_wait),
         cmocka_unit_test(test_rows_without_room_come_in_rounds),
+        cmocka_unit_test(test_many_rows_find_their_experts),
         cmocka_unit_test(test_exchanges_are_counted),
         cmocka_unit_test(test_refusals),
     };
@@ -232,6 +243,7 @@ int test_comm(void) {
         cmocka_unit_test(test_sums_do_not_depend_on_the_ranks),
         cmocka_unit_test(test_a_lost_rank_ends_the_waiting_of_all),
         cmocka_unit_test(test_too_many_rows_are_an_error_of_all),
+        cmocka_unit_test(test_many_rows_find_their_experts),
     };
     int failed = cmocka_run_group_tests_name("comm", tests, NULL, NULL);
     on_gpus = gpus_are_wanted();
