@@ -325,17 +325,31 @@ static __global__ void __launch_bounds__(SORT_THREADS)
 }
 
 /* A warp per key counts what comes before its own, then places its own: fastest where all of
- * them are read at once. */
+ * them are read at once. Each block finds all keys, so that their two reads are waited for once. */
 static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_args a) {
+    constexpr int EACH = SMALL_M_PLACES / BLOCK;
+    __shared__ int32_t key[SMALL_M_PLACES];
     begin_kernel();
     const int32_t e = (int32_t)(blockIdx.x * BLOCK + threadIdx.x) / WARP;
     const int lane = threadIdx.x % WARP;
     const int32_t n = a.rows * a.top_k;
+    int32_t expert_of[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const int32_t i = (int32_t)threadIdx.x + k * BLOCK;
+        expert_of[k] = i < n ? a.expert[i] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const int32_t i = (int32_t)threadIdx.x + k * BLOCK;
+        if (i < n) key[i] = key_of(a, i, expert_of[k]);
+    }
+    __syncthreads();
     if (e >= n_keys(a)) return;
     int32_t at = 0;
+#pragma unroll 4
     for (int32_t base = 0; base < n && !a.first; base += WARP) {
-        const bool before =
-            base + lane < n && key_of(a, base + lane, a.expert[base + lane]) < e;
+        const bool before = base + lane < n && key[base + lane] < e;
         at += __popc(__ballot_sync(ALL_LANES, before));
     }
     int32_t counted[HD_N_ROW_PHASES] = {}, expert = -1; /* of the lanes that have one */
@@ -343,8 +357,9 @@ static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_a
     if (lane == 0 && !a.first && e == a.n_slots - 1) a.offset[a.n_slots] = n;
     for (int32_t base = 0; base < n; base += WARP) {
         const int32_t i = base + lane;
-        const bool own = i < n && key_of(a, i, a.expert[i]) == e;
+        const bool own = i < n && key[i] == e;
         const unsigned all = __ballot_sync(ALL_LANES, own);
+        if (!all) continue;
         if (own) {
             const int32_t mine = place_of(a, e, at + __popc(all & ((1u << lane) - 1)));
             a.assignment[mine] = i;
