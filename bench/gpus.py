@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """V4-Flash on all GPUs of a machine, beside one rank of it alone on one GPU.
 
-    bench/gpus.py [GPUS]      # 2, 4 or 8; default: all that nvidia-smi lists
+    bench/gpus.py [GPUS [CASE...]]      # 2, 4 or 8; default: all that nvidia-smi lists. Cases: sums, bits, ep
 
 The model has random weights of the published shape and formats. "one rank" is `--emulate-rank`: the
 shard of one rank, whose exchanges take no time; "predicted" has exchanges that take as long as the
@@ -34,16 +34,16 @@ def hadal(words, **more):
 
 
 def exchange_us(gpus):
-    rows = hadal(f"bench comm --ranks {gpus} --json") or []
+    rows = hadal(f"bench comm --ranks {gpus} --transport gpus --json") or []
     times = [r["us"] for r in rows if r["transport"] == "gpus" and r["bytes"] == 16384 and r["operation"] in ("all_reduce", "all_gather")]
     return round(statistics.mean(times)) if times else None
 
 
 def cases(n):
     many = n * EACH
-    yield f"TP{n}, one user, 3 drafts, sums", f"latency {MODEL} {ONE} --tp {n} --sum-in-ranks", f"tp={n} --drafts 3"
-    yield f"TP{n}, one user, 3 drafts, same bits", f"latency {MODEL} {ONE} --tp {n}", f"tp={n} --drafts 3"
-    yield f"EP{n}, {many} users", f"throughput {MODEL} {MANY} --dp {n} --ep {n} --num-prompts {many}", f"ep={n} --batch {EACH}"
+    yield "sums", f"TP{n}, one user, 3 drafts, sums", f"latency {MODEL} {ONE} --tp {n} --sum-in-ranks", f"tp={n} --drafts 3"
+    yield "bits", f"TP{n}, one user, 3 drafts, same bits", f"latency {MODEL} {ONE} --tp {n}", f"tp={n} --drafts 3"
+    yield "ep", f"EP{n}, {many} users", f"throughput {MODEL} {MANY} --dp {n} --ep {n} --num-prompts {many}", f"ep={n} --batch {EACH}"
 
 
 def row(title, load, rank, us):
@@ -58,16 +58,19 @@ def row(title, load, rank, us):
 
 def main():
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines()
-    gpus = int(sys.argv[1]) if len(sys.argv) == 2 else len(listed)
-    if len(sys.argv) > 2 or gpus < 2:
+    gpus = int(sys.argv[1]) if len(sys.argv) > 1 else len(listed)
+    wanted = sys.argv[2:] or ["sums", "bits", "ep"]
+    if gpus < 2 or any(name not in ("sums", "bits", "ep") for name in wanted):
         sys.exit(__doc__.strip())
     us = exchange_us(gpus)
     if us is None:
         sys.exit("error: no exchange between GPUs was measured")
     print(f"{gpus} of: {listed[0].split(' (UUID')[0]}")
-    rows = [r for case in cases(gpus) if (r := row(*case, us))]
-    for r in [HEADS, ["---"] * len(HEADS), *rows]:
-        print(f"| {' | '.join(r)} |", flush=True)
+    for r in [HEADS, ["---"] * len(HEADS)]:
+        print(f"| {' | '.join(r)} |")
+    for name, *case in cases(gpus):
+        if name in wanted and (r := row(*case, us)):
+            print(f"| {' | '.join(r)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -357,27 +357,30 @@ static void put(const report *to, const char *over, const char *what, const doub
     }
 }
 
-/* Rows of experts beside a copy of as many bytes, and beside the bytes of other ranks' rows, each once, at the rate
- * of the largest gather. */
+/* What an H200 has read over NVLink (capacity/gpu.c). */
+static const double NVLINK_BYTES_US = 395e3;
+
+/* Rows of experts beside a copy of as many bytes, and beside the time of what must come from other ranks: over NVLink
+ * at its rate, on a host at that of a copy. */
 static void put_experts(const report *to, const char *over, const rank *r) {
     const comm_experts *x = &r->experts;
-    const size_t most = comm_sizes[COMM_SIZES - 1];
-    const double share = 1 - 1 / (double)r->set->ranks;
-    const double rate = (double)most * share / r->us[ALL_GATHER][COMM_SIZES - 1];
-    const double limit = (double)x->once / rate;
+    const double copied = (double)x->bytes / x->copy_us;
+    const double rate = is_on_gpus(r->transport) ? NVLINK_BYTES_US : copied;
+    const double limit[] = {(double)x->once / rate, (double)x->back / rate};
     const double us[] = {x->dispatch_us, x->combine_us};
     static const char *const names[] = {"dispatch", "combine"};
     for (int i = 0; i < 2; i++) {
         const double mb_s = (double)x->bytes / us[i];
         if (!to->rows) {
             printf("%-14s %-21s %8zu %10.2f %9.0f   copy %.2f, limit %.2f\n", over, names[i],
-                   x->bytes, us[i], mb_s, x->copy_us, limit);
+                   x->bytes, us[i], mb_s, x->copy_us, limit[i]);
             continue;
         }
-        json_array_append_new(
-            to->rows, json_pack("{s:s, s:s, s:I, s:f, s:f, s:f, s:f}", "transport", over,
-                                "operation", names[i], "bytes", (json_int_t)x->bytes, "us",
-                                us[i], "mb_s", mb_s, "copy_us", x->copy_us, "limit_us", limit));
+        json_array_append_new(to->rows,
+                              json_pack("{s:s, s:s, s:I, s:f, s:f, s:f, s:f}", "transport",
+                                        over, "operation", names[i], "bytes",
+                                        (json_int_t)x->bytes, "us", us[i], "mb_s", mb_s,
+                                        "copy_us", x->copy_us, "limit_us", limit[i]));
     }
 }
 

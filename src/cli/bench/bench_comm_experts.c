@@ -2,7 +2,7 @@
  * to EXPERT_TOP_K of N_EXPERTS experts, drawn alike in every run. Nothing is computed between them.
  *
  * As many dispatches as may be under way follow each other, then their combines: on a GPU each run lies
- * between two events, behind a sum at which all ranks meet. */
+ * between two events, behind a sum, which is a barrier. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,21 +28,22 @@ typedef struct experts {
     bool on_gpu;
     hd_dispatch_args out;
     hd_combine_args back;
-    float *meet;
+    float *barrier;
     int32_t once; /* rows of other ranks that come here, each counted once */
+    int32_t away; /* choices of this rank's rows that other ranks compute */
 } experts;
 
 /* ---- who chooses what ---- */
 
 /* The experts of a row: the first of a shuffle. */
-static void choose(int32_t rank, int32_t row, int32_t chosen[COMM_EXPERT_TOP_K]) {
+static void choose(int32_t rank, int32_t row, int32_t selected[COMM_EXPERT_TOP_K]) {
     int32_t order[N_EXPERTS];
     for (int32_t e = 0; e < N_EXPERTS; e++) order[e] = e;
     for (int32_t i = 0; i < COMM_EXPERT_TOP_K; i++) {
         const uint64_t draw =
             hd_random_fill_at((uint64_t)rank, (uint64_t)(row * N_EXPERTS + i));
         const int32_t k = i + (int32_t)(draw % (uint64_t)(N_EXPERTS - i));
-        chosen[i] = order[k];
+        selected[i] = order[k];
         order[k] = order[i];
     }
 }
@@ -68,10 +69,10 @@ static int32_t count_rows(const hd_rank_group *g, int32_t n_slots, int32_t *once
     *once = 0;
     for (int32_t k = 0; k < g->n; k++) {
         for (int32_t r = 0; r < COMM_EXPERT_ROWS; r++) {
-            int32_t chosen[COMM_EXPERT_TOP_K], here = 0;
-            choose(k, r, chosen);
+            int32_t selected[COMM_EXPERT_TOP_K], here = 0;
+            choose(k, r, selected);
             for (int32_t i = 0; i < COMM_EXPERT_TOP_K; i++)
-                here += chosen[i] / n_slots == g->index;
+                here += selected[i] / n_slots == g->index;
             n += here;
             *once += here > 0 && k != g->index;
         }
@@ -102,7 +103,7 @@ static size_t place_arrays(experts *x, char *block) {
     o->in_offset = take(block, &used, ((size_t)o->n_slots + 1) * sizeof(int32_t));
     x->back.in_y = o->in_x;
     x->back.y = hd_f32(take(block, &used, CHOICES * row));
-    x->meet = take(block, &used, sizeof(float));
+    x->barrier = take(block, &used, sizeof(float));
     return used;
 }
 
@@ -122,6 +123,7 @@ static hd_status open_rows(experts *x, hd_device *device, hd_err *err) {
     HD_TRY(hd_device_alloc(device, &block, bytes, "rows of experts", err));
     place_arrays(x, block);
     permute(g->index, o->n_slots * g->n, offset, assignment);
+    x->away = CHOICES - (offset[(g->index + 1) * o->n_slots] - offset[g->index * o->n_slots]);
     hd_stream_upload(x->stream, (void *)(uintptr_t)o->assignment, assignment,
                      sizeof assignment);
     hd_stream_upload(x->stream, (void *)(uintptr_t)o->offset, offset,
@@ -154,9 +156,9 @@ static void copy(const experts *x, int n) {
     for (int i = 0; i < 2 * n; i++) hd_stream_copy(x->stream, at + bytes, at, bytes);
 }
 
-static void meet(const experts *x) {
+static void barrier(const experts *x) {
     hd_comm_all_reduce(x->comm, x->stream,
-                       &(hd_all_reduce_args){HD_GROUP_EP, hd_f32(x->meet), 1});
+                       &(hd_all_reduce_args){HD_GROUP_EP, hd_f32(x->barrier), 1});
 }
 
 static double since_us(int64_t start) {
@@ -165,11 +167,11 @@ static double since_us(int64_t start) {
 
 /* us of a dispatch, a combine, a copy. */
 static hd_status time_on_host(const experts *x, double us[3], hd_err *err) {
-    meet(x);
+    barrier(x);
     int64_t start = hd_now_ns();
     dispatch(x);
     us[0] = since_us(start) / AT_ONCE;
-    meet(x);
+    barrier(x);
     start = hd_now_ns();
     combine(x);
     us[1] = since_us(start) / AT_ONCE;
@@ -182,7 +184,7 @@ static hd_status time_on_host(const experts *x, double us[3], hd_err *err) {
 static hd_status time_on_gpu(const experts *x, hd_device_event *const at[4], double us[3],
                              hd_err *err) {
     hd_stream_busy(x->stream, QUEUE_US);
-    meet(x);
+    barrier(x);
     hd_stream_record_event(x->stream, at[0]);
     dispatch(x);
     hd_stream_record_event(x->stream, at[1]);
@@ -223,6 +225,7 @@ hd_status comm_time_experts(const hd_comm *comm, hd_device *device, hd_stream *s
     const size_t row = COMM_EXPERT_COLS * sizeof(float);
     out->bytes = (size_t)x.out.in_rows * row;
     out->once = (size_t)x.once * row;
+    out->back = (size_t)x.away * row;
     for (int i = 0; i < 4; i++) hd_device_event_close(at[i]);
     return st;
 }

@@ -27,11 +27,11 @@ hd_status comm_time_memcpy(double *us, int rounds, hd_err *err);
 /* Half a round trip of a message over a plain TCP socket between two processes of this host. */
 hd_status comm_time_socket(double *us, int rounds, hd_err *err);
 
-/* A dispatch and a combine, and a copy of what a dispatch brings: `bytes`, a row for each choice; `once` are those of
- * other ranks' rows, each counted once. */
+/* A dispatch and a combine, and a copy of what a dispatch brings: `bytes`, a row for each choice. Of other ranks' rows, each
+ * once, come `once` bytes, and `back` are the results that other ranks have. */
 typedef struct comm_experts {
     double dispatch_us, combine_us, copy_us;
-    size_t bytes, once;
+    size_t bytes, once, back;
 } comm_experts;
 
 /* Before other exchanges: the others learn where the rows lie. All ranks call it; HD_GROUP_EP has all of them. */
