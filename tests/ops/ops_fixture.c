@@ -12,6 +12,7 @@
 #include "ops/profile/op_timer.h"
 
 enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 20480, MAX_COLS = 8192 };
+static const double OFFICIAL_MEAN = 1e-3;
 enum { ROOM = 256 << 20, GAP = 256 };
 
 static const uint32_t guard_word = 0x5a17c0deu;
@@ -493,6 +494,19 @@ void check_near(const char *what, const void *got_bits, const void *want_bits, i
     }
 }
 
+void check_mean(const char *what, const float *got, const float *want, int64_t n,
+                double tolerance) {
+    double error = 0.0, size = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!isfinite(want[i])) continue;
+        error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        size += (double)want[i] * (double)want[i];
+    }
+    if (!(sqrt(error) <= tolerance * sqrt(size))) {
+        fail_msg("%s: relative error %g", what, sqrt(error / size));
+    }
+}
+
 /* Runs the case again in slices of `size` rows. The first one on a stream finds NaN in its scratch,
  * the others what other rows left there. */
 static void check_slices(const op_case *c, const char *what, const hd_ops *ops, int32_t size,
@@ -624,13 +638,20 @@ static void check_gpu_fast(const op_case *c, void *const *want) {
     check_gpu_table(c, &fix.gpu_fast, c->gpu_fast_tolerance, want);
 }
 
-static void check_gpu_official(const op_case *c) {
+void check_gpu_official(const op_case *c, double tolerance, void *const *want) {
+    void *base[MAX_OUTS];
+    if (!fix.gpu) return;
+    check_table(c, &fix.gpu_official, &tolerance, want, base);
+    check_mean(c->name, base[0], want[0], (int64_t)c->rows * c->width[0], OFFICIAL_MEAN);
+}
+
+static void check_official(const op_case *c) {
     hd_ops official;
     void *want[MAX_OUTS];
     if (c->official_tolerance == 0.0 || !fix.gpu) return;
     hd_ops_init_ref(&official, HD_OFFICIAL);
     run_op(c, &official, fix.stream[0], 0, c->rows, want);
-    check_gpu_table(c, &fix.gpu_official, c->official_tolerance, want);
+    check_gpu_official(c, c->official_tolerance, want);
 }
 
 /* The reference has one thread by definition. Slices show that its rows are independent. */
@@ -659,7 +680,7 @@ void check_op(const op_case *c) {
     }
     if (c->fast_tolerance > 0.0) check_fast(c, want);
     check_gpu_fast(c, want);
-    check_gpu_official(c);
+    check_official(c);
     forget_to(mark);
 }
 
@@ -672,6 +693,6 @@ void check_on_gpu(const op_case *c) {
     run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
     check_table(c, &fix.table[fix.n_tables - 1], c->tolerance, want, base);
     check_gpu_fast(c, want);
-    check_gpu_official(c);
+    check_official(c);
     forget_to(mark);
 }

@@ -162,6 +162,14 @@ hd_stream *stream_for(const hd_ops *ops, hd_stream *s);
  * without a GPU. */
 void check_gpu_table(const op_case *c, const hd_ops *ops, double tolerance, void *const *want);
 
+/* Likewise of --precision official, whose first output is also within 1e-3 of `want` in root mean square. */
+void check_gpu_official(const op_case *c, double tolerance, void *const *want);
+
+/* Fails unless the root mean square of the error is within tolerance of that of the output, where that is
+ * finite. */
+void check_mean(const char *what, const float *got, const float *want, int64_t n,
+                double tolerance);
+
 /* Waits for an operator that was called directly; fails if it failed. */
 void finish(const char *what, hd_stream *s);
 

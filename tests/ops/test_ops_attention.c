@@ -98,12 +98,9 @@ static const int32_t *take_selected(const rows_of *r, int32_t ratio, int32_t n_s
     return all;
 }
 
-/* From the reference that rounds the same. Weights are rounded relative to the maximum so far there and here, which
- * are one number only for few keys. */
-static double official_tolerance(const attention_shape *sh) {
-    (void)sh;
-    return 1e-3;
-}
+/* From the reference that rounds the same, of an element. Weights are rounded relative to the largest score of all
+ * keys there and to the largest so far here, which is another one behind the first tile: a rounding apart. */
+static const double official_tolerance = 4e-3;
 
 static void attention_case(const attention_shape *sh) {
     int32_t *from = take_ints(SEQS);
@@ -145,7 +142,7 @@ static void attention_case(const attention_shape *sh) {
                         .n_outs = 1,
                         .fast_tolerance = fast,
                         .fast_near = true,
-                        .official_tolerance = on_gpu ? official_tolerance(sh) : 0.0,
+                        .official_tolerance = on_gpu ? official_tolerance : 0.0,
                         .width = {sh->heads * sh->v_dim},
                         .tolerance = {tolerance},
                         .cpu_only = sh->k_dim > 576,
@@ -416,19 +413,6 @@ static void make_special(naive_case *t, naive_input input) {
     }
 }
 
-/* The root mean square of the error, relative to that of the output, where that is finite. */
-static void check_mean(const char *what, const float *got, const float *want, int64_t n) {
-    double error = 0.0, size = 0.0;
-    for (int64_t i = 0; i < n; i++) {
-        if (!isfinite(want[i])) continue;
-        error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
-        size += (double)want[i] * (double)want[i];
-    }
-    if (!(sqrt(error) <= 0.01 * sqrt(size))) {
-        fail_msg("%s: relative error %g", what, sqrt(error / size));
-    }
-}
-
 static void naive_gpu_case(const naive_shape *sh, naive_input input) {
     naive_case t = take_naive(sh);
     void *want[MAX_OUTS], *got[MAX_OUTS];
@@ -439,7 +423,7 @@ static void naive_gpu_case(const naive_shape *sh, naive_input input) {
     run_op(&c, &fix.table[cpu], fix.stream[N_THREADS - 1], 0, c.rows, want);
     check_gpu_table(&c, &fix.gpu_fast, narrow_naive, want);
     run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, c.rows, got);
-    check_mean(sh->name, got[0], want[0], (int64_t)c.rows * c.width[0]);
+    check_mean(sh->name, got[0], want[0], (int64_t)c.rows * c.width[0], 0.01);
 }
 
 void naive_on_gpu(void **state) {

@@ -86,7 +86,7 @@ class Official(v41.V41):
         score = np.where(mask, np.einsum("tad,ud->atu", q, kv) * c["head_dim"] ** -0.5, -np.inf)
         score = score.astype(np.float32).astype(float)
         sink = np.broadcast_to(self.w[p + "attn_sink"][:, None, None], (*score.shape[:2], 1))
-        top = np.maximum(score.max(-1, keepdims=True), sink)
+        top = score.max(-1, keepdims=True)
         weight = np.exp(score - top)
         total = weight.sum(-1, keepdims=True) + np.exp(sink - top)
         out = np.einsum("atu,ud->tad", bf16(weight), kv) / total.transpose(1, 0, 2)

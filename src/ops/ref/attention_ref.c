@@ -39,19 +39,21 @@ static const float *key_at(const key_list *k, int32_t i, float *room) {
     return ops_narrowed(ops_read_entry(pool, k->seq, e, room), pool->width, k->narrows, room);
 }
 
-/* score and sum: scratch for all keys, and for a value. The total is that of weights before rounding. */
+/* score and sum: scratch for all keys, and for a value. Weights that are narrowed are so relative to the
+ * largest of the keys, without the sink, as on a GPU; the total is that of weights before that. */
 static void attention_head(const key_list *k, int32_t head, float *score, double *sum) {
     const hd_attention_args *a = k->a;
     const float *q = act_in(a->q) + ((int64_t)k->row * a->heads + head) * a->k_dim;
     float *out = act(a->out) + ((int64_t)k->row * a->heads + head) * a->v_dim;
     float room[HD_MAX_ENTRY_COLS], narrow_q[HD_MAX_ENTRY_COLS];
     const int32_t n = k->n_recent + k->n_entries;
-    float top = a->sink ? a->sink[head] : -INFINITY;
+    float top = a->sink && !k->narrows ? a->sink[head] : -INFINITY;
     q = ops_narrowed(q, a->k_dim, k->narrows, narrow_q);
     for (int32_t i = 0; i < n; i++) {
         score[i] = (float)(ops_dot64(q, key_at(k, i, room), a->k_dim) * (double)a->scale);
         top = fmaxf(top, score[i]);
     }
+    if (a->sink && top == -INFINITY) top = a->sink[head];
     double total = a->sink ? exp((double)(a->sink[head] - top)) : 0.0;
     for (int32_t c = 0; c < a->v_dim; c++) sum[c] = 0.0;
     for (int32_t i = 0; i < n; i++) {
