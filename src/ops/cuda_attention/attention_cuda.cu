@@ -30,12 +30,18 @@ struct attention_shape {
     static constexpr bool PACKED = IS_PACKED;
     static constexpr int M_TILES = HEADS / 16, KEY_STEPS = TILE / 16;
     static constexpr int OWN_HEADS = HEADS / WARPS, OWN_KEYS = TILE / WARPS; /* of a warp */
-    static constexpr int SCORE_GROUPS = WARPS / M_TILES; /* of columns of a score */
+    static constexpr int BLOCKS = HEADS == 16 && TILE == 32 ? 2 : 1;  /* of a multiprocessor */
+    static constexpr int KEY_GROUPS = BLOCKS;                         /* of keys of a score */
+    static constexpr int SCORE_GROUPS = WARPS / M_TILES / KEY_GROUPS; /* of its columns */
+    static constexpr int SCORE_KEYS = TILE / KEY_GROUPS;              /* of a warp's scores */
 };
 
-/* Of Hopper's path; and what all GPUs have room for. */
+/* Of Hopper's path, where few heads may take half a block, with the same bits; and what all GPUs have room
+ * for. */
 template <int P, bool PACKED>
 using large_shape = attention_shape<P, PACKED, 32, 32, 2>;
+template <int P, bool PACKED>
+using narrow_shape = attention_shape<P, PACKED, 16, 32, 1>;
 template <int P, bool PACKED>
 using generic_shape = attention_shape<P, PACKED, 16, 16, 1>;
 
@@ -249,44 +255,48 @@ static __device__ void load_keys(const half_rows &to, const hd_attention_args &a
     commit_copies();
 }
 
-/* Scores of 16 heads against the tile over this warp's columns: [4 tiles of 8 keys][4]. */
+/* Scores of 16 heads against SCORE_KEYS keys of the tile over this warp's columns: [tiles of 8 keys][4]. */
 template <typename S>
 static __device__ __forceinline__ void score(float (*sum)[4], const block_rows &b,
                                              const half_rows &keys, int32_t k_dim) {
     const int warp = threadIdx.x / WARP, head = warp % S::M_TILES * 16;
+    const int first_key = warp / S::M_TILES % S::KEY_GROUPS * S::SCORE_KEYS;
     const int steps = half_cols(k_dim) / 16,
               each = (steps + S::SCORE_GROUPS - 1) / S::SCORE_GROUPS;
-    const int begin = warp / S::M_TILES * each, end = min(begin + each, steps);
+    const int begin = warp / S::M_TILES / S::KEY_GROUPS * each, end = min(begin + each, steps);
     for (int first = begin; first < end; first += 4) { /* fresh sums lose less */
-        float part[S::TILE / 8][4] = {};
+        float part[S::SCORE_KEYS / 8][4] = {};
 #pragma unroll
         for (int step = first; step < first + 4; step++) {
             if (step >= end) break;
-            uint32_t q[SPLIT<S::P>][1][4], k[SPLIT<S::P>][S::KEY_STEPS][4];
+            uint32_t q[SPLIT<S::P>][1][4], k[SPLIT<S::P>][S::SCORE_KEYS / 16][4];
 #pragma unroll
             for (int h = 0; h < SPLIT<S::P>; h++) {
                 load_a(q[h][0], b.q, head, step, h);
 #pragma unroll
-                for (int t = 0; t < S::KEY_STEPS; t++) load_b(k[h][t], keys, 16 * t, step, h);
+                for (int t = 0; t < S::SCORE_KEYS / 16; t++)
+                    load_b(k[h][t], keys, first_key + 16 * t, step, h);
             }
-            mma_split<S::P, 1, S::TILE / 8>(part, q, k);
+            mma_split<S::P, 1, S::SCORE_KEYS / 8>(part, q, k);
         }
 #pragma unroll
-        for (int i = 0; i < S::TILE / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
+        for (int i = 0; i < S::SCORE_KEYS / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
     }
 }
 
 /* Partial scores into the slots: groups 0 and 1, then 2 and 3 on top of them. */
 template <typename S>
 static __device__ __forceinline__ void put_scores(const block_rows &b, const float (*sum)[4]) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = warp / S::M_TILES;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int first_key = warp / S::M_TILES % S::KEY_GROUPS * S::SCORE_KEYS;
+    const int group = warp / S::M_TILES / S::KEY_GROUPS;
 #pragma unroll
     for (int turn = 0; turn < S::SCORE_GROUPS / 2; turn++) {
         if (group / 2 == turn) {
 #pragma unroll
-            for (int i = 0; i < S::TILE / 8 * 2; i++) {
+            for (int i = 0; i < S::SCORE_KEYS / 8 * 2; i++) {
                 const int head = warp % S::M_TILES * 16 + lane / 4 + i % 2 * 8;
-                const int key = i / 2 * 8 + lane % 4 * 2;
+                const int key = first_key + i / 2 * 8 + lane % 4 * 2;
                 const uint32_t to = slot_at(b, head, key / 4) +
                                     (uint32_t)(group % 2 * (SLOT / 2) + key % 4 * 4);
                 float2 v = {sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]};
@@ -510,7 +520,7 @@ static __device__ __forceinline__ void make_parts(const block_state<S> &s,
         }
         const tile_at after = next_tile<S>(next, k, step);
         found = find_key<S>(a, k, after);
-        float sum[S::TILE / 8][4] = {};
+        float sum[S::SCORE_KEYS / 8][4] = {};
         score<S>(sum, b, keys_at<S>(b, i), a.k_dim);
         put_scores<S>(b, sum);
         int live[S::OWN_HEADS];
@@ -623,7 +633,7 @@ static __device__ void attention_run(uint8_t *shared, const hd_attention_args &a
 }
 
 template <typename S>
-static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a) {
+static __global__ void __launch_bounds__(BLOCK, S::BLOCKS) attention(hd_attention_args a) {
     begin_early(a.rows);
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
@@ -787,6 +797,22 @@ static int32_t rows_of_block(const hd_attention_args *a) {
     return prefixes && a->heads <= S::HEADS / 2 ? S::HEADS / a->heads : 1;
 }
 
+/* Whether rows, which have a block each since their windows begin at other keys, leave half of its places
+ * empty. */
+static bool is_narrow(const hd_attention_args *a) {
+    return a->window && a->heads <= 16;
+}
+
+/* A block for each row, two blocks on a multiprocessor; the larger shape has been found to fit. */
+template <typename S>
+static void launch_narrow(hd_stream *s, const hd_attention_args *a) {
+    const size_t bytes = shared_bytes<S>(a);
+    const dim3 grid((unsigned)a->rows, 1, blocks_for(a->v_dim, V_COLS));
+    hd_cuda_allow_shared((const void *)attention<S>, bytes);
+    launch_early(hd_cuda_stream(s), a->rows, attention<S>, grid, BLOCK, bytes, 1, *a);
+    hd_cuda_check(s, "attention");
+}
+
 template <typename S>
 static void launch_rows(hd_stream *s, const hd_attention_args *a) {
     const size_t bytes = shared_bytes<S>(a);
@@ -800,6 +826,12 @@ static void launch_rows(hd_stream *s, const hd_attention_args *a) {
     if (launch_parts<S>(s, a, grid, bytes)) {
         hd_cuda_check(s, "attention");
         return;
+    }
+    if constexpr (S::HEADS == 32) {
+        if (is_narrow(a)) {
+            launch_narrow<narrow_shape<S::P, S::PACKED>>(s, a);
+            return;
+        }
     }
     if (each > 1) {
         const dim3 blocks(blocks_for(a->rows, each), 1, grid.z);
