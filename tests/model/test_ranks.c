@@ -698,21 +698,21 @@ typedef struct pairs {
     bool covered[N_FACTORS][LEVELS][N_FACTORS][LEVELS];
 } pairs;
 
-static int32_t chosen(const choice *c, int factor) {
+static int32_t value_of(const choice *c, int factor) {
     return factors[factor].at[c->level[factor]];
 }
 
 /* families: [LEVELS] */
 static hd_parallel_config layout_of(const choice *c, hd_model_spec *const *families) {
     const hd_parallel_config common =
-        hd_parallel_common(chosen(c, TP), 1, 1, families[c->level[FAMILY]]);
-    return (hd_parallel_config){.tp = chosen(c, TP),
-                                .dp = chosen(c, DP),
-                                .ep = chosen(c, EP),
-                                .etp = chosen(c, ETP),
-                                .dense_tp = chosen(c, DENSE_TP),
-                                .head_tp = chosen(c, HEAD_TP),
-                                .redundant = chosen(c, REDUNDANT),
+        hd_parallel_common(value_of(c, TP), 1, 1, families[c->level[FAMILY]]);
+    return (hd_parallel_config){.tp = value_of(c, TP),
+                                .dp = value_of(c, DP),
+                                .ep = value_of(c, EP),
+                                .etp = value_of(c, ETP),
+                                .dense_tp = value_of(c, DENSE_TP),
+                                .head_tp = value_of(c, HEAD_TP),
+                                .redundant = value_of(c, REDUNDANT),
                                 .head_parts = common.head_parts};
 }
 
@@ -778,7 +778,7 @@ static void every_pair_of_choices_has_the_same_bits(void **state) {
     for (int32_t i = 0; i < n; i += is_brief() ? n : 1) {
         const choice *c = &choices[i];
         const hd_parallel_config l = layout_of(c, families);
-        check_layout(names[c->level[FAMILY]], &l, chosen(c, N_MICRO), false);
+        check_layout(names[c->level[FAMILY]], &l, value_of(c, N_MICRO), false);
     }
     for (int32_t i = 0; i < LEVELS; i++) hd_model_spec_close(families[i]);
     free(choices);
@@ -900,14 +900,14 @@ static void splits_have_the_same_bits(void **state) {
 
 /* As many spare slots as experts: both halves of the ranks have all of them, each rank of a half all or a part of
  * each. Rows of all ranks together are dealt over the halves evenly, whatever they choose. */
-static void halves_with_all_experts_get_equal_rows(void **state) {
+static void both_parts_with_all_experts_get_equal_rows(void **state) {
     (void)state;
-    static const hd_parallel_config halves[] = {
+    static const hd_parallel_config layouts[] = {
         {1, 2, 2, 1, 1, 1, 12, 0, 0, false, false, 0, 0},
         {4, 1, 2, 2, 4, 4, 12, 0, 2, false, false, 0, 0}
     };
-    for (size_t i = 0; i < HD_LEN(halves); i++) {
-        const hd_parallel_config *l = &halves[i];
+    for (size_t i = 0; i < HD_LEN(layouts); i++) {
+        const hd_parallel_config *l = &layouts[i];
         hd_model_spec *spec = config_open("tiny_v4");
         assert_int_equal(l->redundant, spec->route.n_experts);
         const int32_t rows =
@@ -1086,7 +1086,7 @@ int test_ranks(void) {
         cmocka_unit_test(room_is_bounded),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(splits_have_the_same_bits),
-        cmocka_unit_test(halves_with_all_experts_get_equal_rows),
+        cmocka_unit_test(both_parts_with_all_experts_get_equal_rows),
         cmocka_unit_test(fp8_rows_of_official_products_have_the_same_bits),
         cmocka_unit_test(fp8_rows_of_exact_products_are_near),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
@@ -1101,7 +1101,7 @@ int test_ranks(void) {
         cmocka_unit_test(rounds_have_the_same_bits),
         cmocka_unit_test(moving_experts_have_the_same_bits),
         cmocka_unit_test(splits_have_the_same_bits),
-        cmocka_unit_test(halves_with_all_experts_get_equal_rows),
+        cmocka_unit_test(both_parts_with_all_experts_get_equal_rows),
         cmocka_unit_test(fp8_rows_of_official_products_have_the_same_bits),
         cmocka_unit_test(fp8_rows_of_exact_products_are_near),
         cmocka_unit_test(both_sides_of_a_tap_have_the_same_bits),
