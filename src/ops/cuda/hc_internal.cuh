@@ -49,26 +49,74 @@ static __device__ void sinkhorn(double *comb, int32_t hc, int32_t iters, double 
     }
 }
 
-/* The same for 4 x 4 in one warp, an element per lane: a lane reads and writes its own element of
- * comb and no other, the upper ones compute with zeros. In float: every turn repairs the roundings
- * of the one before. */
-static __device__ void sinkhorn_of_four(double *comb, int32_t iters, float eps) {
-    const int k = threadIdx.x;
-    const auto sum_of = [](float x, int step) {
-        x += __shfl_xor_sync(ALL_LANES, x, step);
-        return x + __shfl_xor_sync(ALL_LANES, x, 2 * step);
-    };
-    const double given = k < 16 ? comb[k] : 0.0;
+static __device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* The same for 4 x 4 in one warp: lanes below 16 give an element each and get it back, the others get
+ * copies. In float: every turn repairs the roundings of the one before. Element (i, j) is u[i] * start *
+ * v[j], where a turn divides by 1 / u[i] = eps / u[i] + sum of start * v[j], with the u[i] before it, and
+ * by 1 / v[j] likewise. Each lane finds all u and v, which takes half of the time that lanes need to
+ * meet. */
+static __device__ __forceinline__ float sinkhorn_of_four(double given, int32_t iters,
+                                                         float eps) {
+    constexpr int HC = 4;
+    const int k = threadIdx.x % (HC * HC);
     double top = fmax(given, __shfl_xor_sync(ALL_LANES, given, 1));
     top = fmax(top, __shfl_xor_sync(ALL_LANES, top, 2));
     float own = expf((float)(given - top));
-    own = __fdividef(own, sum_of(own, 1)) + eps;
-    own = __fdividef(own, sum_of(own, 4) + eps);
-    for (int32_t i = 1; i < iters; i++) {
-        own = __fdividef(own, sum_of(own, 1) + eps);
-        own = __fdividef(own, sum_of(own, 4) + eps);
+    float sum = own + __shfl_xor_sync(ALL_LANES, own, 1);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+    own = own * reciprocal(sum) + eps;
+    float start[HC][HC], u[HC], v[HC], over_u[HC], over_v[HC];
+#pragma unroll
+    for (int i = 0; i < HC * HC; i++) {
+        start[i / HC][i % HC] = __shfl_sync(ALL_LANES, own, i);
     }
-    if (k < 16) comb[k] = (double)own;
+#pragma unroll
+    for (int i = 0; i < HC; i++) {
+        over_u[i] = over_v[i] = 1.0f;
+        u[i] = 1.0f;
+    }
+    const auto turn = [&](bool rows) {
+        float *over = rows ? over_u : over_v, *to = rows ? u : v;
+        const float *by = rows ? v : u;
+#pragma unroll
+        for (int i = 0; i < HC; i++) over[i] *= eps;
+#pragma unroll
+        for (int j = 0; j < HC; j++) {
+#pragma unroll
+            for (int i = 0; i < HC; i++) {
+                over[i] = fmaf(rows ? start[i][j] : start[j][i], by[j], over[i]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < HC; i++) to[i] = reciprocal(over[i]);
+    };
+    turn(false);
+    for (int32_t i = 1; i < iters; i++) {
+        turn(true);
+        turn(false);
+    }
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < HC * HC; i++) {
+        const float element = u[i / HC] * start[i / HC][i % HC] * v[i % HC];
+        all = k == i ? element : all;
+    }
+    return all;
+}
+
+/* The weight of a stream in the row that goes on, and of the block's result in a stream. */
+static __device__ __forceinline__ double forth_of(double m, float scale, float base,
+                                                  float eps) {
+    return sigmoid64(m * (double)scale + (double)base) + (double)eps;
+}
+
+static __device__ __forceinline__ float post_of(double m, float scale, float base) {
+    return (float)(2.0 * sigmoid64(m * (double)scale + (double)base));
 }
 
 /* How the block's result goes back to row r: m is changed in place. */
@@ -76,14 +124,15 @@ static __device__ void mix_back(const hd_hc_pre_args &a, double *m, int64_t r) {
     const int32_t hc = a.hc;
     const int k = threadIdx.x;
     double *comb = m + 2 * hc;
-    if (k < hc) {
-        const double post = m[hc + k] * (double)a.scale[1] + (double)a.base[hc + k];
-        a.post[r * hc + k] = (float)(2.0 * sigmoid64(post));
-    }
+    if (k < hc) a.post[r * hc + k] = post_of(m[hc + k], a.scale[1], a.base[hc + k]);
     if (k < hc * hc) comb[k] = comb[k] * (double)a.scale[2] + (double)a.base[2 * hc + k];
     __syncthreads();
     if (hc == 4) {
-        if (k < WARP) sinkhorn_of_four(comb, a.iters, a.eps);
+        if (k < WARP) {
+            const float own = sinkhorn_of_four(comb[k % 16], a.iters, a.eps);
+            __syncwarp();
+            if (k < 16) comb[k] = (double)own;
+        }
         __syncthreads();
     } else {
         sinkhorn(comb, hc, a.iters, (double)a.eps);
@@ -95,7 +144,7 @@ static __device__ void mix_back(const hd_hc_pre_args &a, double *m, int64_t r) {
 static __device__ void mix_forth(double *m, int32_t hc, float scale, const float *base,
                                  float eps) {
     const int k = threadIdx.x;
-    if (k < hc) m[k] = sigmoid64(m[k] * (double)scale + (double)base[k]) + (double)eps;
+    if (k < hc) m[k] = forth_of(m[k], scale, base[k], eps);
     __syncthreads();
 }
 

@@ -1,266 +1,451 @@
 /* hc_next_sm90.cu - hyper-connections between two blocks, on Hopper in one launch for few rows: the
  * result of the block before goes to the streams, which are mixed and normed for the next one.
  *
- * A row has a cluster of blocks: eight groups of columns, and two blocks for each, which share the
- * mixing values; fn is on its way to shared memory before the block before is done. Group q has the
- * columns of warp q in hc_cuda.cu and rows_cuda.cu, whose orders of sums these are, so that a row has
- * the same bits as with hc_post, hc_pre and rms_norm. */
+ * A row has a cluster of 16 blocks: eight groups of columns, and two blocks for each, which share the
+ * stretches of columns that are summed by themselves; fn is on its way to registers before the block
+ * before is done. Group q has the columns of warp q in hc_cuda.cu and rows_cuda.cu, whose orders of sums
+ * these are, so that a row has the same bits as with hc_post, hc_pre and rms_norm.
+ *
+ * Blocks send each other their sums (st.async) and wait for those that they need, without barriers of
+ * the cluster. After the first of two exchanges one warp of a block goes on; the last block's second
+ * warp finds the way back, meanwhile. */
 #include <atomic>
 
-#include <cooperative_groups.h>
-
+#include "ops/cuda/block_internal.cuh"
 #include "ops/cuda/hc_internal.cuh"
+#include "ops/cuda/sm90_internal.cuh"
 #include "ops/fused_internal.h"
-
-namespace cg = cooperative_groups;
 
 namespace {
 
 constexpr int HC = 4, MIX = 2 * HC + HC * HC;   /* streams; mixing values of a row */
-constexpr int SQUARES = MIX;                    /* the value behind them */
 constexpr int GROUPS = 8, CLUSTER = 2 * GROUPS; /* of columns; blocks of a row */
-constexpr int VALUES = 13; /* of the first eight blocks; 12 of the others */
+constexpr int BOUND =
+    640; /* threads whose registers a multiprocessor has: some stay for others */
 constexpr int THREADS = 512, WARPS = THREADS / WARP, CHUNK = BLOCK; /* columns */
-constexpr int MAX_CHUNKS = 28, MAX_STRETCHES = (HC * MAX_CHUNKS + 7) / 8;
-static_assert(MAX_STRETCHES <= WARPS, "a stretch has a warp");
-constexpr int MAX_GPUS = 64; /* of a process that have this kernel */
-constexpr int MOST_ROWS = 8, EACH = (MAX_CHUNKS + WARPS - 1) / WARPS;
+constexpr int MAX_CHUNKS = 28, EACH = (MAX_CHUNKS + WARPS - 1) / WARPS;
+constexpr int MAX_STRETCHES = (HC * MAX_CHUNKS + 7) / 8, MAX_OWN = (MAX_STRETCHES + 1) / 2;
+constexpr int MAX_GPUS = 64;                  /* of a process that have this kernel */
+constexpr int MOST_ROWS = 8, MOST_MIXED = 14; /* rows; chunks that a block weighs */
+constexpr int AT_ONCE = 6;                    /* mixing values of a warp, and the squares */
+static_assert((MIX + AT_ONCE - 1) / AT_ONCE <= WARPS, "all values of a stretch in one turn");
+
+/* Sums of a stretch: the values that weigh streams and the squares, for all blocks; comb and post, for
+ * the last. */
+constexpr int FORTH = HC + 1, FORTH_ROOM = HC + 2, BACK = HC * HC + HC;
 
 /* A block's columns: 32 of each chunk of 256. */
 struct row_shared {
-    double part[MAX_STRETCHES][VALUES]; /* sums of the group's columns, of every stretch */
-    double total[MIX + 1][MAX_STRETCHES], m[MIX + 1];
-    double square[2]; /* of the mixture, of even and odd chunks */
+    uint64_t forth_there, back_there, square_there; /* sums of all blocks */
+    double coefficient[HC + HC * HC];               /* post, comb of before */
+    double given[HC];                               /* pre */
+    float scale[3], base[MIX];
+    /* what it sends: of each of its stretches */
+    __align__(16) double forth_part[MAX_OWN][FORTH_ROOM];
+    __align__(16) double back_part[MAX_OWN][BACK];
+    /* what others send */
+    __align__(16) double forth[GROUPS][MAX_STRETCHES][FORTH_ROOM];
+    __align__(16) double back[GROUPS][MAX_STRETCHES][BACK];
+    __align__(16) double square[2 * GROUPS]; /* of the mixture, of even and odd chunks */
+    double total[3][MAX_STRETCHES * BACK];   /* of a warp that joins them */
 };
 
-__device__ __forceinline__ void copy_16_bytes(float *to, const float *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from)
+/* A weight, on its way when this stands. */
+template <int BYTES>
+__device__ __forceinline__ float weight_now(const float *from, bool there) {
+    float value;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n"
+                 "@p ld.global.nc.L1::no_allocate.f32 %0, [%1 + %3];\n}"
+                 : "=f"(value)
+                 : "l"(from), "r"((int)there), "n"(BYTES));
+    return value;
+}
+
+/* Two doubles to the same place in another block of the cluster, and their bytes to its barrier. */
+__device__ __forceinline__ void send_two(double *to, uint64_t *barrier, uint32_t block,
+                                         const double *from) {
+    const int4 sent = *reinterpret_cast<const int4 *>(from);
+    asm volatile("{\n.reg .b32 there, counted;\n"
+                 "mapa.shared::cluster.u32 there, %0, %2;\n"
+                 "mapa.shared::cluster.u32 counted, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [there], "
+                 "{%3, %4, %5, %6}, [counted];\n}" ::"r"(shared_address(to)),
+                 "r"(shared_address(barrier)), "r"(block), "r"(sent.x), "r"(sent.y),
+                 "r"(sent.z), "r"(sent.w)
                  : "memory");
 }
 
-/* The block's rows and columns of fn, to [VALUES, 4 * chunks, 32]. */
-__device__ void fetch_fn(float *to, const hd_hc_next_args &a, int group, int first) {
-    const int32_t chunks = HC * (a.cols / CHUNK), quads = WARP / 4;
-    const int32_t n = min(VALUES, MIX - first) * chunks * quads;
-    for (int32_t i = threadIdx.x; i < n; i += THREADS) {
-        const int32_t quad = i % quads, chunk = i / quads % chunks, value = i / quads / chunks;
-        const int64_t col = (int64_t)chunk * CHUNK + group * WARP + 4 * quad;
-        copy_16_bytes(to + 4 * i, a.fn + (int64_t)(first + value) * HC * a.cols + col);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+__device__ __forceinline__ void send_one(double *to, uint64_t *barrier, uint32_t block,
+                                         double sent) {
+    asm volatile("{\n.reg .b32 there, counted;\n"
+                 "mapa.shared::cluster.u32 there, %0, %2;\n"
+                 "mapa.shared::cluster.u32 counted, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [there], %3, "
+                 "[counted];\n}" ::"r"(shared_address(to)),
+                 "r"(shared_address(barrier)), "r"(block), "l"(__double_as_longlong(sent))
+                 : "memory");
 }
 
-/* The streams with the result of the block before, to [4 * chunks, 32]. */
-__device__ void add_result(float *to, const hd_hc_next_args &a, int64_t r, int group) {
-    const int32_t chunks = a.cols / CHUNK;
+/* How blocks and warps share a row. */
+struct plan {
+    int32_t chunks, stretches, most; /* of a stream; of all streams; of a block */
+    int32_t sharers, each;           /* warps of a stretch, their values */
+};
+
+plan plan_of(int32_t cols) {
+    plan p;
+    p.chunks = cols / CHUNK;
+    p.stretches = (HC * p.chunks + 7) / 8;
+    p.most = (p.stretches + 1) / 2;
+    p.sharers = WARPS / p.most;
+    p.each = (MIX + p.sharers - 1) / p.sharers;
+    return p;
+}
+
+/* Which stretches a block sums, and which of their values a warp. */
+struct share {
+    int32_t first, n;        /* the block's stretches */
+    int32_t own, value, end; /* the warp's stretch, its values; none: value == end */
+    bool squares;
+};
+
+__device__ __forceinline__ share share_of(const plan &p, int half) {
+    const int32_t warp = threadIdx.x / WARP, part = warp / p.most;
+    share s;
+    s.first = half * p.most;
+    s.n = half ? p.stretches - p.most : p.most;
+    s.own = warp - part * p.most;
+    const bool there = part < p.sharers && s.own < s.n;
+    s.value = there ? min(part * p.each, MIX) : 0;
+    s.end = there ? min(s.value + p.each, MIX) : 0;
+    s.squares = there && part == 0;
+    return s;
+}
+
+/* Elements of fn: AT_ONCE values from `value` on, of the lane's columns in the warp's stretch. */
+__device__ __forceinline__ void fetch_fn(float (*f)[8], const hd_hc_next_args &a,
+                                         const share &s, int group, int32_t value) {
+    const int32_t chunk = 8 * (s.first + s.own), all = HC * (a.cols / CHUNK);
+    const float *from = a.fn + (int64_t)value * HC * a.cols + (int64_t)chunk * CHUNK +
+                        group * WARP + threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        const bool there = value + i < s.end;
+        constexpr int STEP = CHUNK * (int)sizeof(float);
+        f[i][0] = weight_now<0 * STEP>(from, there);
+        f[i][1] = weight_now<1 * STEP>(from, there && chunk + 1 < all);
+        f[i][2] = weight_now<2 * STEP>(from, there && chunk + 2 < all);
+        f[i][3] = weight_now<3 * STEP>(from, there && chunk + 3 < all);
+        f[i][4] = weight_now<4 * STEP>(from, there && chunk + 4 < all);
+        f[i][5] = weight_now<5 * STEP>(from, there && chunk + 5 < all);
+        f[i][6] = weight_now<6 * STEP>(from, there && chunk + 6 < all);
+        f[i][7] = weight_now<7 * STEP>(from, there && chunk + 7 < all);
+        from += (int64_t)HC * a.cols;
+    }
+}
+
+/* What a thread has of a row before the streams are mixed. */
+struct old_streams {
+    float x[HC], y;
+};
+
+__device__ __forceinline__ old_streams load_old(const hd_hc_next_args &a, int64_t r, int32_t c,
+                                                bool there) {
+    const float *x = acts(a.x) + r * HC * a.cols + c;
+    old_streams old;
+#pragma unroll
+    for (int k = 0; k < HC; k++) old.x[k] = load_now(x + (int64_t)k * a.cols, there);
+    old.y = load_now(acts(a.y) + r * a.cols + c, there && a.y.data);
+    return old;
+}
+
+/* The streams with the result of the block before, in place. */
+__device__ __forceinline__ void add_result(const row_shared *s, old_streams *old) {
+    const double own = (double)old->y;
+    double x[HC];
+#pragma unroll
+    for (int k = 0; k < HC; k++) x[k] = (double)old->x[k];
+#pragma unroll
+    for (int i = 0; i < HC; i++) {
+        double mixed = s->coefficient[i] * own;
+#pragma unroll
+        for (int k = 0; k < HC; k++) mixed = fma(s->coefficient[HC + k * HC + i], x[k], mixed);
+        old->x[i] = narrow((float)mixed);
+    }
+}
+
+/* A finite float times 2^-896, by its bits: there are four times as many places for these as for
+ * conversions to double. */
+__device__ __forceinline__ double tiny(float x) {
+    const int bits = __float_as_int(x);
+    return __hiloint2double((bits >> 3) & (int)0x8fffffff, (int)((unsigned)bits << 29));
+}
+
+/* Sums of x times AT_ONCE values over the columns of the warp's stretch, to its parts. */
+__device__ __forceinline__ void mix_part(row_shared *shared, const share &s, const double *x,
+                                         int32_t all, const float (*f)[8], int32_t value,
+                                         bool squares) {
+    constexpr double LARGE = 0x1p896;
     const int lane = threadIdx.x % WARP;
-    const float *x = acts(a.x) + r * HC * a.cols, *y = acts(a.y) + r * a.cols;
-    const float *post = a.post + r * HC, *comb = a.comb + r * HC * HC;
-    for (int32_t j = threadIdx.x / WARP; j < chunks; j += WARPS) {
-        const int32_t c = j * CHUNK + group * WARP + lane;
-        float old[HC];
-#pragma unroll
-        for (int k = 0; k < HC; k++) old[k] = x[(int64_t)k * a.cols + c];
-        if (!a.y.data) {
-#pragma unroll
-            for (int k = 0; k < HC; k++) to[(k * chunks + j) * WARP + lane] = old[k];
-            continue;
-        }
-        const double own = (double)y[c];
-#pragma unroll
-        for (int i = 0; i < HC; i++) {
-            double mixed = (double)post[i] * own;
-#pragma unroll
-            for (int k = 0; k < HC; k++) {
-                mixed = fma((double)comb[k * HC + i], (double)old[k], mixed);
-            }
-            to[(i * chunks + j) * WARP + lane] = narrow((float)mixed);
-        }
-    }
-}
-
-/* Sums of x times the block's values over its columns: a warp has one stretch, and AT_ONCE values at
- * once, so that no sum waits for its own last step. */
-__device__ void mix_part(row_shared *s, const float *fn, const float *x, int32_t chunks,
-                         int first) {
-    constexpr int AT_ONCE = 7;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int n = min(VALUES, MIX + 1 - first);
-    const int32_t all = HC * chunks, stretches = (all + 7) / 8, sharers = WARPS / stretches;
-    const int32_t stretch = warp % stretches;
-    double own[8];
-    if (warp >= sharers * stretches) return;
+    const int32_t chunk = 8 * (s.first + s.own);
+    double sum[8] = {};
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        const int32_t chunk = 8 * stretch + k;
-        own[k] = chunk < all ? (double)x[chunk * WARP + lane] : 0.0;
-    }
-    for (int32_t base = warp / stretches; base < n; base += AT_ONCE * sharers) {
-        double sum[AT_ONCE] = {};
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            const int32_t chunk = 8 * stretch + k;
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int32_t value = base + i * sharers;
-                const bool square = first + value == SQUARES, there = value < n && chunk < all;
-                const float f =
-                    there && !square ? fn[(value * all + chunk) * WARP + lane] : 0.0f;
-                sum[i] = fma(square ? own[k] : (double)f, own[k], sum[i]);
-            }
-        }
+        const double own = chunk + k < all ? x[(chunk + k) * WARP + lane] : 0.0;
+        const double large = own * LARGE;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const double part = warp_sum(sum[i]);
-            const int32_t value = base + i * sharers;
-            if (lane == 0 && value < n) s->part[stretch][value] = part;
+            sum[i] =
+                i % 2 ? fma(tiny(f[i][k]), large, sum[i]) : fma((double)f[i][k], own, sum[i]);
         }
+        if (squares) sum[AT_ONCE] = fma(own, own, sum[AT_ONCE]);
+    }
+    const double own = warp_sum_of(sum);
+    if (lane % 4) return;
+    const int32_t i = lane / 4, of = value + i;
+    if (i == AT_ONCE && squares) shared->forth_part[s.own][HC] = own;
+    if (i >= AT_ONCE || of >= s.end) return;
+    if (of < HC) shared->forth_part[s.own][of] = own;
+    if (of >= HC && of < 2 * HC) shared->back_part[s.own][HC * HC + of - HC] = own;
+    if (of >= 2 * HC) shared->back_part[s.own][of - 2 * HC] = own;
+}
+
+/* Every warp sends to a block what weighs streams; the last block gets the rest, too. */
+__device__ __forceinline__ void send_parts(row_shared *shared, const share &s, int group) {
+    static_assert(WARPS == CLUSTER, "a warp for each block");
+    const int32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    for (int32_t i = 2 * lane; i < s.n * FORTH_ROOM; i += 2 * WARP) {
+        send_two(&shared->forth[group][s.first][0] + i, &shared->forth_there, (uint32_t)warp,
+                 &shared->forth_part[0][0] + i);
+    }
+    for (int32_t i = 2 * (int32_t)threadIdx.x; i < s.n * BACK; i += 2 * THREADS) {
+        send_two(&shared->back[group][s.first][0] + i, &shared->back_there, CLUSTER - 1,
+                 &shared->back_part[0][0] + i);
     }
 }
 
-/* m = the row's mixing values over its root mean square: the first n of them, from all blocks. */
-__device__ void join_parts(row_shared *s, const hd_hc_next_args &a, int n) {
-    const cg::cluster_group cluster = cg::this_cluster();
-    const int32_t stretches = (HC * (a.cols / CHUNK) + 7) / 8;
-    const int t = threadIdx.x;
-    if (t < stretches * (n + 1)) {
-        const int stretch = t % stretches, value = t / stretches < n ? t / stretches : SQUARES;
-        const int half = value / VALUES;
-        double part[GROUPS];
+/* Lane v < N: value v of the row, from all groups of all stretches; one warp. */
+template <int N, int ROOM>
+__device__ __forceinline__ double join_parts(const double (*part)[MAX_STRETCHES][ROOM],
+                                             double *total, int32_t stretches, int32_t from) {
+    const int32_t lane = threadIdx.x % WARP, n = N * stretches;
+    for (int32_t base = lane; base < n + lane; base += 2 * WARP) { /* two at once */
+        const int32_t at[2] = {min(base, n - 1), min(base + WARP, n - 1)};
+        double own[2][GROUPS];
 #pragma unroll
-        for (int q = 0; q < GROUPS; q++) {
-            const row_shared *there = cluster.map_shared_rank(s, (unsigned)(half * GROUPS + q));
-            part[q] = there->part[stretch][value - half * VALUES];
+        for (int q = 0; q < 2 * GROUPS; q++) {
+            own[q % 2][q / 2] = part[q / 2][at[q % 2] / N][from + at[q % 2] % N];
         }
-        double sum = part[0];
 #pragma unroll
-        for (int q = 1; q < GROUPS; q++) sum += part[q];
-        s->total[value][stretch] = sum;
+        for (int q = 1; q < GROUPS; q++) {
+            own[0][0] += own[0][q];
+            own[1][0] += own[1][q];
+        }
+        total[at[0]] = own[0][0];
+        total[at[1]] = own[1][0];
     }
-    __syncthreads();
-    if (t <= n) {
-        const int value = t < n ? t : SQUARES;
-        double sum = 0.0;
-        for (int32_t k = 0; k < stretches; k++) sum += s->total[value][k];
-        s->m[value] = sum;
+    __syncwarp();
+    const int32_t v = min(lane, N - 1);
+    double own[MAX_STRETCHES], sum = 0.0;
+#pragma unroll
+    for (int k = 0; k < MAX_STRETCHES; k++) own[k] = k < stretches ? total[k * N + v] : 0.0;
+#pragma unroll
+    for (int k = 0; k < MAX_STRETCHES; k++) {
+        if (k < stretches) sum += own[k];
     }
-    __syncthreads();
-    const double rms = 1.0 / sqrt(s->m[SQUARES] / (HC * a.cols) + (double)a.norm_eps);
-    __syncthreads();
-    if (t < n) s->m[t] *= rms;
-    __syncthreads();
+    return sum;
 }
 
-/* The mixture of the group's columns, to [chunks, 32], and its sums of squares. */
-__device__ void weigh_part(row_shared *s, float *to, const float *x, int32_t chunks,
-                           bool by_parity) {
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    for (int32_t j = warp; j < chunks; j += WARPS) {
-        double sum = 0.0;
-#pragma unroll
-        for (int i = 0; i < HC; i++) {
-            sum = fma(s->m[i], (double)x[(i * chunks + j) * WARP + lane], sum);
-        }
-        to[j * WARP + lane] = narrow((float)sum);
-    }
-    __syncthreads();
-    if (warp >= (by_parity ? 2 : 1)) return;
-    double sum = 0.0;
-    for (int32_t j = warp; j < chunks; j += by_parity ? 2 : 1) {
-        const double own = (double)to[j * WARP + lane];
-        sum = fma(own, own, sum);
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) s->square[warp] = sum;
+__device__ __forceinline__ double shuffle(double x, int lane) {
+    return __shfl_sync(ALL_LANES, x, lane);
 }
 
-__device__ float norm_scale(const row_shared *s, const hd_hc_next_args &a, bool by_parity) {
-    const cg::cluster_group cluster = cg::this_cluster();
-    double part[2][GROUPS], sum = 0.0;
+/* 1 / the root mean square of the row's streams. */
+__device__ __forceinline__ double over_rms(const hd_hc_next_args &a, double squares) {
+    return 1.0 / sqrt(squares / (HC * a.cols) + (double)a.norm_eps);
+}
+
+/* Lane i < HC: the weight of stream i. */
+__device__ __forceinline__ double find_forth(row_shared *s, const hd_hc_next_args &a,
+                                             int32_t stretches, double *total) {
+    const int32_t i = min((int32_t)(threadIdx.x % WARP), HC - 1);
+    const double sum = join_parts<FORTH>(s->forth, total, stretches, 0);
+    return forth_of(sum * over_rms(a, shuffle(sum, HC)), s->scale[0], s->base[i], a.eps);
+}
+
+/* The weights of the way back, of row r; one warp. */
+__device__ __forceinline__ void find_back(row_shared *s, const hd_hc_next_args &a, int64_t r,
+                                          int32_t stretches) {
+    constexpr int COMB = HC * HC;
+    const int32_t lane = threadIdx.x % WARP, i = min(lane, BACK - 1);
+    const float scale = s->scale[i < COMB ? 2 : 1];
+    const float base = s->base[i < COMB ? 2 * HC + i : HC + i - COMB];
+    const double squares = join_parts<1>(s->forth, s->total[1], stretches, HC);
+    const double rms = over_rms(a, squares);
+    mbarrier_wait(&s->back_there, 0);
+    __syncwarp();
+    const double m = join_parts<BACK>(s->back, s->total[1], stretches, 0) * rms;
+    const double element = shuffle(m * (double)scale + (double)base, lane % COMB);
+    const float comb = sinkhorn_of_four(element, a.iters, a.eps);
+    if (lane < COMB) a.comb[r * COMB + lane] = comb;
+    if (lane >= COMB && lane < BACK) a.post[r * HC + lane - COMB] = post_of(m, scale, base);
+}
+
+/* The mixture's scale, from all blocks' squares. */
+__device__ __forceinline__ float norm_scale(const row_shared *s, const hd_hc_next_args &a,
+                                            bool by_parity) {
+    double part[2 * GROUPS];
 #pragma unroll
-    for (int q = 0; q < GROUPS; q++) {
-        const row_shared *there = cluster.map_shared_rank(s, (unsigned)q);
-        part[0][q] = there->square[0];
-        part[1][q] = by_parity ? there->square[1] : 0.0;
-    }
+    for (int q = 0; q < 2 * GROUPS; q++) part[q] = s->square[q];
+    double sum = part[0];
 #pragma unroll
-    for (int q = 0; q < 2 * GROUPS; q++) {
-        if (q < GROUPS || by_parity) sum = q ? sum + part[q / GROUPS][q % GROUPS] : part[0][0];
+    for (int q = 1; q < 2 * GROUPS; q++) {
+        if (q < GROUPS || by_parity) sum += part[q];
     }
     return (float)(1.0 / sqrt(sum / a.cols + (double)a.norm_eps));
 }
 
-/* Leaves the mixture for the next block, which all have read. */
-__device__ void predict(double *m, const hd_hc_next_args &a, int64_t r) {
-    mix_forth(m, HC, a.scale[0], a.base, a.eps);
-    if (threadIdx.x < HC) a.pre[r * HC + threadIdx.x] = (float)m[threadIdx.x];
+/* Weighs and norms the block's chunks of a row: from `first` on every `step`th; one warp. */
+__device__ __forceinline__ void finish_row(row_shared *s, const hd_hc_next_args &a, int64_t r,
+                                           const plan &of, const double *x, int rank,
+                                           bool by_parity) {
+    const int group = rank % GROUPS, half = rank / GROUPS, lane = threadIdx.x % WARP;
+    const int32_t step = by_parity ? 2 : 1, n = by_parity || half == 0 ? of.chunks : 0;
+    const int32_t first = by_parity ? half : 0;
+    float weight[MOST_MIXED], mixture[MOST_MIXED];
+    double m[HC], sum = 0.0;
+    if (a.pre) {
+#pragma unroll
+        for (int i = 0; i < HC; i++) m[i] = s->given[i];
+    } else {
+        mbarrier_wait(&s->forth_there, 0);
+        __syncwarp();
+        const double own = find_forth(s, a, of.stretches, s->total[0]);
+#pragma unroll
+        for (int i = 0; i < HC; i++) m[i] = shuffle(own, i);
+    }
+#pragma unroll
+    for (int k = 0; k < MOST_MIXED; k++) {
+        const int32_t j = first + k * step;
+        if (j >= n) break;
+        double mixed = 0.0;
+#pragma unroll
+        for (int i = 0; i < HC; i++) {
+            mixed = fma(m[i], x[(i * of.chunks + j) * WARP + lane], mixed);
+        }
+        mixture[k] = narrow((float)mixed);
+        sum = fma((double)mixture[k], (double)mixture[k], sum);
+    }
+    sum = warp_sum(sum);
+    if (lane < CLUSTER && n > 0) {
+        send_one(&s->square[rank], &s->square_there, (uint32_t)lane, sum);
+    }
+#pragma unroll
+    for (int k = 0; k < MOST_MIXED; k++) {
+        const int32_t j = first + k * step;
+        weight[k] = load_now(a.weight + j * CHUNK + group * WARP + lane, j < n);
+    }
+    mbarrier_wait(&s->square_there, 0);
+    __syncwarp();
+    const float scale = norm_scale(s, a, by_parity);
+#pragma unroll
+    for (int k = 0; k < MOST_MIXED; k++) {
+        const int32_t j = first + k * step;
+        if (j >= n) break;
+        acts(a.out)[r * a.cols + j * CHUNK + group * WARP + lane] =
+            narrow(mixture[k] * scale * weight[k]);
+    }
 }
 
-/* The first eight blocks write the normed mixture; the others the streams, and the last of them
- * finds the weights of the way back. */
-__global__ void __launch_bounds__(THREADS)
-    hc_next(hd_hc_next_args a, hd_hc_pre_args pre, bool by_parity) {
-    extern __shared__ __align__(16) float room[]; /* fn, x, mixture */
-    __shared__ row_shared s;
-    const cg::cluster_group cluster = cg::this_cluster();
-    const int rank = (int)cluster.block_rank(), group = rank % GROUPS, half = rank / GROUPS;
+/* The barriers of what others send. */
+__device__ __forceinline__ void init_barriers(row_shared *s, int32_t stretches,
+                                              bool by_parity) {
+    constexpr uint32_t EACH_SUM = GROUPS * sizeof(double);
+    mbarrier_init(&s->forth_there, 1);
+    mbarrier_init(&s->back_there, 1);
+    mbarrier_init(&s->square_there, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_tx(&s->forth_there, (uint32_t)stretches * FORTH_ROOM * EACH_SUM);
+    mbarrier_arrive_expect_tx(&s->back_there, (uint32_t)stretches * BACK * EACH_SUM);
+    mbarrier_arrive_expect_tx(&s->square_there, (by_parity ? 2 : 1) * EACH_SUM);
+}
+
+__global__ void __launch_bounds__(BOUND) hc_next(hd_hc_next_args a, plan of, bool by_parity) {
+    extern __shared__ __align__(16) double x[]; /* the streams, [4 * chunks, 32] */
+    __shared__ row_shared shared;
+    row_shared *s = &shared;
+    const int rank = (int)cluster_ctarank(), group = rank % GROUPS, half = rank / GROUPS;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int32_t chunks = a.cols / CHUNK;
     const int64_t r = blockIdx.y;
-    float *fn = room, *x = fn + VALUES * HC * chunks * WARP, *mixture = x + HC * chunks * WARP;
-    float weight[EACH];
+    const share mine = share_of(of, half);
+    const int32_t t = threadIdx.x;
+    float f[AT_ONCE][8];
     griddepcontrol_launch_dependents();
-    fetch_fn(fn, a, group, half * VALUES);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int32_t j = warp + i * WARPS;
-        weight[i] = j < chunks ? a.weight[j * CHUNK + group * WARP + lane] : 0.0f;
+    fetch_fn(f, a, mine, group, mine.value);
+    const float constant = weight_now<0>(t < MIX ? a.base + t : a.scale + t - MIX, t < MIX + 3);
+    if (warp == 1 && lane < of.chunks) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(a.weight + lane * CHUNK + group * WARP));
     }
+    if (t == 0) init_barriers(s, of.stretches, by_parity);
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     griddepcontrol_wait();
-    add_result(x, a, r, group);
-    if (a.pre && half == 0 && threadIdx.x < HC) {
-        s.m[threadIdx.x] = a.first ? threadIdx.x == 0 : (double)a.pre[r * HC + threadIdx.x];
-    }
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncthreads();
-    mix_part(&s, fn, x, chunks, half * VALUES);
-    cluster.sync(); /* all have read the streams and their weights, and the parts are there */
-    if (half != 0) {
-        if (rank == CLUSTER - 1) join_parts(&s, a, MIX);
-        cluster.barrier_arrive(); /* what others have is no longer read */
-        for (int32_t i = warp; i < HC * chunks && a.y.data; i += WARPS) {
-            const int64_t at = r * HC * a.cols + (int64_t)i * CHUNK + group * WARP + lane;
-            acts(a.x)[at] = x[i * WARP + lane];
-        }
-        if (rank == CLUSTER - 1) {
-            mix_back(pre, s.m, r);
-            if (a.pre) predict(s.m, a, r);
-        }
-        cluster.barrier_wait();
-        return;
-    }
-    if (!a.pre) {
-        join_parts(&s, a, HC);
-        mix_forth(s.m, HC, a.scale[0], a.base, a.eps);
-    }
-    weigh_part(&s, mixture, x, chunks, by_parity);
-    cluster.sync();
-    const float scale = norm_scale(&s, a, by_parity);
-    cluster.barrier_arrive();
+    old_streams own[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int32_t j = warp + i * WARPS;
-        if (j >= chunks) break;
-        const int32_t c = j * CHUNK + group * WARP + lane;
-        acts(a.out)[r * a.cols + c] = narrow(mixture[j * WARP + lane] * scale * weight[i]);
+        own[i] = load_old(a, r, j * CHUNK + group * WARP + lane, j < of.chunks);
     }
-    cluster.barrier_wait(); /* nobody leaves while its sums are read */
+    if (t < HC + HC * HC) {
+        const float *from = t < HC ? a.post + r * HC + t : a.comb + r * HC * HC + t - HC;
+        s->coefficient[t] = (double)load_now(from, a.y.data);
+        if (a.pre && t < HC) s->given[t] = a.first ? t == 0 : (double)a.pre[r * HC + t];
+    }
+    if (t < MIX) s->base[t] = constant;
+    if (t >= MIX && t < MIX + 3) s->scale[t - MIX] = constant;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t j = warp + i * WARPS;
+        if (j >= of.chunks) break;
+        if (a.y.data) add_result(s, &own[i]);
+#pragma unroll
+        for (int k = 0; k < HC; k++) {
+            x[(k * of.chunks + j) * WARP + lane] = (double)own[i].x[k];
+        }
+    }
+    __syncthreads();
+    for (int32_t value = mine.value; value < mine.end; value += AT_ONCE) {
+        if (value != mine.value) fetch_fn(f, a, mine, group, value);
+        mix_part(s, mine, x, HC * of.chunks, f, value, mine.squares && value == mine.value);
+    }
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); /* barriers are there */
+    __syncthreads();
+    const int here = (int)cluster_ctarank(); /* again: no register keeps it so long */
+    send_parts(s, share_of(of, here / GROUPS), here % GROUPS);
+    if (warp == 0) finish_row(s, a, r, of, x, here, by_parity);
+    mbarrier_wait(&s->forth_there, 0); /* and all have read the streams and their weights */
+    if (here == CLUSTER - 1 && warp == 1) find_back(s, a, r, of.stretches);
+    if (here == CLUSTER - 1 && warp == 2 && a.pre) {
+        const double next = find_forth(s, a, of.stretches, s->total[2]);
+        if (lane < HC) a.pre[r * HC + lane] = (float)next;
+    }
+    if (!a.y.data) return;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t j = warp + i * WARPS;
+        if (j >= of.chunks) break;
+        float *to = acts(a.x) + r * HC * a.cols + j * CHUNK + here % GROUPS * WARP + lane;
+#pragma unroll
+        for (int k = 0; k < HC; k++) {
+            const float mixed = narrow((float)x[(k * of.chunks + j) * WARP + lane]);
+            if (k / 2 == here / GROUPS) to[(int64_t)k * a.cols] = mixed;
+        }
+    }
 }
 
-size_t bytes_of(const hd_hc_next_args *a) {
-    return (size_t)(a->cols / CHUNK) * WARP * (VALUES * HC + HC + 1) * sizeof(float);
+size_t bytes_of(int32_t chunks) {
+    return (size_t)chunks * HC * WARP * sizeof(double);
 }
 
 /* Whether a row's cluster fits on the current GPU; asked once of each. */
@@ -272,7 +457,7 @@ bool cluster_fits() {
     if (gpu >= MAX_GPUS) return false;
     std::atomic<answer> &kept = known[gpu];
     if (kept != UNKNOWN) return kept == FITS;
-    const size_t most = (size_t)MAX_CHUNKS * WARP * (VALUES * HC + HC + 1) * sizeof(float);
+    const size_t most = bytes_of(MAX_CHUNKS);
     cudaLaunchAttribute how = {};
     how.id = cudaLaunchAttributeClusterDimension;
     how.val.clusterDim = {CLUSTER, 1, 1};
@@ -304,7 +489,7 @@ void hd_hc_next_cuda(hd_stream *s, const hd_hc_next_args *a) {
 #undef RUN
             return;
     }
-    launch_kernel(queue, hc_next, dim3(CLUSTER, (unsigned)a->rows), THREADS, bytes_of(a),
-                  CLUSTER, *a, ops_next_pre(a), norm_is_wide(a->cols));
+    launch_kernel(queue, hc_next, dim3(CLUSTER, (unsigned)a->rows), THREADS, bytes_of(chunks),
+                  CLUSTER, *a, plan_of(a->cols), norm_is_wide(a->cols));
     hd_cuda_check(s, "hc_next");
 }
