@@ -10,6 +10,8 @@
  * many as the number of the row's own keys says. A row's parts are merged in order: by the
  * block that made them all, or, where blocks are too few to fill the GPU, by a second kernel.
  * The steps are the same, so neither the row's neighbors nor the way change a bit. */
+#include <atomic>
+
 #include "ops/cuda_attention/attention_sm90_internal.cuh"
 #include "ops/cuda/packed_rows_internal.cuh"
 #include "ops/cuda/split_fp16_mma_internal.cuh"
@@ -765,6 +767,154 @@ static __global__ void __launch_bounds__(BLOCK, 2)
     }
 }
 
+/* ---- parts that the blocks of a cluster join ---- */
+
+constexpr int MAX_JOINED = 8; /* blocks of a cluster; more are not on the GPU as soon */
+
+/* Whether code is wanted for rows whose parts are joined by a cluster. */
+template <typename S>
+constexpr bool JOINS = S::P == FAST &&S::TILE == large_shape<S::P, S::PACKED>::TILE;
+
+template <typename S>
+constexpr size_t SUM_BYTES = sizeof(float4) * S::M_TILES *N_TILES *BLOCK;
+
+/* A block's part, as the cluster finds it: what a thread has of columns `i` lies side by side. */
+template <typename S>
+struct shared_part {
+    float4 *sum;  /* [M_TILES * N_TILES, BLOCK] */
+    running *own; /* [HEADS] */
+};
+
+/* A share of the columns, from all parts of the row in order; as merge_parts. */
+template <typename S>
+static __device__ void join_columns(const shared_part<S> &p, const hd_attention_args &a,
+                                    const key_list &k, int32_t row, int32_t first_head,
+                                    int32_t i) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int32_t slot[2] = {i / N_TILES * 16 + lane / 4, i / N_TILES * 16 + lane / 4 + 8};
+    const int32_t n = (k.n + k.part - 1) / k.part;
+    running all[2] = {sink_of(a, first_head + slot[0]), sink_of(a, first_head + slot[1])};
+    float value[4] = {};
+    for (int32_t first = 0; first < n; first += AT_ONCE) {
+        running part[AT_ONCE][2];
+        float4 sum[AT_ONCE];
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; q++) {
+            const unsigned block = (unsigned)min(first + q, n - 1);
+            const running *own = cluster_at(p.own, block);
+            sum[q] = cluster_at(p.sum, block)[i * BLOCK + (int)threadIdx.x];
+            part[q][0] = own[slot[0]];
+            part[q][1] = own[slot[1]];
+        }
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; q++) {
+            const bool there = first + q < n;
+            const float own[4] = {sum[q].x, sum[q].y, sum[q].z, sum[q].w};
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                running next = all[h];
+                float keep, take;
+                merge_heads(&next, part[q][h], &keep, &take);
+                all[h].max = there ? next.max : all[h].max;
+                all[h].total = there ? next.total : all[h].total;
+#pragma unroll
+                for (int c = 2 * h; c < 2 * h + 2; c++) {
+                    const float merged = merge_value(value[c], own[c], keep, take);
+                    value[c] = there ? merged : value[c];
+                }
+            }
+        }
+    }
+    const int32_t col = warp * WARP_COLS + i % N_TILES * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const int32_t head = first_head + slot[c / 2];
+        if (head >= a.heads || col + c % 2 >= a.v_dim) continue;
+        acts(a.out)[((int64_t)row * a.heads + head) * a.v_dim + col + c % 2] =
+            narrow(k.n > 0 ? value[c] / all[c / 2].total : 0.0f);
+    }
+}
+
+/* A block of a cluster has one part of a row. */
+template <typename S>
+static __global__ void __launch_bounds__(BLOCK, 1) attention_joined(hd_attention_args a) {
+    begin_early(a.rows);
+    if constexpr (FOR_SM90) {
+        extern __shared__ __align__(128) uint8_t shared[];
+        const int32_t row = (int32_t)blockIdx.y, first_head = (int32_t)blockIdx.z * S::HEADS;
+        const int32_t rank = (int32_t)cluster_rank(), size = (int32_t)cluster_size();
+        const int32_t live = min(S::HEADS, a.heads - first_head);
+        const int32_t n_sums = (live + 15) / 16 * N_TILES;
+        const key_list k = list_keys(a, row);
+        const shared_part<S> p = {reinterpret_cast<float4 *>(shared),
+                                  reinterpret_cast<running *>(shared + SUM_BYTES<S>)};
+        if (rank * k.part < k.n) {
+            const block_state<S> s =
+                open_block<S>(shared, a, k, {row, 1, first_head, S::HEADS}, rank, 0);
+            make_parts<S>(s, a, k, rank, size, [&](const sums<S> &part, int32_t) {
+                const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * S::OWN_HEADS;
+                __syncthreads(); /* queries and keys are done with */
+#pragma unroll
+                for (int i = 0; i < S::M_TILES * N_TILES; i++) {
+                    const float *v = part.value[i / N_TILES][i % N_TILES];
+                    if (i < n_sums) {
+                        p.sum[i * BLOCK + (int)threadIdx.x] = {v[0], v[1], v[2], v[3]};
+                    }
+                }
+#pragma unroll
+                for (int h = 0; h < S::OWN_HEADS; h++) {
+                    if (lane == 0) p.own[own + h] = part.own[h];
+                }
+            });
+        }
+        cluster_sync();
+        for (int32_t i = rank; i < n_sums; i += size) {
+            join_columns<S>(p, a, k, row, first_head, i);
+        }
+        cluster_sync(); /* nobody leaves while its part is read */
+    }
+}
+
+/* How many clusters of n blocks the current GPU has room for; asked once of each. */
+template <typename S>
+static int64_t clusters_at_once(int32_t n, size_t bytes) {
+    constexpr int MAX_GPUS = 64, UNKNOWN = 0;
+    static std::atomic<int> known[MAX_GPUS][MAX_JOINED + 1]; /* one more than fit */
+    int gpu = 0, fit = 0;
+    cudaGetDevice(&gpu);
+    if (gpu < MAX_GPUS && known[gpu][n] != UNKNOWN) return known[gpu][n] - 1;
+    cudaLaunchAttribute how = {};
+    how.id = cudaLaunchAttributeClusterDimension;
+    how.val.clusterDim = {(unsigned)n, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)n);
+    config.blockDim = dim3(BLOCK);
+    config.dynamicSmemBytes = bytes;
+    config.attrs = &how;
+    config.numAttrs = 1;
+    cudaFuncSetAttribute(attention_joined<S>, cudaFuncAttributeNonPortableClusterSizeAllowed,
+                         1);
+    hd_cuda_allow_shared((const void *)attention_joined<S>, bytes);
+    if (cudaOccupancyMaxActiveClusters(&fit, attention_joined<S>, &config) != cudaSuccess) {
+        cudaGetLastError();
+        fit = 0;
+    }
+    if (gpu < MAX_GPUS) known[gpu][n] = fit + 1;
+    return fit;
+}
+
+/* False where the clusters of all rows are not on the GPU at once, or a row has more parts. */
+template <typename S>
+static bool launch_joined(hd_stream *s, const hd_attention_args *a, dim3 grid, size_t bytes,
+                          int32_t n_parts) {
+    if (grid.z > 1 || n_parts > MAX_JOINED) return false;
+    if (SUM_BYTES<S> + S::HEADS * sizeof(running) > bytes) return false;
+    if ((int64_t)grid.x * grid.y > clusters_at_once<S>(n_parts, bytes)) return false;
+    launch_early(hd_cuda_stream(s), a->rows, attention_joined<S>,
+                 dim3((unsigned)n_parts, grid.x, grid.y), BLOCK, bytes, n_parts, *a);
+    return true;
+}
+
 static int32_t most_parts(const hd_attention_args *a) {
     const int64_t parts = (most_keys(a) + MIN_PART - 1) / MIN_PART;
     return parts < MAX_PARTS ? (int32_t)parts : MAX_PARTS;
@@ -779,6 +929,9 @@ static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, si
     const int64_t blocks = (int64_t)grid.x * grid.y * grid.z, fill = 2 * hd_stream_workers(s);
     cudaStream_t queue = hd_cuda_stream(s);
     if (t.n_parts <= 1 || blocks >= fill) return false;
+    if constexpr (JOINS<S>) {
+        if (hd_cuda_is_sm90() && launch_joined<S>(s, a, grid, bytes, t.n_parts)) return true;
+    }
     if ((size_t)a->rows * (size_t)a->heads * (size_t)t.n_parts * each > room) return false;
     const int64_t share = (2 * fill + blocks - 1) / blocks;
     t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
