@@ -36,7 +36,7 @@ static __device__ __forceinline__ void put_four(uint32_t query, int head, int un
 
 static __device__ void load_queries(const hd_indexer_topk_args &a, uint32_t queries,
                                     float *weights, int32_t first_row, int32_t n) {
-    constexpr int UNITS = WIDTH / 4, EACH = 8;
+    constexpr int UNITS = WIDTH / 4, EACH = 16;
     const float4 *q =
         reinterpret_cast<const float4 *>(acts(a.q) + (int64_t)first_row * HEADS * WIDTH);
     for (int32_t first = (int32_t)threadIdx.x; first < n * HEADS * UNITS;
@@ -188,22 +188,33 @@ static __device__ __forceinline__ void put_scores(const float (&hit)[32], const 
     if (h < 2 && key < n) score[key] = isnan(own) ? -CUDART_INF_F : own; /* chosen last */
 }
 
-/* Rows of one sequence that a block has at once. */
-struct row_run {
-    int32_t first, n; /* in the launch */
-    int32_t keys;     /* of the row that sees most, or 0 if all keep all */
+/* Of the block's row that a lane has: its sequence and how many keys it sees. Loaded at once, by each warp. */
+struct row_facts {
+    int32_t seq, keys;
 };
 
-static __device__ row_run run_from(const hd_indexer_topk_args &a, const score_rows &to,
-                                   int32_t first, int32_t end) {
-    row_run r = {first, 0, 0};
-    const int32_t seq = a.seq[to.first + first];
-    for (int32_t row = first; row < end && a.seq[to.first + row] == seq; row++) {
-        const int32_t n = visible_entries(a.pos[to.first + row], a.ratio);
-        r.n++;
-        if (n > a.top_k) r.keys = max(r.keys, n);
-    }
-    return r;
+static __device__ __forceinline__ row_facts facts_of(const hd_indexer_topk_args &a,
+                                                     const score_rows &to, int32_t begin,
+                                                     int32_t end) {
+    const int32_t row = begin + (int32_t)threadIdx.x % WARP;
+    if (row >= end) return {-1, 0};
+    return {a.seq[to.first + row], visible_entries(a.pos[to.first + row], a.ratio)};
+}
+
+/* Rows of one sequence that a block has at once. */
+struct row_run {
+    int32_t first, n;  /* of the block's rows */
+    int32_t seq, keys; /* of the row that sees most, or 0 if all keep all */
+};
+
+static __device__ __forceinline__ row_run run_from(const row_facts &facts, int32_t first,
+                                                   int32_t n, int32_t top_k) {
+    const int32_t lane = threadIdx.x % WARP, seq = __shfl_sync(ALL_LANES, facts.seq, first);
+    const unsigned others =
+        __ballot_sync(ALL_LANES, lane >= first && (lane >= n || facts.seq != seq));
+    const int32_t end = __ffs((int)others) - 1; /* lane n at the latest */
+    const bool counts = lane >= first && lane < end && facts.keys > top_k;
+    return {first, end - first, seq, __reduce_max_sync(ALL_LANES, counts ? facts.keys : 0)};
 }
 
 /* Which tiles of a run's keys a block has. */
@@ -221,9 +232,9 @@ static __device__ bool own_share(run_share *s, int32_t index, int32_t runs) {
 
 template <bool PACKED>
 static __device__ void score_run(const hd_indexer_topk_args &a, const score_rows &to,
-                                 const row_run &run, const run_share &share, uint32_t queries,
-                                 float *weights) {
-    const int32_t row = to.first + run.first, seq = a.seq[row];
+                                 const row_facts &facts, const row_run &run, int32_t begin,
+                                 const run_share &share, uint32_t queries, float *weights) {
+    const int32_t row = to.first + begin + run.first, seq = run.seq;
     const int32_t stride = share.n * GROUPS * TILE;
     int32_t first = (share.index * GROUPS + (int32_t)threadIdx.x / WARPGROUP) * TILE;
     key_tile<PACKED> tile;
@@ -238,8 +249,8 @@ static __device__ void score_run(const hd_indexer_topk_args &a, const score_rows
         load_keys(&tile, next);
         next = find_key<PACKED>(a, seq, first + 2 * stride, run.keys);
         const auto put = [&](const float(&hit)[32], int32_t r) {
-            put_scores(hit, weights + r * HEADS, scales, scores_of(to, run.first + r), first,
-                       visible_entries(a.pos[row + r], a.ratio));
+            put_scores(hit, weights + r * HEADS, scales, scores_of(to, begin + run.first + r),
+                       first, __shfl_sync(ALL_LANES, facts.keys, run.first + r));
         };
         int32_t r = 0;
         for (; r + 1 < run.n; r += 2) {
@@ -270,15 +281,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *weights = reinterpret_cast<float *>(shared + ROWS * QUERY_BYTES);
     const int32_t end = min((int32_t)(blockIdx.y + 1) * ROWS, n_rows);
     const int32_t begin = (int32_t)blockIdx.y * ROWS;
-    row_run run;
+    begin_early(n_rows);
+    const row_facts facts = facts_of(a, to, begin, end);
+    const int32_t n = end - begin;
     run_share share;
     int32_t runs = 0, index = 0;
-    for (int32_t row = begin; row < end; row += run_from(a, to, row, end).n) runs++;
-    for (int32_t row = begin; row < end; row += run.n, index++) {
-        run = run_from(a, to, row, end);
+    for (int32_t i = 0; i < n; i += run_from(facts, i, n, a.top_k).n) runs++;
+    for (int32_t i = 0; i < n; index++) {
+        const row_run run = run_from(facts, i, n, a.top_k);
+        i += run.n;
         if (!own_share(&share, index, runs) || share.index * GROUPS * TILE >= run.keys)
             continue;
-        score_run<PACKED>(a, to, run, share, queries, weights);
+        score_run<PACKED>(a, to, facts, run, begin, share, queries, weights);
         __syncthreads(); /* the queries are done with */
     }
 }
@@ -294,7 +308,7 @@ template <bool PACKED>
 static void launch(cudaStream_t queue, const hd_indexer_topk_args &a, const score_rows &to,
                    int32_t n, dim3 grid) {
     hd_cuda_allow_shared((const void *)score_tiles<PACKED>, SHARED_BYTES);
-    score_tiles<PACKED><<<grid, THREADS, SHARED_BYTES, queue>>>(a, to, n);
+    launch_early(queue, n, score_tiles<PACKED>, grid, THREADS, SHARED_BYTES, 1, a, to, n);
 }
 
 void index_score_sm90(cudaStream_t queue, const hd_indexer_topk_args &a, const score_rows &to,

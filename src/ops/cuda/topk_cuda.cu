@@ -226,9 +226,14 @@ static __device__ void load_stretch(stretch *own, float *room, int32_t fit) {
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    keep_best(best_args a, score_rows from, int32_t fit) {
+    keep_best(best_args a, score_rows from, int32_t n_rows, int32_t fit) {
     extern __shared__ float room[]; /* [fit] */
     __shared__ __align__(16) best_shared shared;
+    int4 *zeros = reinterpret_cast<int4 *>(shared.bin);
+    for (int i = threadIdx.x; i < (int)(sizeof shared.bin / sizeof *zeros); i += THREADS) {
+        zeros[i] = {};
+    }
+    begin_early(n_rows);
     const int32_t in_cluster = (int32_t)cluster_size();
     const int32_t rank = (int32_t)blockIdx.x % in_cluster, in_launch = blockIdx.x / in_cluster;
     const int32_t row = from.first + in_launch, n = n_scores(a, row);
@@ -246,10 +251,6 @@ static __global__ void __launch_bounds__(THREADS)
     const int32_t each = (n + n_blocks - 1) / n_blocks, first = min(rank * each, n);
     stretch own = {scores_of(from, in_launch) + first, min(each, n - first), first, n_blocks,
                    rank};
-    int4 *zeros = reinterpret_cast<int4 *>(shared.bin);
-    for (int i = threadIdx.x; i < (int)(sizeof shared.bin / sizeof *zeros); i += THREADS) {
-        zeros[i] = {};
-    }
     load_stretch(&own, room, fit);
     __syncthreads();
     uint32_t last = 0;
@@ -275,6 +276,6 @@ void index_keep_best(cudaStream_t queue, const best_args &a, const score_rows &r
     const int32_t fit = wanted < most ? (int32_t)wanted : most;
     const size_t bytes = (size_t)fit * sizeof(float);
     hd_cuda_allow_shared((const void *)keep_best, bytes);
-    launch_in_order(queue, keep_best, dim3((unsigned)n * n_blocks), THREADS, bytes,
-                    (int)n_blocks, a, rows, fit);
+    launch_early(queue, n, keep_best, dim3((unsigned)n * n_blocks), THREADS, bytes,
+                 (int)n_blocks, a, rows, n, fit);
 }
