@@ -4,9 +4,10 @@
 
 #include "model/model_internal.h"
 
-/* fork: the part may begin where s is. beside: the step that queues it, in order after what it
- * queued before. join: s waits for all of it. Without a stream for it, or with many rows, fork and
- * join do nothing, and beside is s. */
+/* runs_beside: whether there is a stream for it, and rows are few. fork: the part may begin where s is.
+ * beside: the step that queues it, in order after what it queued before. join: s waits for all of it. Where
+ * nothing runs beside, fork and join do nothing, and beside is s. */
+bool model_runs_beside(const model_step *s);
 void model_fork(const model_step *s);
 model_step model_beside(const model_step *s);
 void model_join(const model_step *s);

@@ -89,8 +89,16 @@ static parts parts_of(const hd_layer_spec *layer) {
     return p;
 }
 
-/* Products of the input: keys are what positions leave for later ones, queries the rest. */
-static void project(const model_step *s, int32_t layer, bool keys, bool queries) {
+/* Whether a layer's compressors are queued beside, and its indexer waits for them. */
+static bool compresses_beside(const model_step *s, int32_t layer) {
+    const hd_attention kind = s->m->env.spec->layers[layer].attention;
+    return model_runs_beside(s) && (kind == HD_ATTN_CSA || kind == HD_ATTN_HCA);
+}
+
+/* Products of the input: keys are what positions leave for later ones, queries the rest. apart: those that
+ * compressors and the indexer read are queued beside. */
+static void project(const model_step *s, int32_t layer, bool keys, bool queries, bool apart) {
+    enum { AT_ONCE = 2 }; /* what the stages that come next read */
     const parts p = parts_of(&s->m->env.spec->layers[layer]);
     const model_activations *t = s->t;
     const model_product of_h[] = {
@@ -102,7 +110,14 @@ static void project(const model_step *s, int32_t layer, bool keys, bool queries)
         {HD_INDEX_COMP_GATE, hd_f32(t->index_gate),    !keys || !p.own_index },
         {HD_INDEX_WEIGHTS,   hd_f32(t->index_weight),  !queries || !p.selects},
     };
-    model_linear_set(s, layer, t->h, of_h, HD_LEN(of_h));
+    if (!apart || !keys) {
+        model_linear_set(s, layer, t->h, of_h, HD_LEN(of_h));
+        return;
+    }
+    model_fork(s);
+    const model_step beside = model_beside(s);
+    model_linear_set(&beside, layer, t->h, of_h + AT_ONCE, HD_LEN(of_h) - AT_ONCE);
+    model_linear_set(s, layer, t->h, of_h, AT_ONCE);
 }
 
 /* Elements of a row of the compressors' inputs. */
@@ -146,7 +161,7 @@ static void project_part(const model_step *s, int32_t layer) {
     own.t.compress_gate += (int64_t)own.first * k.entries;
     own.t.index_kv += (int64_t)own.first * k.index;
     own.t.index_gate += (int64_t)own.first * k.index;
-    project(&own.step, layer, true, true);
+    project(&own.step, layer, true, true, false);
     finish_window(&own.step, layer);
     make_queries(&own.step, layer);
 }
@@ -158,10 +173,10 @@ void model_hybrid_project(const model_step *s, int32_t layer) {
         project_part(s, layer);
         return;
     }
-    project(s, layer, true, !divided);
+    project(s, layer, true, !divided, compresses_beside(s, layer));
     store_beside(s, layer);
     if (!model_own_part(s, layer, &own)) return;
-    if (divided) project(&own.step, layer, false, true);
+    if (divided) project(&own.step, layer, false, true, false);
     make_queries(&own.step, layer);
 }
 
@@ -186,12 +201,12 @@ static void keep_gathered(const model_step *s, int32_t layer) {
 }
 
 void model_hybrid_keys(const model_step *s, int32_t layer) {
-    project(s, layer, true, false);
+    project(s, layer, true, false, compresses_beside(s, layer));
     store_beside(s, layer);
 }
 
 void model_hybrid_queries(const model_step *s, int32_t layer) {
-    project(s, layer, false, true);
+    project(s, layer, false, true, false);
     make_queries(s, layer);
 }
 
