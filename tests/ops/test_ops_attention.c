@@ -164,6 +164,7 @@ void op_attention(void **state) {
         {"cut windows",      ROWS, 3,   20,   20,   7,   0,   0,  SMALL_SINK, 1.0f,  0    },
         {"cut, ratio 2",     ROWS, 17,  64,   64,   128, 2,   0,  SMALL_SINK, 1.0f,  0    },
         {"cut, real widths", 12,   17,  512,  512,  128, 2,   0,  SMALL_SINK, 1.0f,  0    },
+        {"heads of a rank",  ROWS, 16,  512,  512,  128, 2,   0,  SMALL_SINK, 1.0f,  300  },
         {"ratio 4 alone",    ROWS, 4,   16,   16,   0,   4,   0,  NO_SINK,    1.0f,  300  },
         {"with a sink",      ROWS, 4,   16,   16,   0,   4,   0,  SMALL_SINK, 1.0f,  300  },
         {"ratio 128",        ROWS, 40,  33,   33,   128, 128, 0,  SMALL_SINK, 1.0f,  300  },
