@@ -20,15 +20,13 @@ namespace {
 
 constexpr int HC = 4, MIX = 2 * HC + HC * HC;   /* streams; mixing values of a row */
 constexpr int GROUPS = 8, CLUSTER = 2 * GROUPS; /* of columns; blocks of a row */
-constexpr int BOUND =
-    640; /* threads whose registers a multiprocessor has: some stay for others */
 constexpr int THREADS = 512, WARPS = THREADS / WARP, CHUNK = BLOCK; /* columns */
+constexpr int REGISTERS_FOR = 640; /* threads: so that some stay for other kernels */
 constexpr int MAX_CHUNKS = 28, EACH = (MAX_CHUNKS + WARPS - 1) / WARPS;
 constexpr int MAX_STRETCHES = (HC * MAX_CHUNKS + 7) / 8, MAX_OWN = (MAX_STRETCHES + 1) / 2;
 constexpr int MAX_GPUS = 64;                  /* of a process that have this kernel */
 constexpr int MOST_ROWS = 8, MOST_MIXED = 14; /* rows; chunks that a block weighs */
 constexpr int AT_ONCE = 6;                    /* mixing values of a warp, and the squares */
-static_assert((MIX + AT_ONCE - 1) / AT_ONCE <= WARPS, "all values of a stretch in one turn");
 
 /* Sums of a stretch: the values that weigh streams and the squares, for all blocks; comb and post, for
  * the last. */
@@ -370,7 +368,8 @@ __device__ __forceinline__ void init_barriers(row_shared *s, int32_t stretches,
     mbarrier_arrive_expect_tx(&s->square_there, (by_parity ? 2 : 1) * EACH_SUM);
 }
 
-__global__ void __launch_bounds__(BOUND) hc_next(hd_hc_next_args a, plan of, bool by_parity) {
+__global__ void __launch_bounds__(REGISTERS_FOR)
+    hc_next(hd_hc_next_args a, plan of, bool by_parity) {
     extern __shared__ __align__(16) double x[]; /* the streams, [4 * chunks, 32] */
     __shared__ row_shared shared;
     row_shared *s = &shared;
