@@ -98,7 +98,7 @@ static void check(op_case *c, const void *rounded_args, double within) {
         run_op(c, &official, fix.stream[0], 0, c->rows, got);
         check_bits(c->name, got[0], want[0], (int64_t)c->rows * c->width[0]);
     }
-    check_gpu_official(c, within, want);
+    check_gpu_official(c, within, 1e-3, want);
 }
 
 /* ---- one matrix ---- */
