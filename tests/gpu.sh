@@ -12,7 +12,7 @@
 # | updates | weights that PyTorch hands over by CUDA IPC and shared memory; memory of a GPU |
 # | train | training beside the CPU's |
 # | generic | ops, logits and text with --cuda-path generic: the kernels of other GPUs than Hopper, within their shared memory |
-# | memcheck, racecheck, synccheck, initcheck | operators, each shape once, under compute-sanitizer; racecheck takes some 20 minutes |
+# | memcheck, racecheck, synccheck, initcheck | operators, each shape once, under compute-sanitizer; racecheck takes more than 200 s each for the compressor and the sampler |
 # | ranks | one model on several GPUs, or on parts of one: experimental, docs/ranks.md |
 #
 # Without PART: all but racecheck and ranks, side by side but for updates and train, which look at the GPU's memory; on
