@@ -187,8 +187,7 @@ void hd_moe_topk_cuda(hd_stream *s, const hd_moe_topk_args *a) {
 
 /* ---- permute: a stable counting sort ---- */
 
-constexpr int SORT_THREADS = 1024, SORT_BLOCKS = 8, LARGE_M_PLACES = 4096,
-              SMALL_M_PLACES = 1024;
+constexpr int SORT_THREADS = 1024, SORT_BLOCKS = 8, LARGE_M_PLACES = 4096, SMALL_M_PLACES = 256;
 constexpr size_t SORT_BYTES = 200 * 1024; /* of counters, where there is room */
 constexpr size_t SCAN_BYTES = 1024;       /* of shared memory besides */
 
