@@ -456,6 +456,8 @@ static void next_cases(bool single) {
         {65, 4, 256,  false}, /* and more */
         {3,  4, 2304, true },
         {2,  4, 7168, false},
+        {66, 4, 2560, false},
+        {9,  4, 7168, true },
         {6,  4, 300,  false},
         {6,  2, 256,  false},
     };

@@ -48,18 +48,36 @@ static __global__ void __launch_bounds__(BLOCK, 2) mix_row(mixes a) {
 
 constexpr int STRETCH_EACH = STRETCH / BLOCK; /* columns of a thread */
 
+constexpr int PIECES = 4; /* of the rows of fn, which arrive one after the other */
+
+/* The first row of a piece; pieces have an even number of rows, but the last. */
+static __device__ __forceinline__ int32_t piece_begin(int32_t n, int piece) {
+    return min(n, (n + 2 * PIECES - 1) / (2 * PIECES) * 2 * piece);
+}
+
 /* All rows of fn in a stretch, for mix_rows: on its way before x is there. */
 static __device__ void fetch_fn(float *to, const mixes &a, int32_t stretch) {
     constexpr int QUADS = STRETCH / 4;
-    for (int32_t i = threadIdx.x; i < a.n * QUADS; i += BLOCK) {
-        const float *from =
-            a.fn + (int64_t)(i / QUADS) * a.cols + stretch * STRETCH + 4 * (i % QUADS);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                         (uint32_t)__cvta_generic_to_shared(to + 4 * i)),
-                     "l"(from)
-                     : "memory");
+    for (int piece = 0; piece < PIECES; piece++) {
+        const int32_t end = piece_begin(a.n, piece + 1) * QUADS;
+        for (int32_t i = piece_begin(a.n, piece) * QUADS + (int32_t)threadIdx.x; i < end;
+             i += BLOCK) {
+            const float *from =
+                a.fn + (int64_t)(i / QUADS) * a.cols + stretch * STRETCH + 4 * (i % QUADS);
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                             (uint32_t)__cvta_generic_to_shared(to + 4 * i)),
+                         "l"(from)
+                         : "memory");
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* All pieces but the last LEFT are there. */
+template <int LEFT>
+static __device__ __forceinline__ void await_pieces() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    __syncthreads();
 }
 
 /* Values i to i + N - 1 of the rows, to the warp's part. */
@@ -127,19 +145,29 @@ static __global__ void __launch_bounds__(BLOCK, 1) mix_rows(mixes a) {
         for (int k = 0; k < LARGE_M_ROWS * EACH; k++) {
             x[k / EACH][k % EACH] = (double)given[k / EACH][k % EACH];
         }
-        asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncthreads(); /* fn is there, and the parts before are read */
-        float f[2][EACH];
-        int32_t i = 0;
-        if (a.n % 2) {
-            load_fn(f[0], i);
-            add_values<1>(part[warp], i++, x, f);
-        }
-        for (; i < a.n; i += 2) {
-            load_fn(f[0], i);
-            load_fn(f[1], i + 1);
-            add_values<2>(part[warp], i, x, f);
-        }
+        const auto add_piece = [&](int piece) {
+            const int32_t end = piece_begin(a.n, piece + 1);
+            float f[2][EACH];
+            int32_t i = piece_begin(a.n, piece);
+            for (; i + 1 < end; i += 2) {
+                load_fn(f[0], i);
+                load_fn(f[1], i + 1);
+                add_values<2>(part[warp], i, x, f);
+            }
+            if (i < end) {
+                load_fn(f[0], i);
+                add_values<1>(part[warp], i, x, f);
+            }
+        };
+        static_assert(PIECES == 4);
+        await_pieces<3>(); /* and the parts before are read */
+        add_piece(0);
+        await_pieces<2>();
+        add_piece(1);
+        await_pieces<1>();
+        add_piece(2);
+        await_pieces<0>();
+        add_piece(3);
         add_values<1>(part[warp], a.n, x, nullptr);
         __syncthreads();
         for (int32_t k = threadIdx.x; k < LARGE_M_ROWS * (a.n + 1); k += BLOCK) {
@@ -239,6 +267,50 @@ static __global__ void __launch_bounds__(BLOCK) hc_pre(hd_hc_pre_args a, const d
                   (int32_t)blockIdx.y, parts);
 }
 
+/* As hc_pre of four streams, normed: sums of squares have the order of rms_norm(). The second block of a row finds
+ * the way back. */
+template <int TURNS>
+static __global__ void __launch_bounds__(NORM_WIDE, 2 / TURNS)
+    hc_pre_norm(hd_hc_pre_args a, const double *value, const float *norm) {
+    constexpr int HC = 4, MIX = 2 * HC + HC * HC, EACH = TURNS * NORM_EACH;
+    begin_kernel();
+    __shared__ double m[MAX_MIX];
+    const int64_t r = blockIdx.x;
+    const cuda_act *x = acts(a.x) + r * HC * a.cols;
+    if (blockIdx.y == 1) {
+        load_mix(m, value, MIX, HC * a.cols, a.norm_eps);
+        mix_back(a, m, r);
+        return;
+    }
+    float own[HC][EACH], weight[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * NORM_WIDE;
+#pragma unroll
+        for (int k = 0; k < HC; k++) own[k][i] = load_now(x + k * a.cols + c, c < a.cols);
+    }
+    load_mix(m, value, MIX, HC * a.cols, a.norm_eps);
+    mix_forth(m, HC, a.scale[0], a.base, a.eps);
+    double squares = 0.0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * NORM_WIDE;
+        double sum = 0.0;
+#pragma unroll
+        for (int k = 0; k < HC; k++) sum = fma(m[k], (double)own[k][i], sum);
+        weight[i] = load_now(norm + c, c < a.cols);
+        own[0][i] = c < a.cols ? narrow((float)sum) : 0.0f;
+        squares = fma((double)own[0][i], (double)own[0][i], squares);
+    }
+    squares = block_sum<NORM_WIDE>(squares);
+    const float scale = (float)(1.0 / sqrt(squares / a.cols + (double)a.norm_eps));
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * NORM_WIDE;
+        if (c < a.cols) acts(a.out)[r * a.cols + c] = narrow(own[0][i] * scale * weight[i]);
+    }
+}
+
 /* What goes on is mixed already; pre is left for the next block. */
 static __global__ void __launch_bounds__(BLOCK)
     hc_predict(hd_hc_pre_args a, float *pre, const double *value) {
@@ -251,8 +323,8 @@ static __global__ void __launch_bounds__(BLOCK)
     if ((int32_t)threadIdx.x < a.hc) pre[r * a.hc + threadIdx.x] = (float)m[threadIdx.x];
 }
 
-/* pre NULL: hc_pre; else the coefficients alone. */
-static void weigh(hd_stream *s, const hd_hc_pre_args *a, float *pre) {
+/* pre: the coefficients alone; norm: hc_pre's rows normed; both NULL: hc_pre. */
+static void weigh(hd_stream *s, const hd_hc_pre_args *a, float *pre, const float *norm) {
     static_assert(HD_MAX_HC * HD_MAX_HC <= BLOCK, "a thread per element of comb");
     const int32_t n = 2 * a->hc + a->hc * a->hc, all = a->hc * a->cols;
     const int32_t at_once = rows_at_once(s, n, all);
@@ -269,6 +341,10 @@ static void weigh(hd_stream *s, const hd_hc_pre_args *a, float *pre) {
         if (pre) {
             launch_kernel(queue, hc_predict, dim3((unsigned)part.rows), BLOCK, 0, 1, part,
                           pre + (int64_t)first * a->hc, value);
+        } else if (norm) {
+            const bool once = a->cols <= NORM_WIDE * NORM_EACH;
+            launch_kernel(queue, once ? hc_pre_norm<1> : hc_pre_norm<2>,
+                          dim3((unsigned)part.rows, 2), NORM_WIDE, 0, 1, part, value, norm);
         } else {
             launch_kernel(queue, hc_pre,
                           dim3((unsigned)part.rows, column_blocks(s, part.rows) + 1), BLOCK, 0,
@@ -278,7 +354,7 @@ static void weigh(hd_stream *s, const hd_hc_pre_args *a, float *pre) {
 }
 
 void hd_hc_pre_cuda(hd_stream *s, const hd_hc_pre_args *a) {
-    weigh(s, a, nullptr);
+    weigh(s, a, nullptr, nullptr);
     hd_cuda_check(s, "hc_pre");
 }
 
@@ -309,7 +385,7 @@ void hd_hc_single_cuda(hd_stream *s, const hd_hc_single_args *a) {
     const hd_hc_mix_args mixture = ops_single_mix(a);
     const hd_hc_pre_args coefficients = ops_single_pre(a);
     mix(s, &mixture, a->first);
-    weigh(s, &coefficients, a->pre);
+    weigh(s, &coefficients, a->pre, nullptr);
     hd_cuda_check(s, "hc_single");
 }
 
@@ -390,4 +466,17 @@ void hd_hc_mean_cuda(hd_stream *s, const hd_hc_mean_args *a) {
     if (grid == 0) return;
     hc_mean<<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "hc_mean");
+}
+
+bool hc_next_many(hd_stream *s, const hd_hc_next_args *a) {
+    const hd_hc_post_args post = ops_next_post(a);
+    const hd_hc_pre_args pre = ops_next_pre(a);
+    if (a->hc != 4 || a->pre || !a->weight || !norm_is_wide(a->cols) ||
+        a->cols > 2 * NORM_WIDE * NORM_EACH) {
+        return false;
+    }
+    if (a->y.data) hd_hc_post_cuda(s, &post);
+    weigh(s, &pre, nullptr, a->weight);
+    hd_cuda_check(s, "hc_next");
+    return true;
 }

@@ -5,6 +5,9 @@
 
 #include "ops/cuda/cuda_internal.cuh"
 
+/* hc_next of rows that have no cluster each, in three launches; false: not of these widths. */
+bool hc_next_many(hd_stream *s, const hd_hc_next_args *a);
+
 constexpr int MAX_MIX = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC;
 constexpr int STRETCH = 8 * BLOCK; /* columns of a block of mix_values */
 

@@ -483,6 +483,7 @@ void hd_hc_next_cuda(hd_stream *s, const hd_hc_next_args *a) {
                      chunks <= MAX_CHUNKS && (uintptr_t)a->fn % 16 == 0;
     cudaStream_t queue = hd_cuda_stream(s);
     if (!few || !hd_cuda_is_sm90() || !cluster_fits()) {
+        if (hc_next_many(s, a)) return;
 #define RUN(part, args) hd_##part##_cuda(s, args)
         OPS_RUN_hc_next(RUN, a)
 #undef RUN
