@@ -30,6 +30,10 @@ typedef struct hd_step_seq {
     /* 1: it begins at `at`. 0: it begins at its slot's cursor, and is padding if it could
      * exceed its capacity. */
     int32_t fresh;
+    /* Of a prompt, which is fresh: so many known tokens come in rows before `at`. */
+    int32_t n_before;
+    /* 1 + the token after `at`, if it is known because the prompt goes on; 0: it is sampled */
+    int32_t known;
     hd_cursor at;
 } hd_step_seq;
 
@@ -43,14 +47,20 @@ typedef struct hd_acceptance {
 /* Returns a forced acceptance with this mean: the integer below or above it. */
 hd_acceptance hd_acceptance_of(float mean);
 
-/* Computes the rows of the step from the cursors. Forced acceptance is drawn by Philox (high
- * word 2) at the position of the first token to sample. */
+/* Computes the rows of the step from the cursors: of each sequence those before, then 1 + n_drafts
+ * that sample. Rows of prompts that the shape has beyond those are padding, in a sequence n behind
+ * the others. Forced acceptance is drawn by Philox (high word 2) at the position of the first token
+ * to sample. */
 typedef struct hd_prepare_step_args {
-    int32_t *token, *pos, *seq, *logit_row; /* [rows] */
-    int32_t *phase;     /* [rows] hd_row_phase; padding: also a draft that cannot be accepted */
-    int32_t *first_row; /* [n + 1] */
-    int32_t *table[2];  /* [n, table_stride] written for padding sequences */
-    int32_t *slot, *position, *n_drafted, *given; /* [rows] of the sampler */
+    int32_t *token, *pos, *seq; /* [rows] rows: n * (1 + n_drafts) + n_before */
+    int32_t *phase; /* [rows] hd_row_phase; padding: also a draft that cannot be accepted */
+    int32_t *next_token; /* [rows] written for rows before */
+    int32_t *first_row;  /* [n + 1], or with rows before [n + 2] */
+    /* [n, table_stride], or with rows before [n + 1, ...]; written for padding sequences */
+    int32_t *table[2];
+    /* [n, 1 + n_drafts] rows that sample, and what the sampler has of them */
+    int32_t *logit_row, *slot, *position, *input, *n_drafted, *given;
+    const int32_t *before;   /* [n_before] tokens, of the sequences in order */
     int32_t *verifiable;     /* [n] drafts that may be accepted; -1: padding */
     int32_t *parity;         /* [1] alternates between 0 and 1, step by step */
     hd_cursor *cursor;       /* [*] by slot; written if fresh */
@@ -58,8 +68,8 @@ typedef struct hd_prepare_step_args {
     const int32_t *n_live;   /* [1] number of real sequences, the first ones */
     const hd_sampling *params;
     int32_t scratch_page[2];
-    /* idle_slot: the sampler's slot of padding rows */
-    int32_t n, n_drafts, table_stride, idle_slot;
+    /* n_before: of all sequences at most; idle_slot: the sampler's slot of padding rows */
+    int32_t n, n_drafts, n_before, table_stride, idle_slot;
     hd_acceptance forced;
 } hd_prepare_step_args;
 
@@ -67,14 +77,15 @@ typedef struct hd_prepare_step_args {
 
 /* Verifies drafts and advances the cursors, and the counts of requests with penalties. */
 typedef struct hd_commit_step_args {
-    int32_t *accepted;   /* [n] accepted drafts; -1: padding */
-    int32_t *next_token; /* [rows] token after each row, 0 after rejected drafts */
-    int32_t *wanted;     /* [n] the row of the last accepted token */
+    int32_t *accepted; /* [n] accepted drafts; -1: padding */
+    /* [*] token after each row that samples, 0 after rejected drafts; by logit_row */
+    int32_t *next_token;
+    int32_t *wanted; /* [n] the row of the last accepted token */
     hd_cursor *cursor;
     uint16_t *counts; /* [*, vocab] of count_tokens */
     const hd_step_seq *seqs;
     const int32_t *verifiable;
-    const int32_t *token, *input; /* [rows] sampled; input */
+    const int32_t *token, *input, *logit_row; /* [n, 1 + n_drafts] sampled; input; its row */
     const hd_sampling *params;
     int32_t n, n_drafts, vocab;
 } hd_commit_step_args;

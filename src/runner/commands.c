@@ -34,7 +34,7 @@ typedef struct command_header {
     int32_t n_copies;
     int32_t pass;    /* whose choices are summed */
     int32_t fetches; /* hd_batch.fetches */
-    /* of the batch; n_seqs also of a graph step, with `block` drafts of each */
+    /* of the batch; n_seqs also of a graph step, with `block` drafts of each and n_rows of prompts */
     int32_t n_rows, n_seqs, n_logits, most_rows, block;
 } command_header;
 
@@ -208,8 +208,10 @@ void runner_command_launch(hd_model_runner *x, const runner_graph_shape *shape,
                            const void *inputs, size_t bytes) {
     if (!has_followers(x)) return;
     memcpy(payload(x), inputs, bytes);
-    command(x, &(command_header){
-                   .kind = COMMAND_LAUNCH, .n_seqs = shape->n, .block = shape->n_drafts});
+    command(x, &(command_header){.kind = COMMAND_LAUNCH,
+                                 .n_rows = shape->n_before,
+                                 .n_seqs = shape->n,
+                                 .block = shape->n_drafts});
 }
 
 void runner_command_seed(hd_model_runner *x, int32_t slot, uint64_t seed) {
@@ -278,9 +280,12 @@ static bool fits_batch(hd_model_runner *x, const command_header *h) {
 static hd_status follow_launch(hd_model_runner *x, const command_header *h, hd_err *err) {
     runner_graph_shape shape;
     if (!hd_is_within(h->n_seqs, 1, x->o.n_slots) || h->block < 0 ||
-        !runner_decode_graph_shape(x, h->n_seqs, h->block, &shape) || shape.n != h->n_seqs) {
-        return HD_FAIL(err, HD_EPEER, "a graph of %d sequences with %d drafts", h->n_seqs,
-                       h->block);
+        !hd_is_within(h->n_rows, 0, x->o.step_rows) ||
+        !runner_decode_graph_shape(x, h->n_seqs, h->block, h->n_rows, &shape) ||
+        shape.n != h->n_seqs || shape.n_before != h->n_rows) {
+        return HD_FAIL(err, HD_EPEER,
+                       "a graph of %d sequences with %d drafts and %d rows of prompts",
+                       h->n_seqs, h->block, h->n_rows);
     }
     return runner_decode_graph_follow(x, &shape, payload(x), err);
 }

@@ -18,6 +18,7 @@ enum {
     /* launch of a shape at which it is captured: a capture takes as long as several eager
      * steps */
     FIRST_CAPTURE = 4,
+    LEAST_BEFORE = 16, /* rows of prompts of a shape that has some */
     MIRROR_ALIGN = 16
 };
 
@@ -44,9 +45,10 @@ static runner_graph_inputs graph_inputs_in(const hd_model_runner *x, void *block
     o.graph_outputs_bytes = ints(&a, 1);
     o.choices_bytes = ints(&a, 1);
     o.seqs = take(&a, z->n, sizeof *o.seqs);
-    o.mask_row = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
+    o.mask_row = ints(&a, runner_shape_logits(z));
+    o.before = ints(&a, z->n_before);
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
-        o.tables[group] = ints(&a, (int64_t)z->n * x->fixed.table_stride);
+        o.tables[group] = ints(&a, (int64_t)runner_shape_seqs(z) * x->fixed.table_stride);
     }
     o.bytes = a.used;
     return o;
@@ -56,7 +58,7 @@ static runner_graph_outputs graph_outputs_in(const hd_model_runner *x, void *blo
                                              const runner_graph_shape *z) {
     hd_arena a = over(block);
     runner_graph_outputs o;
-    const int64_t rows = (int64_t)z->n * (1 + z->n_drafts);
+    const int64_t rows = runner_shape_logits(z);
     o.begun = take(&a, 1, sizeof *o.begun);
     o.ended = take(&a, 1, sizeof *o.ended);
     o.token = ints(&a, rows);
@@ -74,18 +76,21 @@ static runner_graph_state graph_state_in(const hd_model_runner *x, void *block,
                                          const runner_graph_shape *z) {
     hd_arena a = over(block);
     runner_graph_state b = {0};
-    int32_t **const of_rows[] = {&b.token,     &b.next_token, &b.pos,  &b.seq,
-                                 &b.logit_row, &b.phase,      &b.slot, &b.position,
-                                 &b.n_drafted, &b.given};
-    int32_t **const of_seqs[] = {&b.first_row,       &b.verifiable,  &b.wanted,
-                                 &b.guess,           &b.chain_token, &b.chain_next,
-                                 &b.chain_pos,       &b.chain_seq,   &b.chain_logit_row,
-                                 &b.chain_first_row, &b.chain_phase};
+    int32_t **const of_rows[] = {&b.token, &b.next_token, &b.pos, &b.seq, &b.phase};
+    int32_t **const of_logits[] = {&b.logit_row, &b.slot,      &b.position,
+                                   &b.input,     &b.n_drafted, &b.given};
+    int32_t **const of_seqs[] = {
+        &b.verifiable, &b.wanted,    &b.guess,           &b.chain_token,     &b.chain_next,
+        &b.chain_pos,  &b.chain_seq, &b.chain_logit_row, &b.chain_first_row, &b.chain_phase};
     b.parity = ints(&a, 1);
     b.cursor = take(&a, x->o.n_slots, sizeof *b.cursor);
     for (size_t i = 0; i < HD_LEN(of_rows); i++) {
-        *of_rows[i] = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
+        *of_rows[i] = ints(&a, runner_shape_rows(z));
     }
+    for (size_t i = 0; i < HD_LEN(of_logits); i++) {
+        *of_logits[i] = ints(&a, runner_shape_logits(z));
+    }
+    b.first_row = ints(&a, (int64_t)runner_shape_seqs(z) + 1);
     for (size_t i = 0; i < HD_LEN(of_seqs); i++) *of_seqs[i] = ints(&a, (int64_t)z->n + 1);
     int32_t **const of_blocks[] = {&b.block_token, &b.block_pos,       &b.block_last,
                                    &b.block_seq,   &b.block_logit_row, &b.block_phase};
@@ -99,6 +104,10 @@ static runner_graph_state graph_state_in(const hd_model_runner *x, void *block,
 
 /* ---- memory ---- */
 
+static runner_graph_shape largest_shape(const hd_model_runner *x) {
+    return (runner_graph_shape){x->o.n_slots, x->n_drafts, x->o.step_rows};
+}
+
 static size_t choices_bytes(const hd_model_runner *x, const runner_graph_shape *z) {
     const size_t n = (size_t)runner_n_choices(x, z) * sizeof(int32_t);
     return (n + MIRROR_ALIGN - 1) / MIRROR_ALIGN * MIRROR_ALIGN;
@@ -109,9 +118,11 @@ static hd_status open_inflight(hd_model_runner *x, runner_inflight_step *f,
     const size_t n = (size_t)x->o.n_slots;
     f->index = calloc(n, sizeof *f->index);
     f->capacity = calloc(n, sizeof *f->capacity);
-    if (!f->index || !f->capacity) return HD_FAIL(err, HD_ENOMEM, "no memory for a step");
+    f->chunk = calloc(n, sizeof *f->chunk);
+    if (!f->index || !f->capacity || !f->chunk)
+        return HD_FAIL(err, HD_ENOMEM, "no memory for a step");
     HD_TRY(hd_device_event_open(&f->done, x->env.device, false, err));
-    const runner_graph_shape most = {x->o.n_slots, x->n_drafts};
+    const runner_graph_shape most = largest_shape(x);
     void *choices;
     HD_TRY(hd_device_alloc_host(x->env.device, &choices, choices_bytes(x, &most) + MIRROR_ALIGN,
                                 "choices of experts", err));
@@ -145,7 +156,7 @@ hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
     runner_decode_graphs *f = &x->fixed;
     hd_device *d = x->env.device;
     const size_t n = (size_t)x->o.n_slots;
-    const runner_graph_shape most = {x->o.n_slots, x->n_drafts};
+    const runner_graph_shape most = largest_shape(x);
     f->page_tokens = hd_kv_shape_of(x->env.spec).page_tokens;
     f->table_stride = x->o.seq_pages + (int32_t)hd_ceil_div(RUNNER_LOOKAHEAD, f->page_tokens);
     const size_t graph_inputs = graph_inputs_in(x, NULL, &most).bytes;
@@ -180,6 +191,10 @@ hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
         HD_TRY(open_inflight(x, &f->inflight[i], graph_outputs, err));
     }
     for (int32_t s = 0; s < x->o.n_slots; s++) runner_forget_slot(x, s);
+    if (!hd_device_has_graphs(d)) return HD_OK;
+    void *stamps;
+    HD_TRY(hd_device_alloc_host(d, &stamps, 2 * sizeof *f->stamps, "a step's times", err));
+    f->stamps = stamps;
     return HD_OK;
 }
 
@@ -190,6 +205,7 @@ void runner_decode_graph_close(hd_model_runner *x) {
     for (size_t i = 0; i < HD_LEN(f->inflight); i++) {
         free(f->inflight[i].index);
         free(f->inflight[i].capacity);
+        free(f->inflight[i].chunk);
         hd_device_event_close(f->inflight[i].done);
         hd_device_release(d, f->inflight[i].graph_outputs);
         hd_device_release(d, f->inflight[i].choices);
@@ -198,6 +214,10 @@ void runner_decode_graph_close(hd_model_runner *x) {
     for (int32_t i = 0; f->captured && i < f->n_sizes * (x->n_drafts + 1); i++) {
         hd_graph_close(f->captured[i].graph);
     }
+    for (int32_t i = 0; i < RUNNER_CHUNK_GRAPHS; i++) {
+        hd_graph_close(f->chunk_graphs[i].captured.graph);
+    }
+    hd_device_release(d, f->stamps);
     hd_device_release(d, f->graph_inputs_device);
     hd_device_release(d, f->graph_outputs_device);
     hd_device_release(d, f->graph_state_device);
@@ -217,11 +237,46 @@ static int32_t size_index(const runner_decode_graphs *f, int32_t n) {
     return i;
 }
 
+/* Returns the next power of two or three quarters of one. */
+static int32_t rounded(int32_t n) {
+    int32_t to = 1;
+    while (to < n) to *= 2;
+    return to >= 4 && to / 4 * 3 >= n ? to / 4 * 3 : to;
+}
+
+/* Sequences are few beside the rows of prompts, so there are fewer sizes of them than without these. The
+ * largest sizes are what fits a step. */
+static runner_graph_shape chunk_shape(const hd_model_runner *x, int32_t n, int32_t n_drafts,
+                                      int32_t n_before) {
+    runner_graph_shape z = {hd_min_i32(rounded(n), x->o.n_slots), n_drafts, 0};
+    if (runner_shape_logits(&z) + n_before > x->o.step_rows) z.n = n;
+    const int32_t room = hd_max_i32(x->o.step_rows - runner_shape_logits(&z), n_before);
+    z.n_before = hd_min_i32(rounded(hd_max_i32(n_before, LEAST_BEFORE)), room);
+    return z;
+}
+
+static const runner_chunk_graph *find_chunk_graph(const hd_model_runner *x,
+                                                  const runner_graph_shape *z) {
+    for (int32_t i = 0; i < RUNNER_CHUNK_GRAPHS; i++) {
+        const runner_chunk_graph *g = &x->fixed.chunk_graphs[i];
+        if (memcmp(&g->shape, z, sizeof *z) == 0) return g;
+    }
+    return NULL;
+}
+
+bool runner_decode_graph_is_short(const hd_model_runner *x, const runner_graph_shape *shape) {
+    if (!shape->n_before || x->fixed.queues || !hd_device_has_graphs(x->env.device))
+        return true;
+    const runner_chunk_graph *g = find_chunk_graph(x, shape);
+    return g && g->captured.launches + 1 >= FIRST_CAPTURE;
+}
+
 bool runner_decode_graph_shape(const hd_model_runner *x, int32_t n, int32_t n_drafts,
-                               runner_graph_shape *out) {
-    *out = (runner_graph_shape){x->fixed.sizes[size_index(&x->fixed, n)], n_drafts};
-    const int32_t rows = out->n * (1 + out->n_drafts);
-    return n_drafts <= x->n_drafts && rows <= x->n_rows && rows <= x->o.step_rows;
+                               int32_t n_before, runner_graph_shape *out) {
+    *out = (runner_graph_shape){x->fixed.sizes[size_index(&x->fixed, n)], n_drafts, 0};
+    if (n_before) *out = chunk_shape(x, n, n_drafts, n_before);
+    return n_drafts <= x->n_drafts && runner_shape_logits(out) <= x->n_rows &&
+           runner_shape_rows(out) <= x->o.step_rows;
 }
 
 /* ---- operators ---- */
@@ -231,10 +286,10 @@ hd_batch runner_graph_rows(const hd_model_runner *x, const runner_graph_inputs *
     const runner_graph_state *b = &x->fixed.graph_state;
     hd_batch rows = {
         .limits = {.table_stride = x->fixed.table_stride},
-        .n_rows = z->n * (1 + z->n_drafts),
-        .n_seqs = z->n,
-        .n_logits = z->n * (1 + z->n_drafts),
-        .most_rows = 1 + z->n_drafts,
+        .n_rows = runner_shape_rows(z),
+        .n_seqs = runner_shape_seqs(z),
+        .n_logits = runner_shape_logits(z),
+        .most_rows = z->n_before + 1 + z->n_drafts,
         .device = { .tokens = b->token,
                    .next_tokens = b->next_token,
                    .pos = b->pos,
@@ -278,14 +333,17 @@ static void queue_prepare(hd_model_runner *x, const runner_graph_inputs *o,
                            .token = b->token,
                            .pos = b->pos,
                            .seq = b->seq,
-                           .logit_row = b->logit_row,
                            .phase = b->phase,
+                           .next_token = b->next_token,
                            .first_row = b->first_row,
                            .table = {o->tables[0],             o->tables[1]            },
+                           .logit_row = b->logit_row,
                            .slot = b->slot,
                            .position = b->position,
+                           .input = b->input,
                            .n_drafted = b->n_drafted,
                            .given = b->given,
+                           .before = o->before,
                            .verifiable = b->verifiable,
                            .parity = b->parity,
                            .cursor = b->cursor,
@@ -295,6 +353,7 @@ static void queue_prepare(hd_model_runner *x, const runner_graph_inputs *o,
                            .scratch_page = {x->fixed.scratch_page[0], x->fixed.scratch_page[1]},
                            .n = z->n,
                            .n_drafts = z->n_drafts,
+                           .n_before = z->n_before,
                            .table_stride = x->fixed.table_stride,
                            .idle_slot = x->o.n_slots,
                            .forced = x->o.forced
@@ -316,10 +375,10 @@ static void queue_sample(hd_model_runner *x, const runner_graph_inputs *o,
                                                         .mask = x->mask.device,
                                                         .mask_row = o->mask_row,
                                                         .counts = x->counts,
-                                                        .input = b->token,
+                                                        .input = b->input,
                                                         .n_drafted = b->n_drafted,
                                                         .given = b->given,
-                                                        .rows = z->n * (1 + z->n_drafts),
+                                                        .rows = runner_shape_logits(z),
                                                         .vocab = x->env.spec->vocab,
                                                         .n_ids = x->o.n_ids,
                                                         .top_stride = x->o.top_stride});
@@ -331,7 +390,7 @@ static void queue_sampling(hd_model_runner *x, const runner_graph_inputs *o,
                            const runner_graph_outputs *out, const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
     const bool leads = x->o.role != HD_RUNNER_FOLLOWS;
-    const int32_t rows = z->n * (1 + z->n_drafts);
+    const int32_t rows = runner_shape_logits(z);
     if (leads) queue_sample(x, o, out, z);
     if (x->o.role != HD_RUNNER_ALONE) {
         hd_comm_all_gather(x->env.comm, x->env.stream,
@@ -349,7 +408,8 @@ static void queue_sampling(hd_model_runner *x, const runner_graph_inputs *o,
                                                                   .seqs = o->seqs,
                                                                   .verifiable = b->verifiable,
                                                                   .token = out->token,
-                                                                  .input = b->token,
+                                                                  .input = b->input,
+                                                                  .logit_row = b->logit_row,
                                                                   .params = x->device.params,
                                                                   .n = z->n,
                                                                   .n_drafts = z->n_drafts,
@@ -460,28 +520,41 @@ static void fill_tables(const hd_model_runner *x, const runner_graph_inputs *o, 
 static hd_step_seq step_seq_of(const hd_model_runner *x, const runner_graph_shape *z,
                                const hd_seq_input *w, bool fresh) {
     hd_step_seq q = {.slot = w->slot,
-                     .n_wanted = hd_min_i32(w->want_drafts, z->n_drafts),
+                     .n_wanted = w->n_sample ? hd_min_i32(w->want_drafts, z->n_drafts) : 0,
                      .capacity = w->n_pages * x->fixed.page_tokens,
                      .fresh = fresh};
     if (!fresh) { /* as many as the step before makes */
         q.n_drafts = q.n_wanted;
         return q;
     }
-    q.n_drafts = w->n - 1;
-    q.at.position = w->start;
-    q.at.token = w->tokens[0];
-    memcpy(q.at.draft, w->tokens + 1, (size_t)q.n_drafts * sizeof(int32_t));
+    q.n_drafts = hd_max_i32(w->n_sample - 1, 0);
+    q.n_before = w->n - 1 - q.n_drafts;
+    q.known = w->n_sample ? 0 : 1 + w->after;
+    q.at.position = w->start + q.n_before;
+    q.at.token = w->tokens[q.n_before];
+    memcpy(q.at.draft, w->tokens + q.n_before + 1, (size_t)q.n_drafts * sizeof(int32_t));
     return q;
+}
+
+/* What the next step computes of a prompt that goes on. */
+static hd_seq_input next_rows_of(const hd_seq_input *w) {
+    hd_seq_input next = *w;
+    next.tokens = w->tokens + w->n;
+    next.start = w->start + w->n;
+    next.n = w->n_next;
+    next.n_sample = w->next_is_last;
+    next.after = w->next_is_last ? -1 : next.tokens[next.n];
+    return next;
 }
 
 /* Returns the mask row of a sequence. A constrained sequence has one row: its next token
  * depends on the last one alone. */
 static int32_t mask_row_of(hd_model_runner *x, const hd_seq_input *w, int32_t *used) {
-    if (!x->constraints) return -1;
+    if (!x->constraints || !w->n_sample) return -1;
+    const int32_t position = w->start + w->n - w->n_sample + 1;
     uint32_t *mask = runner_mask_at(x, *used);
     return runner_mask_row(
-        x, runner_constraint_limit(&x->constraints[w->slot], &x->masks, w->start + 1, mask),
-        used);
+        x, runner_constraint_limit(&x->constraints[w->slot], &x->masks, position, mask), used);
 }
 
 static void fill_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
@@ -491,20 +564,33 @@ static void fill_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
         graph_inputs_in(x, a->graph_inputs_host[a->parity], &f->shape);
     const runner_graph_outputs out = graph_outputs_in(x, f->graph_outputs, &f->shape);
     const int32_t per_seq = 1 + f->shape.n_drafts;
-    int32_t live = 0, masks = 0;
+    int32_t live = 0, masks = 0, before = 0, decoding = 0;
     for (int32_t s = 0; s < x->o.n_slots; s++) f->index[s] = -1;
     for (int32_t row = 0; row < f->shape.n * per_seq; row++) o.mask_row[row] = -1;
     f->tops = false;
     for (int32_t i = 0; i < n; i++) {
         const hd_seq_input *w = &inputs[i];
-        if (!fresh && w->left == 1) continue;
-        o.seqs[live] = step_seq_of(x, &f->shape, w, fresh);
+        const bool goes_on = !fresh && !w->n_sample; /* its rows are known as if fresh */
+        hd_seq_input next;
+        if (!fresh && !runner_continues(w)) continue;
+        if (goes_on) {
+            next = next_rows_of(w);
+            w = &next;
+        }
+        hd_step_seq *q = &o.seqs[live];
+        *q = step_seq_of(x, &f->shape, w, fresh || goes_on);
         if (fresh) o.mask_row[live * per_seq] = mask_row_of(x, w, &masks);
+        memcpy(o.before + before, w->tokens, (size_t)q->n_before * sizeof *o.before);
+        before += q->n_before;
         fill_tables(x, &o, live, w);
-        f->capacity[w->slot] = o.seqs[live].capacity;
+        const bool of_prompt = goes_on || (fresh && w->n_sample < w->n);
+        f->chunk[w->slot] = (runner_chunk){w->start, of_prompt ? w->n : 0, w->n_sample > 0};
+        decoding += !of_prompt;
+        f->capacity[w->slot] = q->capacity;
         f->index[w->slot] = live++;
         f->tops |= x->host.params[w->slot].n_top > 0;
     }
+    f->mixed = decoding > 0 && decoding < live;
     memset(o.seqs + live, 0, (size_t)(f->shape.n - live) * sizeof *o.seqs);
     *o.n_live = live;
     *o.inflight = (int32_t)(f - a->inflight);
@@ -515,8 +601,28 @@ static void fill_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
     if (masks) runner_upload_masks(x, masks);
 }
 
-static runner_captured_graph *captured_graph_of(const hd_model_runner *x,
+/* No step in flight has the graph that was used longest ago. */
+static runner_captured_graph *chunk_graph_of(hd_model_runner *x, const runner_graph_shape *z) {
+    runner_decode_graphs *f = &x->fixed;
+    runner_chunk_graph *to = &f->chunk_graphs[0];
+    const runner_chunk_graph *known = find_chunk_graph(x, z);
+    for (int32_t i = 1; !known && i < RUNNER_CHUNK_GRAPHS; i++) {
+        if (f->chunk_graphs[i].used < to->used) to = &f->chunk_graphs[i];
+    }
+    if (known) {
+        to = &f->chunk_graphs[known - f->chunk_graphs];
+    } else {
+        if (to->captured.graph) f->bytes -= hd_graph_bytes(to->captured.graph);
+        hd_graph_close(to->captured.graph);
+        *to = (runner_chunk_graph){.shape = *z};
+    }
+    to->used = ++f->chunk_launches;
+    return &to->captured;
+}
+
+static runner_captured_graph *captured_graph_of(hd_model_runner *x,
                                                 const runner_graph_shape *z) {
+    if (z->n_before) return chunk_graph_of(x, z);
     return &x->fixed.captured[size_index(&x->fixed, z->n) * (x->n_drafts + 1) + z->n_drafts];
 }
 
@@ -569,7 +675,7 @@ hd_status runner_decode_graph_launch(hd_model_runner *x, runner_inflight_step *f
 }
 
 size_t runner_decode_graph_input_bytes(const hd_model_runner *x) {
-    const runner_graph_shape most = {x->o.n_slots, x->n_drafts};
+    const runner_graph_shape most = largest_shape(x);
     return graph_inputs_in(x, NULL, &most).bytes;
 }
 
@@ -597,7 +703,7 @@ void runner_decode_graph_reset(hd_model_runner *x) {
 
 hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
     hd_model_runner_times *t = &x->fixed.times;
-    const hd_batch rows = {.n_rows = f->shape.n * (1 + f->shape.n_drafts)};
+    const hd_batch rows = {.n_rows = runner_shape_rows(&f->shape)};
     f->under_way = false;
     HD_TRY(hd_stream_sync_event(x->env.stream, f->done, err));
     const runner_graph_outputs o = graph_outputs_in(x, f->graph_outputs, &f->shape);
@@ -611,8 +717,17 @@ hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, 
         t->gap_ns += gap_ns;
         t->gaps[hd_min_i32((int32_t)(gap_ns / HD_GAP_NS), HD_GAP_BINS - 1)]++;
     }
+    if (f->mixed) runner_note_mixed(x, *o.begun, f->continues);
     x->fixed.last_ended = *o.ended;
     return HD_OK;
+}
+
+void runner_note_mixed(hd_model_runner *x, int64_t begun, bool ahead) {
+    hd_model_runner_times *t = &x->fixed.times;
+    if (x->fixed.last_ended == 0) return;
+    t->mixed_steps++;
+    t->mixed_ahead += ahead;
+    t->mixed_gap_ns += begun - x->fixed.last_ended;
 }
 
 /* Copies the device's cursor of a sequence; a failed token is 0 there. */
@@ -621,7 +736,7 @@ static void note_cursor(hd_model_runner *x, const runner_inflight_step *f,
     const int32_t n_drafts = f->shape.n_drafts;
     hd_cursor *k = &x->fixed.known[w->slot];
     const int32_t token = o->token[i * (1 + n_drafts) + o->accepted[i]];
-    k->position = w->start + o->accepted[i] + 1;
+    k->position = w->start + w->n - w->n_sample + o->accepted[i] + 1;
     k->token = hd_max_i32(token, 0);
     if (n_drafts) {
         memcpy(k->draft, o->draft + (int64_t)i * n_drafts, (size_t)n_drafts * sizeof(int32_t));
@@ -646,6 +761,10 @@ void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *
     const int32_t first = i * (1 + n_drafts);
     assert(o.accepted[i] >= 0);
     *c = (hd_seq_output){.status = HD_OK};
+    if (!w->n_sample) {
+        x->fixed.known[w->slot].position = -1;
+        return;
+    }
     const int32_t most = hd_min_i32(o.accepted[i], w->n_sample - 1) + 1;
     hd_step_tokens *step = &c->step;
     bool goes_on = true;

@@ -307,9 +307,24 @@ void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
 
 /* ---- a step ---- */
 
+/* Writes the device's clock to host memory, at both ends of a step. */
+static void stamp(hd_model_runner *x, int end) {
+    if (!x->fixed.stamps) return;
+    x->env.ops->timestamp(x->env.stream, &(hd_timestamp_args){&x->fixed.stamps[end]});
+}
+
+void runner_note_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n) {
+    int32_t decoding = 0;
+    if (!x->fixed.stamps || !x->has_rows) return;
+    for (int32_t i = 0; i < n; i++) decoding += inputs[i].n_sample == inputs[i].n;
+    if (decoding && decoding < n) runner_note_mixed(x, x->fixed.stamps[0], false);
+    x->fixed.last_ended = x->fixed.stamps[1];
+}
+
 hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                            hd_seq_output *outputs, hd_err *err) {
     const int64_t begun = hd_now_ns();
+    stamp(x, 0);
     runner_build_batch(x, inputs, n);
     HD_TRY(runner_forward(x, RUNNER_STEP, err));
     if (!x->has_rows) return HD_OK;
@@ -318,6 +333,7 @@ hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32
         runner_time_rows(x, hd_now_ns() - begun); /* sampling waits for the logits */
     HD_TRY(runner_record_step(x, err));
     if (x->n_drafts) HD_TRY(runner_draft(x, inputs, n, outputs, err));
+    stamp(x, 1);
     return hd_stream_sync(x->env.stream, err);
 }
 

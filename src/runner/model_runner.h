@@ -156,10 +156,15 @@ typedef struct hd_model_runner_times {
     int64_t gaps[HD_GAP_BINS];  /* histogram of gaps */
     int64_t host_ns, wait_ns;   /* host time in runs with such a step: working; waiting */
     int64_t graphs, record_ns;  /* graphs captured; host time of the captures, not in host_ns */
-    int64_t micro_steps;        /* of any shape: in several micro-batches */
-    int32_t graph_launches;     /* kernels and copies of the graph captured last */
-    int64_t fetch_steps;        /* eager steps that fetched experts (fetch_from) */
-    int32_t fetch_from; /* rows from which on the next one does; INT32_MAX: not known yet */
+    /* steps with prompts beside decoding, also eager ones; device time between them and the step
+     * before, on devices with graphs */
+    int64_t mixed_steps, mixed_gap_ns;
+    int64_t
+        mixed_ahead; /* of them those that were queued before the step before was finished */
+    int64_t micro_steps;    /* of any shape: in several micro-batches */
+    int32_t graph_launches; /* kernels and copies of the graph captured last */
+    int64_t fetch_steps;    /* eager steps that fetched experts (fetch_from) */
+    int32_t fetch_from;     /* rows from which on the next one does; INT32_MAX: not known yet */
 } hd_model_runner_times;
 
 const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x);

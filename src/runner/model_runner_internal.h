@@ -109,8 +109,7 @@ struct hd_model_runner {
     int32_t n_drafts;              /* of a sequence in one step, at most; 0: nothing drafts */
     const runner_drafter *drafter; /* if n_drafts > 0 */
 
-    /* all zero without a vocabulary; then there are no constraints */
-    runner_masks masks;
+    runner_masks masks; /* all zero without a vocabulary; then there are no constraints */
     /* [n_slots + 1] constraint states; the last one is scratch for drafts */
     runner_constraint *constraints;
 
@@ -191,10 +190,11 @@ static inline void runner_show_tops(const hd_model_runner *x, int32_t slot, cons
     step->top = out;
 }
 
-/* model_runner.c: runs a step of any sequence inputs; operators are queued one by one
- * (eager). */
+/* model_runner.c: runs a step of any inputs, operator by operator (eager). */
 hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                            hd_seq_output *outputs, hd_err *err);
+/* Behind it and what was in flight: counts it in the times. */
+void runner_note_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n);
 
 /* commands.c: what every rank of a group does, in the leader's order. */
 typedef enum runner_pass {

@@ -28,6 +28,11 @@ typedef struct hd_seq_input {
     /* Prompt rows, the last before the sampling ones, that report the log-probability of the
      * known token after each. The sequence has n_prompt_logprobs + n_sample logits rows. */
     int32_t n_prompt_logprobs;
+    /* Of a prompt that goes on: the rows behind these that the next step has of it, and whether they
+     * are its last. They may be computed with this step: it has exactly these, or the sequence leaves its
+     * slot. Tokens and block tables reach so far. 0: not known */
+    int32_t n_next;
+    bool next_is_last;
     /* prompt token after the last row, if known; else -1 */
     int32_t after;
     /* Drafts to return for the next step, if a token is sampled. Then the block tables reach

@@ -398,7 +398,11 @@ static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
         .pages = {m->pages[0][r->slot], m->pages[1][r->slot]},
         .n_pages = m->seq_pages
     };
-    memcpy(tokens, r->text + r->done, (size_t)known * sizeof *tokens);
+    memcpy(tokens, r->text + r->done, (size_t)left * sizeof *tokens);
+    if (r->announces && known < left) {
+        w.n_next = hd_min_i32(left - known, r->next_chunk ? r->next_chunk : r->chunk);
+        w.next_is_last = w.n_next == left - known;
+    }
     if (known == left) {
         const int32_t drafts = choose_drafts(m, r, tokens + known);
         w.n += drafts;
@@ -408,7 +412,8 @@ static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
     if (r->ahead) {
         const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
         const int32_t drafts = w.want_drafts ? m->spec->dspark.block : 0;
-        const int32_t lookback = w.start + w.n + hd_max_i32(w.want_drafts, drafts) + r->ahead;
+        const int32_t lookback =
+            w.start + w.n + w.n_next + hd_max_i32(w.want_drafts, drafts) + r->ahead;
         w.n_pages = hd_min_i32((int32_t)hd_ceil_div(lookback, page), m->seq_pages);
     }
     if (r->prompt_logprobs_from && r->n == r->n_prompt) {

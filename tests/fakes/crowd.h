@@ -94,6 +94,8 @@ typedef struct request {
     const int32_t *oracle; /* from this text [POSITIONS] instead, */
     int32_t one_wrong_in;  /* of which one in so many is wrong */
     int32_t chunk;         /* 0: all rows */
+    bool announces;        /* a chunk says how many rows the next one has: */
+    int32_t next_chunk;    /* so many at most; 0: as it has itself */
     /* first prompt token with a reported log-probability; 0: none */
     int32_t prompt_logprobs_from;
     hd_kv_ends ends;

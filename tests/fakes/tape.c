@@ -15,7 +15,7 @@ typedef struct call {
 } call;
 
 typedef struct tape {
-    int32_t n, n_drafts; /* sequences and drafts of the shape */
+    int32_t n, n_drafts, n_before; /* the shape */
     int32_t n_calls;
     call calls[MAX_CALLS];
 } tape;
@@ -26,22 +26,26 @@ static tape coming; /* the step that is being recorded */
 static int32_t n_tapes, n_repeated;
 static bool in_step;
 
-static const tape *find(int32_t n, int32_t n_drafts) {
+static const tape *find(const tape *one) {
     for (int32_t i = 0; i < n_tapes; i++) {
-        if (tapes[i]->n == n && tapes[i]->n_drafts == n_drafts) return tapes[i];
+        const tape *t = tapes[i];
+        if (t->n == one->n && t->n_drafts == one->n_drafts && t->n_before == one->n_before) {
+            return t;
+        }
     }
     return NULL;
 }
 
+/* Shapes beyond those that fit run without a tape. */
 static void keep(void) {
-    assert_true(n_tapes < MAX_TAPES);
+    if (n_tapes == MAX_TAPES) return;
     if (!tapes[n_tapes]) tapes[n_tapes] = malloc(sizeof(tape));
     assert_non_null(tapes[n_tapes]);
     memcpy(tapes[n_tapes++], &coming, sizeof coming);
 }
 
 static void end_step(hd_stream *s) {
-    const tape *t = find(coming.n, coming.n_drafts);
+    const tape *t = find(&coming);
     n_repeated += t != NULL;
     if (!t) {
         keep();
@@ -70,6 +74,7 @@ static void note_shape(const void *args, const char *op) {
     const hd_prepare_step_args *a = args;
     coming.n = a->n;
     coming.n_drafts = a->n_drafts;
+    coming.n_before = a->n_before;
 }
 
 #define X(op)                                                           \

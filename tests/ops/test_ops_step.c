@@ -3,14 +3,15 @@
 
 #include <string.h>
 
-enum { SEQS = 37, SLOTS = 50, VOCAB = 90, STRIDE = 11, MAX_D = 7 };
+enum { SEQS = 37, SLOTS = 50, VOCAB = 90, STRIDE = 11, MAX_D = 7, PROMPT = 40 };
 
 /* Random inputs of a step; some sequences are padding. */
 typedef struct step_case {
     hd_cursor *cursor;
     hd_step_seq *seqs;
     hd_sampling *params;
-    int32_t *n_live, *verifiable, *token, *input, *guess;
+    int32_t *n_live, *verifiable, *token, *input, *guess, *before, *logit_row;
+    int32_t n_before; /* rows of prompts in the shape */
     uint16_t *counts;
     int32_t n, n_drafts, at;
     float forced;
@@ -34,6 +35,8 @@ static void make_case(step_case *t, int32_t n, int32_t n_drafts, float forced) {
     t->token = take_ints(rows);
     t->input = take_ints(rows);
     t->guess = take_ints(n);
+    t->logit_row = take_ints(rows);
+    for (int32_t r = 0; r < rows; r++) t->logit_row[r] = r;
     *t->n_live = n - n / 4;
     memset(t->counts, 0, (size_t)SLOTS * VOCAB * sizeof *t->counts);
     memset(t->params, 0, (SLOTS + 1) * sizeof *t->params);
@@ -62,6 +65,30 @@ static void make_case(step_case *t, int32_t n, int32_t n_drafts, float forced) {
     }
 }
 
+/* Some sequences have rows of prompts, one a single row that goes on; the shape has room for more. */
+static void add_prompts(step_case *t) {
+    int32_t used = 0, row = 0;
+    for (int32_t i = 0; i < t->n; i++) {
+        hd_step_seq *q = &t->seqs[i];
+        if (i % 5 == 2 || i == 0) {
+            q->fresh = 1;
+            q->n_drafts = 0;
+            q->n_before = i == 7 ? 0 : random_below(PROMPT);
+            q->known = i == 7 ? 9 : random_below(2) ? 1 + random_below(VOCAB) : 0;
+            q->at.position += q->n_before;
+        }
+        used += i < *t->n_live ? q->n_before : 0;
+    }
+    t->n_before = used + random_below(30);
+    t->before = take_ints(t->n_before + 1);
+    for (int32_t i = 0; i < t->n_before; i++) t->before[i] = random_below(VOCAB);
+    for (int32_t i = 0; i < t->n; i++) {
+        row += t->seqs[i].n_before;
+        for (int32_t k = 0; k <= t->n_drafts; k++)
+            t->logit_row[i * (1 + t->n_drafts) + k] = row++;
+    }
+}
+
 static int32_t *cut(int32_t **at, int32_t n) {
     int32_t *p = *at;
     *at += n;
@@ -71,18 +98,22 @@ static int32_t *cut(int32_t **at, int32_t n) {
 static void run_prepare_step(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                              int32_t n, void *const *out) {
     const step_case *t = c->args;
-    const int32_t rows = t->n * (1 + t->n_drafts);
+    const int32_t logits = t->n * (1 + t->n_drafts), rows = logits + t->n_before;
+    const int32_t seqs = t->n + (t->n_before > 0);
     int32_t *at = out[0];
     (void)first;
     (void)n;
     memcpy(out[1], t->cursor, SLOTS * sizeof *t->cursor);
-    memset(out[2], 0, 2 * sizeof(int32_t) * STRIDE * (size_t)t->n);
+    memset(out[2], 0, 2 * sizeof(int32_t) * STRIDE * (size_t)seqs);
+    memset(at, 0, sizeof(int32_t) * (size_t)rows); /* the next tokens, which few rows have */
     hd_prepare_step_args a = {
         .cursor = out[1],
         .seqs = t->seqs,
         .n_live = t->n_live,
         .params = t->params,
-        .table = {out[2], (int32_t *)out[2] + STRIDE * t->n},
+        .before = t->before,
+        .n_before = t->n_before,
+        .table = {out[2], (int32_t *)out[2] + STRIDE * seqs},
         .scratch_page = {77,     88                               },
         .n = t->n,
         .n_drafts = t->n_drafts,
@@ -90,10 +121,12 @@ static void run_prepare_step(const op_case *c, const hd_ops *ops, hd_stream *s, 
         .idle_slot = SLOTS,
         .forced = hd_acceptance_of(t->forced)
     };
-    int32_t **const of_rows[] = {&a.token, &a.pos,      &a.seq,       &a.phase, &a.logit_row,
-                                 &a.slot,  &a.position, &a.n_drafted, &a.given};
+    int32_t **const of_rows[] = {&a.next_token, &a.token, &a.pos, &a.seq, &a.phase};
+    int32_t **const of_logits[] = {&a.logit_row, &a.slot,      &a.position,
+                                   &a.input,     &a.n_drafted, &a.given};
     for (size_t i = 0; i < HD_LEN(of_rows); i++) *of_rows[i] = cut(&at, rows);
-    a.first_row = cut(&at, t->n + 1);
+    for (size_t i = 0; i < HD_LEN(of_logits); i++) *of_logits[i] = cut(&at, logits);
+    a.first_row = cut(&at, seqs + 1);
     a.verifiable = cut(&at, t->n);
     a.parity = cut(&at, 1);
     *a.parity = t->n_drafts % 2;
@@ -105,16 +138,20 @@ static const int32_t depths[] = {0, 1, 3, MAX_D};
 void op_prepare_step(void **state) {
     (void)state;
     static const float means[] = {0.0f, 0.4f, 2.7f, 8.0f};
-    for (size_t i = 0; i < HD_LEN(depths) * HD_LEN(means); i++) {
+    const size_t n_cases = HD_LEN(depths) * HD_LEN(means);
+    for (size_t i = 0; i < 2 * n_cases; i++) {
         const int32_t depth = depths[i % HD_LEN(depths)];
         step_case t;
-        make_case(&t, i ? SEQS : 1, depth, means[i / HD_LEN(depths)]);
+        make_case(&t, i ? SEQS : 1, depth, means[i % n_cases / HD_LEN(depths)]);
+        if (i >= n_cases) add_prompts(&t);
+        const int32_t logits = t.n * (1 + depth), seqs = t.n + (t.n_before > 0);
         check_op(&(op_case){
             .name = "prepare_step",
             .rows = 1,
             .n_outs = 3,
-            .width = {t.n * (1 + depth) * 9 + 2 * t.n + 2,
-                      SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)), 2 * STRIDE * t.n},
+            .width = {5 * (logits + t.n_before) + 6 * logits + seqs + t.n + 2,
+                      SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
+                      2 * STRIDE * seqs},
             .all_rows = true,
             .not_recorded = true,
             .args = &t,
@@ -137,11 +174,14 @@ static void run_commit_step(const op_case *c, const hd_ops *ops, hd_stream *s, i
                              .verifiable = t->verifiable,
                              .token = t->token,
                              .input = t->input,
+                             .logit_row = t->logit_row,
                              .params = t->params,
                              .n = t->n,
                              .n_drafts = t->n_drafts,
                              .vocab = VOCAB};
-    a.next_token = cut(&at, t->n * (1 + t->n_drafts));
+    const int32_t rows = t->n * (1 + t->n_drafts) + t->n_before;
+    memset(at, 0, sizeof(int32_t) * (size_t)rows); /* rows before have theirs already */
+    a.next_token = cut(&at, rows);
     a.accepted = cut(&at, t->n);
     a.wanted = cut(&at, t->n);
     ops->commit_step(s, &a);
@@ -149,15 +189,16 @@ static void run_commit_step(const op_case *c, const hd_ops *ops, hd_stream *s, i
 
 void op_commit_step(void **state) {
     (void)state;
-    for (size_t i = 0; i < 2 * HD_LEN(depths); i++) {
-        const int32_t depth = depths[i / 2];
+    for (size_t i = 0; i < 3 * HD_LEN(depths); i++) {
+        const int32_t depth = depths[i / 3];
         step_case t;
         make_case(&t, i ? SEQS : 1, depth, 0.0f);
+        if (i % 3 == 2) add_prompts(&t);
         check_op(&(op_case){
             .name = "commit_step",
             .rows = 1,
             .n_outs = 3,
-            .width = {t.n * (1 + depth) + 2 * t.n,
+            .width = {t.n * (1 + depth) + t.n_before + 2 * t.n,
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       SLOTS * VOCAB / 2},
             .all_rows = true,

@@ -74,8 +74,16 @@ static void init_mixed(request requests[SLOTS], const machine *on, uint64_t seed
         r->sampling.bias = bias;
         r->most = 90 + 30 * i;
         r->chunk = 9;
+        r->announces = true;
         r->n_drafts = on->spec && hd_weights_n_mtp(on->weights) ? i : 0;
     }
+}
+
+static void init_prompt(request *r, int32_t n_prompt, uint64_t seed) {
+    static request other;
+    init_request(&other, &m, r->slot, n_prompt, seed + (uint64_t)r->slot);
+    memcpy(r->text, other.text, sizeof r->text);
+    r->n = r->n_prompt = n_prompt;
 }
 
 static void mixed_crowd(uint64_t seed) {
@@ -106,6 +114,18 @@ static void run_mixed(uint64_t seed, int32_t ahead) {
     run_all(&m, crowd, SLOTS);
 }
 
+/* Layers of V4.1 drop rows, which the host chooses. */
+static bool takes_chunks(size_t model) {
+    return strncmp(models[model], "v41", 3) != 0;
+}
+
+static void ban_end(request *r) {
+    static const int32_t end = EOS;
+    r->sampling.ban = &end;
+    r->sampling.params.n_ban = 1;
+    r->sampling.params.ban_until = POSITIONS;
+}
+
 /* Pages as the scheduler assigns them: exactly for a step, or a step further. In the first
  * case, a sequence that gets a new page is padding for a step. */
 static void texts_are_the_same(void **state) {
@@ -123,6 +143,85 @@ static void texts_are_the_same(void **state) {
             }
             if (a) {
                 assert_true(replayed(40));
+            }
+            close_machine(&m);
+        }
+    }
+}
+
+/* Prompts of several chunks come while others decode, whose next chunk is announced or is not. Steps are launched ahead and have the same bits as chunks of other sizes. */
+static void chunks_run_beside_decoding(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(models); i += models_apart()) {
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[i], 0.0f, fixed);
+            init_mixed(crowd, &m, 800 + i);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                request *q = &crowd[r];
+                init_prompt(q, 20 + 60 * r, 800 + i);
+                q->most = q->n_prompt + 60;
+                q->chunk = fixed ? 7 + 9 * r : 16;
+                q->announces = fixed;
+                q->ahead = r == 2 ? 1 : 0;
+            }
+            bool runs = true;
+            for (int32_t at = 0; runs; at++) {
+                if (at % 3 == 0 && at / 3 < SLOTS) enter(&m, &crowd[at / 3]);
+                crowd[2].announces = fixed && at % 5 < 3;
+                step(&m, crowd, hd_min_i32(at / 3 + 1, SLOTS));
+                runs = at / 3 < SLOTS;
+                for (int32_t r = 0; r < SLOTS; r++) runs |= !crowd[r].ended;
+            }
+            if (!fixed) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+            close_machine(&m);
+        }
+    }
+}
+
+enum { PROMPTS = 10, LEAST_CHUNK = 26, SIZES = 8 };
+
+/* Prompts follow each other beside three requests that decode, in chunks of changing numbers of rows
+ * that have one shape. */
+static void run_prompts(request *done, bool fixed, uint64_t seed) {
+    request *q = &crowd[SLOTS - 1];
+    init_mixed(crowd, &m, seed);
+    for (int32_t r = 0; r + 1 < SLOTS; r++) {
+        crowd[r].most = POSITIONS - 8;
+        crowd[r].n_drafts = crowd[2].n_drafts ? 1 : 0;
+        ban_end(&crowd[r]);
+        enter(&m, &crowd[r]);
+    }
+    for (int32_t p = 0, at = 0; p < PROMPTS; p++) {
+        init_request(q, &m, SLOTS - 1, 300 + 7 * p, seed + 10 + (uint64_t)p);
+        q->most = q->n_prompt + 3;
+        q->chunk = q->next_chunk = fixed ? LEAST_CHUNK : 40;
+        q->announces = fixed;
+        ban_end(q);
+        enter(&m, q);
+        for (; !q->ended; at++) {
+            step(&m, crowd, SLOTS);
+            q->chunk = q->next_chunk;
+            if (fixed) q->next_chunk = LEAST_CHUNK + (int32_t)(luck(seed, at) % SIZES);
+        }
+        done[p] = *q;
+    }
+}
+
+static void chunks_are_replayed(void **state) {
+    (void)state;
+    static request done[2][PROMPTS];
+    for (size_t i = 0; i < HD_LEN(models); i += models_apart()) {
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[i], 0.0f, fixed);
+            run_prompts(done[fixed], fixed, 900 + i);
+            const hd_model_runner_times *t = hd_model_runner_read_times(m.model_runner);
+            if (fixed && takes_chunks(i)) assert_true(t->mixed_ahead >= 60 && replayed(90));
+            if (!fixed) memcpy(before, crowd, sizeof before);
+            for (int32_t p = 0; p < PROMPTS; p++) check_same(&done[fixed][p], &done[0][p]);
+            for (int32_t r = 0; r + 1 < SLOTS; r++) {
+                crowd[r].n = before[r].n = hd_min_i32(crowd[r].n, before[r].n);
+                check_same(&crowd[r], &before[r]);
             }
             close_machine(&m);
         }
@@ -413,13 +512,6 @@ static void benchmarks_accept_the_same(void **state) {
             close_machine(&m);
         }
     }
-}
-
-static void ban_end(request *r) {
-    static const int32_t end = EOS;
-    r->sampling.ban = &end;
-    r->sampling.params.n_ban = 1;
-    r->sampling.params.ban_until = POSITIONS;
 }
 
 /* Padding rows reach furthest if another sequence drafts deepest. */
@@ -745,6 +837,8 @@ static void a_failed_operator_fails_the_step(void **state) {
 int test_decode_graph(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_the_same),
+        cmocka_unit_test(chunks_run_beside_decoding),
+        cmocka_unit_test(chunks_are_replayed),
         cmocka_unit_test(constrained_rows_stay_in_the_step),
         cmocka_unit_test(calls_open_in_the_step),
         cmocka_unit_test(whoever_comes_and_goes),

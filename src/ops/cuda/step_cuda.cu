@@ -36,35 +36,68 @@ static __device__ int32_t begin(const hd_prepare_step_args &a, int32_t i, hd_cur
 }
 
 static __device__ void prepare_row(const hd_prepare_step_args &a, int32_t i, int32_t k,
-                                   const hd_cursor &from, int32_t verifiable) {
-    const int32_t row = i * (1 + a.n_drafts) + k;
-    a.token[row] = k ? from.draft[k - 1] : from.token;
+                                   int32_t row, const hd_cursor &from, int32_t verifiable) {
+    const int32_t at = i * (1 + a.n_drafts) + k;
+    const hd_step_seq &q = a.seqs[i];
+    const bool of_prompt = verifiable >= 0 && (q.n_before > 0 || q.known > 0);
+    const int32_t phase = of_prompt        ? HD_ROW_PREFILL
+                          : verifiable > 0 ? HD_ROW_VERIFY
+                                           : HD_ROW_DECODE;
+    a.token[row] = a.input[at] = k ? from.draft[k - 1] : from.token;
     a.pos[row] = from.position + k;
     a.seq[row] = i;
-    a.logit_row[row] = row;
-    a.phase[row] = k > verifiable   ? HD_ROW_PADDING
-                   : verifiable > 0 ? HD_ROW_VERIFY
-                                    : HD_ROW_DECODE;
-    a.slot[row] = verifiable < 0 ? a.idle_slot : a.seqs[i].slot;
-    a.position[row] = from.position + k + 1;
-    a.n_drafted[row] = k;
-    a.given[row] = a.forced.least[0] > 0.0f && k < verifiable ? from.draft[k] : -1;
+    a.phase[row] = k > verifiable ? HD_ROW_PADDING : phase;
+    a.logit_row[at] = row;
+    a.slot[at] = verifiable < 0 ? a.idle_slot : q.slot;
+    a.position[at] = from.position + k + 1;
+    a.n_drafted[at] = k;
+    a.given[at] = a.forced.least[0] > 0.0f && k < verifiable ? from.draft[k] : -1;
+    if (of_prompt && k == 0 && q.known) a.given[at] = q.known - 1;
 }
 
+/* Rows of a prompt before the one that may sample; tokens NULL: of the padding sequence. */
+static __device__ void prepare_before(const hd_prepare_step_args &a, int32_t i, int32_t row,
+                                      int32_t n, const int32_t *tokens, const hd_cursor &to) {
+    for (int32_t k = threadIdx.x; k < n; k += PREPARE_THREADS) {
+        a.token[row + k] = tokens ? tokens[k] : 0;
+        a.next_token[row + k] = !tokens ? 0 : k + 1 < n ? tokens[k + 1] : to.token;
+        a.pos[row + k] = tokens ? to.position - n + k : k;
+        a.seq[row + k] = i;
+        a.phase[row + k] = tokens ? HD_ROW_PREFILL : HD_ROW_PADDING;
+    }
+}
+
+/* The rows before of all sequences before i. */
+static __device__ int32_t rows_before(const hd_prepare_step_args &a, int32_t i) {
+    int32_t sum = 0;
+    for (int32_t q = 0; q < min(i, *a.n_live); q++) sum += a.seqs[q].n_before;
+    return sum;
+}
+
+/* A block per sequence; block n, if there is one, has the padding of rows before. */
 static __global__ void __launch_bounds__(PREPARE_THREADS) prepare_step(hd_prepare_step_args a) {
     __shared__ hd_cursor from;
-    __shared__ int32_t verifiable;
+    __shared__ int32_t verifiable, used;
     const int32_t i = (int32_t)blockIdx.x, per_seq = 1 + a.n_drafts;
     if (threadIdx.x == 0) {
-        verifiable = begin(a, i, &from);
-        a.verifiable[i] = verifiable;
-        a.first_row[i] = i * per_seq;
-        if (i == a.n - 1) a.first_row[a.n] = a.n * per_seq;
+        used = a.n_before ? rows_before(a, i) : 0;
+        verifiable = i < a.n ? begin(a, i, &from) : -1;
+        if (i < a.n) a.verifiable[i] = verifiable;
+        a.first_row[i] = i * per_seq + used;
+        if (i == a.n - 1 && !a.n_before) a.first_row[a.n] = a.n * per_seq;
+        if (i == a.n) a.first_row[a.n + 1] = a.n * per_seq + a.n_before;
         if (i == 0) *a.parity = !*a.parity;
     }
     __syncthreads();
-    for (int32_t k = threadIdx.x; k < per_seq; k += PREPARE_THREADS) {
-        prepare_row(a, i, k, from, verifiable);
+    const int32_t row = i * per_seq + used;
+    if (i == a.n) {
+        prepare_before(a, i, row, a.n_before - used, nullptr, from);
+    } else {
+        const int32_t before = a.n_before && i < *a.n_live ? a.seqs[i].n_before : 0;
+        prepare_before(a, i, row, before, a.before + used, from);
+        for (int32_t k = threadIdx.x; k < per_seq; k += PREPARE_THREADS) {
+            prepare_row(a, i, k, row + before + k, from, verifiable);
+        }
     }
     if (verifiable >= 0) return;
     for (int32_t p = threadIdx.x; p < a.table_stride; p += PREPARE_THREADS) {
@@ -75,7 +108,7 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) prepare_step(hd_prepar
 
 void hd_prepare_step_cuda(hd_stream *s, const hd_prepare_step_args *a) {
     if (a->n == 0) return;
-    prepare_step<<<a->n, PREPARE_THREADS, 0, hd_cuda_stream(s)>>>(*a);
+    prepare_step<<<a->n + (a->n_before > 0), PREPARE_THREADS, 0, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "prepare_step");
 }
 
@@ -103,14 +136,14 @@ static __global__ void commit_step(hd_commit_step_args a) {
     int32_t n_accepted = 0;
     while (n_accepted < verifiable && token[n_accepted] == input[n_accepted + 1]) n_accepted++;
     a.accepted[i] = verifiable < 0 ? -1 : n_accepted;
-    a.wanted[i] = first + n_accepted;
+    a.wanted[i] = a.logit_row[first + n_accepted];
     for (int32_t k = 0; k <= a.n_drafts; k++) {
-        a.next_token[first + k] = k <= n_accepted ? max(token[k], 0) : 0;
+        a.next_token[a.logit_row[first + k]] = k <= n_accepted ? max(token[k], 0) : 0;
     }
     if (verifiable < 0) return;
     a.cursor[slot].position += n_accepted + 1;
     a.cursor[slot].token = max(token[n_accepted], 0);
-    if (has_penalty(a.params[slot])) count(a, slot, token, n_accepted + 1);
+    if (!a.seqs[i].known && has_penalty(a.params[slot])) count(a, slot, token, n_accepted + 1);
 }
 
 void hd_commit_step_cuda(hd_stream *s, const hd_commit_step_args *a) {

@@ -30,37 +30,65 @@ static int32_t begin(const hd_prepare_step_args *a, int32_t i, hd_cursor *from) 
     return forced(&a->forced, a->params[q->slot].seed, at->position + 1, q->n_drafts);
 }
 
-static void prepare_row(const hd_prepare_step_args *a, int32_t i, int32_t k,
+static void prepare_row(const hd_prepare_step_args *a, int32_t i, int32_t k, int32_t row,
                         const hd_cursor *from) {
-    const int32_t row = i * (1 + a->n_drafts) + k, verifiable = a->verifiable[i];
-    a->token[row] = k ? from->draft[k - 1] : from->token;
+    const int32_t verifiable = a->verifiable[i], at = i * (1 + a->n_drafts) + k;
+    const hd_step_seq *q = &a->seqs[i];
+    const bool of_prompt = verifiable >= 0 && (q->n_before > 0 || q->known > 0);
+    const int32_t phase = of_prompt        ? HD_ROW_PREFILL
+                          : verifiable > 0 ? HD_ROW_VERIFY
+                                           : HD_ROW_DECODE;
+    a->token[row] = a->input[at] = k ? from->draft[k - 1] : from->token;
     a->pos[row] = from->position + k;
     a->seq[row] = i;
-    a->logit_row[row] = row;
-    a->phase[row] = k > verifiable   ? HD_ROW_PADDING
-                    : verifiable > 0 ? HD_ROW_VERIFY
-                                     : HD_ROW_DECODE;
-    a->slot[row] = verifiable < 0 ? a->idle_slot : a->seqs[i].slot;
-    a->position[row] = from->position + k + 1;
-    a->n_drafted[row] = k;
-    a->given[row] = a->forced.least[0] > 0.0f && k < verifiable ? from->draft[k] : -1;
+    a->phase[row] = k > verifiable ? HD_ROW_PADDING : phase;
+    a->logit_row[at] = row;
+    a->slot[at] = verifiable < 0 ? a->idle_slot : q->slot;
+    a->position[at] = from->position + k + 1;
+    a->n_drafted[at] = k;
+    a->given[at] = a->forced.least[0] > 0.0f && k < verifiable ? from->draft[k] : -1;
+    if (of_prompt && k == 0 && q->known) a->given[at] = q->known - 1;
+}
+
+/* Rows of a prompt before the one that may sample, or of the padding sequence. */
+static void prepare_before(const hd_prepare_step_args *a, int32_t i, int32_t row, int32_t n,
+                           const int32_t *tokens, const hd_cursor *to) {
+    for (int32_t k = 0; k < n; k++) {
+        a->token[row + k] = tokens ? tokens[k] : 0;
+        a->next_token[row + k] = !tokens ? 0 : k + 1 < n ? tokens[k + 1] : to->token;
+        a->pos[row + k] = tokens ? to->position - n + k : k;
+        a->seq[row + k] = i;
+        a->phase[row + k] = tokens ? HD_ROW_PREFILL : HD_ROW_PADDING;
+    }
+}
+
+static void write_scratch_pages(const hd_prepare_step_args *a, int32_t i) {
+    for (int group = 0; group < 2; group++) {
+        int32_t *table = a->table[group] + (int64_t)i * a->table_stride;
+        for (int32_t p = 0; p < a->table_stride; p++) table[p] = a->scratch_page[group];
+    }
 }
 
 void hd_prepare_step_ref(hd_stream *s, const hd_prepare_step_args *a) {
     (void)s;
+    int32_t row = 0, used = 0;
     for (int32_t i = 0; i < a->n; i++) {
         hd_cursor from;
+        const int32_t before = i < *a->n_live ? a->seqs[i].n_before : 0;
         a->verifiable[i] = begin(a, i, &from);
-        a->first_row[i] = i * (1 + a->n_drafts);
-        for (int32_t k = 0; k <= a->n_drafts; k++) prepare_row(a, i, k, &from);
-        if (a->verifiable[i] >= 0) continue;
-        for (int group = 0; group < 2; group++) {
-            int32_t *table = a->table[group] + (int64_t)i * a->table_stride;
-            for (int32_t p = 0; p < a->table_stride; p++) table[p] = a->scratch_page[group];
-        }
+        a->first_row[i] = row;
+        prepare_before(a, i, row, before, a->before + used, &from);
+        used += before;
+        row += before;
+        for (int32_t k = 0; k <= a->n_drafts; k++) prepare_row(a, i, k, row++, &from);
+        if (a->verifiable[i] < 0) write_scratch_pages(a, i);
     }
-    a->first_row[a->n] = a->n * (1 + a->n_drafts);
+    a->first_row[a->n] = row;
     *a->parity = !*a->parity;
+    if (a->n_before == 0) return;
+    prepare_before(a, a->n, row, a->n_before - used, NULL, NULL);
+    a->first_row[a->n + 1] = row + a->n_before - used;
+    write_scratch_pages(a, a->n);
 }
 
 /* ---- after the forward pass ---- */
@@ -81,17 +109,19 @@ static int32_t token_or_zero(int32_t token) {
 static void verify_and_commit(const hd_commit_step_args *a, int32_t i) {
     const int32_t first = i * (1 + a->n_drafts), slot = a->seqs[i].slot;
     const int32_t *token = a->token + first, *input = a->input + first;
-    int32_t *next = a->next_token + first, n_accepted = 0;
+    const int32_t *row = a->logit_row + first;
+    int32_t n_accepted = 0;
     while (n_accepted < a->verifiable[i] && token[n_accepted] == input[n_accepted + 1])
         n_accepted++;
     a->accepted[i] = a->verifiable[i] < 0 ? -1 : n_accepted;
-    a->wanted[i] = first + n_accepted;
+    a->wanted[i] = row[n_accepted];
     for (int32_t k = 0; k <= a->n_drafts; k++) {
-        next[k] = k <= n_accepted ? token_or_zero(token[k]) : 0;
+        a->next_token[row[k]] = k <= n_accepted ? token_or_zero(token[k]) : 0;
     }
     if (a->verifiable[i] < 0) return;
     a->cursor[slot].position += n_accepted + 1;
     a->cursor[slot].token = token_or_zero(token[n_accepted]);
+    if (a->seqs[i].known) return;
     if (hd_has_penalty(&a->params[slot])) count(a, slot, token, n_accepted + 1);
 }
 
