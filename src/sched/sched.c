@@ -36,6 +36,7 @@ struct hd_sched {
     int32_t n_inputs, n_rows;
     int32_t n_logits;      /* rows of the step that need logits */
     int32_t n_prompt_rows; /* of those, rows of prompts */
+    int32_t depth;         /* of the step: drafts of a sequence at most */
     sched_pace pace;
     int32_t *wanted_rows; /* [max_seqs] of prompts */
     sched_draft_depth drafts;
@@ -232,6 +233,7 @@ static void slot_released(hd_sched *s, sched_seq *q, bool end_of_step) {
     q->slot = -1;
     q->n_done = 0;
     q->drafts = (sched_drafts){0};
+    q->next_rows = 0;
     s->blocked = false;
 }
 
@@ -503,10 +505,31 @@ static int32_t reported_by(const sched_seq *q, int32_t rows) {
     return left > 0 ? hd_max_i32(0, hd_min_i32(left, rows - before)) : 0;
 }
 
+/* Steps that are launched ahead have as many rows of every sequence that samples as the deepest drafts
+ * need. Returns how many the inputs lack. */
+static int32_t lacking_rows(const hd_sched *s) {
+    int32_t rows = 0;
+    if (!s->o.ahead) return 0;
+    for (int32_t i = 0; i < s->n_inputs; i++) {
+        rows += s->depth - hd_max_i32(s->inputs[i].n_sample - 1, 0);
+    }
+    return rows;
+}
+
+/* Rows that a prompt may have in the step. announced: of prompts after it. If little is left, one that
+ * comes gets a row, and the step is not launched ahead. */
+static int32_t free_rows(const hd_sched *s, int32_t announced) {
+    const int32_t rows = s->o.step_rows - s->n_rows - announced;
+    const int32_t lacking = lacking_rows(s) + (s->o.ahead ? s->depth : 0);
+    return rows > lacking ? rows - lacking : hd_min_i32(rows, 1);
+}
+
 /* Adds a prefill chunk. others: less important requests that may each sample at one row. */
 static void add_chunk(hd_sched *s, sched_seq *q, int32_t budget, int32_t others) {
     const int32_t pending = q->n_tokens - q->n_done;
     int32_t rows = hd_min_i32(hd_min_i32(pending, s->o.chunk_rows), budget);
+    if (q->next_rows) rows = q->next_rows;
+    q->next_rows = 0;
     const int32_t excess = reported_by(q, rows) - (s->o.sample_rows - s->n_logits - others - 1);
     if (excess > 0) rows -= excess;
     if (rows <= 0) return; /* the logits rows of this step are used up */
@@ -538,6 +561,11 @@ static int32_t plan_drafts(hd_sched *s) {
         q->want_drafts =
             fixed ? q->r.draft_tokens : sched_draft_depth_of(&s->drafts, &q->acceptance, depth);
     }
+    s->depth = 0;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        const sched_seq *q = s->running[i];
+        s->depth = hd_max_i32(s->depth, hd_max_i32(q->want_drafts, q->drafts.made));
+    }
     s->timed = automatic && decoding == s->n_running;
     return s->n_running - decoding;
 }
@@ -549,6 +577,42 @@ static void extend_ahead(hd_sched *s, hd_seq_input *w) {
     const int32_t end = hd_min_i32(w->start + w->n + drafts + s->o.ahead, most);
     if (hd_cache_extend(s->cache, w->slot, end) != HD_OK) return;
     w->n_pages = pages_for(s, end);
+}
+
+static int32_t announced_rows(const hd_sched *s) {
+    int32_t rows = 0;
+    for (int32_t i = 0; i < s->n_running; i++) rows += s->running[i]->next_rows;
+    return rows;
+}
+
+/* Says how many rows the next step has of prompts that go on. They keep to it, whatever comes, so the
+ * rows of others that it may have are counted in full. */
+static void announce_chunks(hd_sched *s) {
+    int32_t rows = 0; /* of the next step */
+    for (int32_t i = 0; i < s->n_inputs; i++) {
+        const hd_seq_input *w = &s->inputs[i];
+        rows += w->n_sample && w->left != 1 ? 1 + s->depth : 0;
+    }
+    for (int32_t i = 0; i < s->n_inputs; i++) {
+        sched_seq *q = s->input_seqs[i];
+        hd_seq_input *w = &s->inputs[i];
+        if (w->n_sample || w->n_prompt_logprobs || sched_unreported(q) > 0 ||
+            w->start < w->ends.rebuilt)
+            continue;
+        const int32_t pending = q->n_tokens - q->n_done - w->n;
+        const int32_t budget =
+            s->o.step_rows - rows - s->depth - 1; /* a row for one that comes */
+        const int32_t n = hd_min_i32(hd_min_i32(pending, s->o.chunk_rows), budget);
+        const bool last = n == pending;
+        const int32_t most = s->o.cache.seq_pages * s->o.cache.page_tokens;
+        const int32_t after = last ? draft_positions(s, q->want_drafts) + s->o.ahead : 0;
+        const int32_t end = hd_min_i32(w->start + w->n + n + after, most);
+        if (n <= 0 || hd_cache_extend(s->cache, w->slot, end) != HD_OK) continue;
+        w->n_pages = pages_for(s, end);
+        w->n_next = q->next_rows = n;
+        w->next_is_last = last;
+        rows += n + s->depth;
+    }
 }
 
 static int32_t paced_rows(const sched_seq *q) {
@@ -578,13 +642,19 @@ static void build(hd_sched *s) {
         if (decodes(s->running[i])) add_decode(s, s->running[i]);
     }
     const int32_t decoded = s->n_rows;
+    int32_t announced = announced_rows(s);
+    bool full = false;
     for (int32_t i = 0; i < s->n_running; i++) {
         sched_seq *q = s->running[i];
-        int32_t budget = s->o.step_rows - s->n_rows;
-        if (budget <= 0) break;
+        announced -= q->next_rows;
         if (decodes(q)) continue;
+        int32_t budget = free_rows(s, announced);
+        if (!q->next_rows && (full || budget <= 0)) continue;
+        const bool free = !q->next_rows;
         if (paced) budget = hd_min_i32(budget, sched_shares_next(&shares, paced_rows(q)));
+        const int32_t before = s->n_rows;
         add_chunk(s, q, budget, --prompts);
+        full |= free && !paced && s->n_rows - before == budget;
     }
     s->n_prompt_rows = s->n_rows - decoded;
     /* A prefill chunk may have retracted a less important decode that was already added. */
@@ -600,6 +670,7 @@ static void build(hd_sched *s) {
     for (int32_t i = 0; s->o.ahead && i < kept; i++) {
         if (s->inputs[i].n_sample) extend_ahead(s, &s->inputs[i]);
     }
+    if (s->o.ahead && !paced) announce_chunks(s);
 }
 
 /* ---- processing output ---- */

@@ -11,8 +11,9 @@
  *     with all its tokens and resumes with the same text.
  *   - Order: higher priority first, then arrival. No later arrival of the same priority
  *     overtakes a request at admission or in building a step, unless that request follows
- *     another one whose prefill is not complete, or its prefix is being read from the disk, or
- *     prompts share the rows of a step whose time has a bound (prompt_ns).
+ *     another one whose prefill is not complete, or its prefix is being read from the disk, or its
+ *     chunk has the rows that were announced for it, or prompts share the rows of a step whose time
+ *     has a bound (prompt_ns).
  *   - Every running request whose prefill is complete advances in every step.
  *   - The first of the most important requests is never retracted, so there is always progress.
  *     Only a step that the runner gave up retracts all.

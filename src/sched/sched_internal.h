@@ -15,6 +15,7 @@ typedef struct sched_seq {
     int32_t n_tokens, n_done;
     int32_t n_cached;
     int32_t chunk;       /* rows of its last chunk; 0: none yet */
+    int32_t next_rows;   /* rows that its next chunk was announced to have; 0: it was not */
     sched_drafts drafts; /* made by the last step; they follow the known tokens */
     int32_t want_drafts; /* draft depth for this step */
     int32_t n_reported;  /* prompt log-probabilities, from r.prompt_logprobs_from on */

@@ -233,6 +233,7 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
     assert_true(c->rows == 0 && k->n > 0);
     if (c->n_done < 0) {
         const bool rebuilds = k->start < k->ends.rebuilt;
+        c->announced = 0;
         const int32_t cached = rebuilds ? k->ends.rebuilt : k->start;
         assert_true(cached % w->o.cache.page_tokens == 0 && cached < c->n_tokens);
         if (rebuilds) assert_int_equal(k->start, cached - w->o.cache.rebuild);
@@ -244,6 +245,9 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
     assert_int_equal(k->start, c->n_done);
     check_prompt_logprobs(k, c);
     c->prefills = !decodes(c);
+    c->as_announced = c->announced > 0;
+    if (c->announced) assert_int_equal(k->n, c->announced);
+    c->announced = k->n_next;
     c->rows = k->n;
     c->pending = c->n_tokens - c->n_done;
     const int32_t known = hd_min_i32(k->n, c->pending);
@@ -276,11 +280,14 @@ static void check_order(world *w, int32_t room) {
         if (a->rows == 0) assert_false(decodes(a));
         if (unreported(a) > 0) continue; /* the logits rows may be used up */
         const bool starved =
-            a->rows == 0 || (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows));
+            !a->as_announced &&
+            (a->rows == 0 ||
+             (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows)));
         assert_false(starved && room > 0);
         for (int32_t k = 0; k < w->o.cache.max_seqs && starved; k++) {
             const client *b = w->seated[k];
-            if (b && b->rows && b->prefills) assert_false(goes_before(a, b) && a != b);
+            if (!b || !b->rows || !b->prefills || b->as_announced) continue;
+            assert_false(goes_before(a, b) && a != b);
         }
     }
     assert_non_null(top);
@@ -288,11 +295,13 @@ static void check_order(world *w, int32_t room) {
     for (int32_t i = 0; i < w->o.cache.max_seqs; i++) {
         if (w->seated[i] && w->seated[i] != top) w->seated[i]->steps_on_top = 0;
     }
-    const int32_t others = (w->o.cache.max_seqs - 1) * HD_MAX_STEP_TOKENS;
-    int32_t each = hd_min_i32(w->o.chunk_rows, w->o.step_rows - others);
+    const int32_t others =
+        (w->o.cache.max_seqs - 1) * HD_MAX_STEP_TOKENS + (w->o.ahead ? HD_MAX_DRAFTS + 1 : 0);
+    int32_t each = hd_min_i32(w->o.chunk_rows, hd_max_i32(w->o.step_rows - others, 1));
     if (top->prompt_logprobs_from) each = hd_min_i32(each, HD_MAX_DRAFTS);
     const int32_t longest = top->n_prompt + top->max_new;
-    assert_true(++top->steps_on_top <= longest / each + 1 + top->max_new);
+    const int32_t squeezed = w->o.ahead > 0; /* what others announced comes first, once */
+    assert_true(++top->steps_on_top <= longest / each + 1 + squeezed + top->max_new);
 }
 
 /* A request that left its slot in this step and has not finished was retracted: it must be
@@ -315,14 +324,20 @@ static bool check_retracted(world *w) {
 static void plan_ahead(world *w, const hd_seq_input *k, const hd_seq_output *c) {
     const int32_t tokens = w->o.cache.page_tokens;
     world_ahead *a = &w->ahead[w->n_ahead];
-    if (!w->o.ahead || !k->n_sample) return;
+    if (!w->o.ahead || (!k->n_sample && !k->n_next)) return;
     w->n_ahead++;
-    a->from = k->start + k->n - k->n_sample + c->step.n_tokens;
-    a->to =
-        hd_min_i32(a->from + 1 + k->want_drafts + draft_positions(w, k), k->n_pages * tokens);
     for (int group = 0; group < n_groups(w); group++) {
         memcpy(a->pages[group], k->pages[group], (size_t)k->n_pages * sizeof(int32_t));
     }
+    if (!k->n_sample) {
+        a->from = k->start + k->n;
+        a->to = a->from + k->n_next;
+        assert_true(a->to <= k->n_pages * tokens);
+        return;
+    }
+    a->from = k->start + k->n - k->n_sample + c->step.n_tokens;
+    a->to =
+        hd_min_i32(a->from + 1 + k->want_drafts + draft_positions(w, k), k->n_pages * tokens);
 }
 
 /* Its garbage is written before the next step, page copies included. */
@@ -368,7 +383,10 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     w->steps++;
     w->stepped = true;
     const bool retracted = check_retracted(w);
-    for (int i = 0; i < MAX_CLIENTS; i++) w->clients[i].rows = 0;
+    for (int i = 0; i < MAX_CLIENTS; i++) {
+        w->clients[i].rows = 0;
+        w->clients[i].as_announced = false;
+    }
     if (w->fail_next) { /* a failure during the step: its memory content is undefined */
         memset(w->memory, 0xEE, sizeof w->memory);
         w->n_ahead = 0;
@@ -395,7 +413,8 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                                              : w->o.cache.max_seqs * HD_MAX_STEP_TOKENS));
     assert_true(n_inputs <= w->o.cache.max_seqs && rows <= w->o.step_rows);
     /* retracted requests may have had rows */
-    check_order(w, retracted ? 0 : w->o.step_rows - rows);
+    const int32_t padding = w->o.ahead ? n_inputs * HD_MAX_DRAFTS + HD_MAX_DRAFTS : 0;
+    check_order(w, retracted ? 0 : w->o.step_rows - rows - padding);
     for (int32_t i = 0; i < n_inputs; i++) {
         read_prefix(w, &inputs[i], w->seated[inputs[i].slot], i);
     }

@@ -30,7 +30,8 @@ typedef struct client {
     int32_t n_cached;               /* cached prompt tokens when its first row was computed */
     int32_t slot, n_done;           /* -1: none, not known yet */
     int32_t rows, pending;          /* in this step */
-    bool prefills;
+    bool prefills, as_announced;    /* its rows in this step are those that were announced */
+    int32_t announced;
     bool unread;          /* a step that had rows of it could not read what it needed */
     int32_t steps_on_top; /* consecutive steps as the most important running request */
 } client;
