@@ -283,6 +283,12 @@ def test_a_rank_reads_prompts(hadal):
     assert r["prompt"] == 48 and of_op(r, "attention")[0]["rows"] == 96
 
 
+def test_a_rank_reads_a_prompt_beside_decoding(hadal):
+    r = emulate(hadal, "tiny_v4", "--emulate-rank", "ep=4", "--chunk", 40, "--batch", 5, "--context", 100)
+    assert r["chunk"] == 40 and {line["rows"] for line in of_op(r, "attention")} == {45}
+    assert r["mixed_steps_ahead"] == 1 and r["gap_seconds"] > 0 and r["alone_gap_seconds"] > 0
+
+
 @pytest.mark.parametrize("args, words", [
     (["--emulate-rank", "tp=2"], "--dummy-weights CONFIG"),
     (["--emulate-rank", "pp=2"], "not tp=N, ep=N[,redundant=N] or tp=N,dp=N,ep=N"),
@@ -296,6 +302,7 @@ def test_a_rank_reads_prompts(hadal):
     (["--emulate-rank", "ep=17,redundant=2"], "cannot be shared by ep 17"),
     (["--emulate-rank", "tp=2", "--drafts", 1], "has no drafter"),
     (["--emulate-rank", "tp=2", "--drafts", 1, "--prompt", 8], "--drafts follow tokens"),
+    (["--emulate-rank", "tp=2", "--chunk", 4, "--prompt", 8], "without --prompt and --drafts"),
 ])
 def test_layouts_that_are_none(refused, args, words):
     config = [] if "CONFIG" in words else ["--dummy-weights", ROOT / "tests" / "configs" / "tiny_v32.json"]

@@ -27,7 +27,7 @@ enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_ST
 typedef struct settings {
     engine_settings engine;
     const char *config, *parallel, *acceptance, *selection, *row_ns;
-    int64_t layers, batch, prompt, context, drafts, steps, exchange_us, overlap;
+    int64_t layers, batch, prompt, chunk, context, drafts, steps, exchange_us, overlap;
     int routing, exchange;
     bool json;
 } settings;
@@ -39,7 +39,7 @@ static const char *const exchanges[] = {"nothing", "copies", NULL};
 typedef struct sequence {
     int32_t position, token; /* of the next row */
     int32_t *pages[HD_N_KV_GROUPS];
-    int32_t *tokens; /* [rows_each] */
+    int32_t *tokens; /* [rows_each], of a prompt those of two chunks and one more */
 } sequence;
 
 typedef struct rig {
@@ -60,7 +60,7 @@ typedef struct rig {
     hd_comm_emulated *emulated;
     hd_probe probe;
     hd_model_runner *model_runner;
-    sequence *seqs;  /* [batch] */
+    sequence *seqs;  /* [batch], then the prompt beside them */
     int32_t *memory; /* of their arrays */
     hd_seq_input *inputs;
     hd_seq_output *outputs;
@@ -196,6 +196,10 @@ static hd_status open_spec(rig *r, hd_err *err) {
     if (r->set.prompt && r->set.drafts) {
         return HD_FAIL(err, HD_EINVAL, "--drafts follow tokens; with --prompt there are none");
     }
+    if (r->set.chunk && (r->set.prompt || r->set.drafts)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "--chunk runs beside steps without --prompt and --drafts");
+    }
     if (r->set.drafts == 0) c->n_mtp = 0;
     if (r->set.drafts > 0 && c->n_mtp == 0) {
         return HD_FAIL(err, HD_EINVAL, "--drafts %lld: this model has no drafter",
@@ -313,10 +317,15 @@ static hd_status open_shard(rig *r, hd_err *err) {
     return HD_OK;
 }
 
+static int32_t n_seqs(const rig *r) {
+    return (int32_t)r->set.batch + (r->set.chunk > 0);
+}
+
 /* Returns the largest position of a sequence. */
 static int64_t positions(const rig *r) {
     if (r->set.prompt) return r->set.context + r->set.prompt;
     const int64_t steps = 2 * (r->set.steps + WARM_UP);
+    if (r->set.chunk) return r->set.context + (steps + 4) * r->set.chunk;
     return r->set.context + (steps + 4) * r->rows_each +
            r->spec->dspark.block; /* one step ahead, and drafts
                                                                  * after it */
@@ -324,7 +333,7 @@ static int64_t positions(const rig *r) {
 
 /* Pages in random order, as in a cache in use. WINDOW pages are few, used in turn. */
 static void assign_pages(rig *r, int32_t window) {
-    const int32_t all = r->n_pages * (int32_t)r->set.batch;
+    const int32_t all = r->n_pages * n_seqs(r);
     int32_t *numbers = r->seqs[0].pages[HD_KV_FULL];
     for (int32_t i = 0; i < all; i++) numbers[i] = i;
     for (int32_t i = all - 1; i > 0; i--) {
@@ -333,19 +342,20 @@ static void assign_pages(rig *r, int32_t window) {
         numbers[i] = numbers[j];
         numbers[j] = other;
     }
-    for (int32_t s = 0; s < (int32_t)r->set.batch; s++) {
+    for (int32_t s = 0; s < n_seqs(r); s++) {
         int32_t *pages = r->seqs[s].pages[HD_KV_WINDOW];
         for (int32_t i = 0; i < r->n_pages; i++) pages[i] = s * window + i % window;
     }
 }
 
 static hd_status open_sequences(rig *r, hd_err *err) {
-    const size_t n = (size_t)r->set.batch, each = (size_t)r->n_pages;
+    const size_t n = (size_t)n_seqs(r), each = (size_t)r->n_pages;
+    const size_t chunk = 2 * (size_t)r->set.chunk + 1;
     r->seqs = calloc(n, sizeof *r->seqs);
     r->inputs = calloc(n, sizeof *r->inputs);
     r->outputs = calloc(n, sizeof *r->outputs);
     r->seconds = calloc((size_t)r->set.steps, sizeof *r->seconds);
-    r->memory = calloc(n * (2 * each + (size_t)r->rows_each), sizeof *r->memory);
+    r->memory = calloc(n * (2 * each + (size_t)r->rows_each) + chunk, sizeof *r->memory);
     if (!r->seqs || !r->inputs || !r->outputs || !r->seconds || !r->memory) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu sequences", n);
     }
@@ -379,12 +389,13 @@ static void count_host_entries(rig *r, int32_t rows, int32_t n_pages) {
 static hd_status open_model_runner(rig *r, hd_err *err) {
     const hd_kv_shape shape = hd_kv_shape_of(r->spec);
     const int64_t pages = hd_ceil_div(positions(r), shape.page_tokens);
-    if (pages * r->set.batch > INT32_MAX / shape.page_tokens) {
+    if (pages * n_seqs(r) > INT32_MAX / shape.page_tokens) {
         return HD_FAIL(err, HD_EINVAL, "--batch times --context: too many pages");
     }
     r->n_pages = (int32_t)pages;
     HD_TRY(open_sequences(r, err));
-    const int64_t near = (int64_t)shape.lookback + r->rows_each + r->spec->dspark.block;
+    const int64_t near =
+        (int64_t)shape.lookback + r->rows_each + 2 * r->set.chunk + r->spec->dspark.block;
     const int32_t window =
         shape.lookback
             ? hd_min_i32(r->n_pages, (int32_t)hd_ceil_div(near, shape.page_tokens) + 1)
@@ -402,12 +413,11 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
                               .comm = hd_comm_emulated_interface(r->emulated),
                               .probe = &r->probe};
     hd_model_runner_options o = {
-        .n_slots = (int32_t)r->set.batch,
+        .n_slots = n_seqs(r),
         .step_rows = hd_max_i32(r->report.rows, draft_rows(r)),
         .positions = (int32_t)positions(r),
         .seq_pages = r->n_pages,
-        .n_pages = {r->n_pages * (int32_t)r->set.batch,
-                    shape.lookback ? window * (int32_t)r->set.batch : 0},
+        .n_pages = {r->n_pages * n_seqs(r), shape.lookback ? window * n_seqs(r) : 0},
         .n_ids = r->spec->vocab,
         .max_drafts = r->drafts,
         .fixed_steps = !r->set.prompt,
@@ -452,7 +462,7 @@ static hd_status open_rig(rig *r, hd_err *err) {
     HD_TRY(parse_row_ns(r, err));
     r->rows_each = r->set.prompt ? (int32_t)r->set.prompt : 1 + r->drafts;
     HD_TRY(check_overlap(r, err));
-    const int64_t rows = r->rows_each * r->set.batch;
+    const int64_t rows = r->rows_each * r->set.batch + r->set.chunk;
     if (rows > 1 << 20 || positions(r) > INT32_MAX / 2) {
         return HD_FAIL(err, HD_EINVAL, "%lld rows in a step or %lld positions: too many",
                        (long long)rows, (long long)positions(r));
@@ -464,6 +474,7 @@ static hd_status open_rig(rig *r, hd_err *err) {
     r->report.exchange = exchanges[r->set.exchange];
     r->report.batch = (int32_t)r->set.batch;
     r->report.prompt = (int32_t)r->set.prompt;
+    r->report.chunk = (int32_t)r->set.chunk;
     r->report.context = (int32_t)r->set.context;
     r->report.drafts = r->drafts;
     HD_TRY(open_device(r, err));
@@ -471,7 +482,7 @@ static hd_status open_rig(rig *r, hd_err *err) {
     HD_TRY(open_model_runner(r, err));
     HD_TRY(find_limits(r, err));
     const hd_request_sampling greedy = {0};
-    for (int32_t s = 0; s < r->report.batch; s++) {
+    for (int32_t s = 0; s < n_seqs(r); s++) {
         hd_request_sampling c = greedy;
         c.params.seed = (uint64_t)s;
         hd_model_runner_enter(r->model_runner, s, &c, NULL, 0, 0);
@@ -533,13 +544,34 @@ static void write_inputs(const rig *r, int32_t i, tokens which) {
     };
 }
 
+/* The prompt beside decoding sequences never ends. */
+static void write_chunk(const rig *r, tokens which) {
+    const int32_t i = r->report.batch, n = r->report.chunk;
+    sequence *q = &r->seqs[i];
+    for (int32_t k = 0; k <= 2 * n; k++) {
+        q->tokens[k] = (int32_t)(((int64_t)q->position + k) * TOKEN_STEP % r->spec->vocab);
+    }
+    r->inputs[i] = (hd_seq_input){
+        .slot = i,
+        .tokens = q->tokens,
+        .n = n,
+        .start = q->position,
+        .after = q->tokens[n],
+        .n_next = which == FORCED_LIMIT ? n : 0,
+        .pages = {q->pages[0], q->pages[1]},
+        .n_pages = r->n_pages
+    };
+}
+
 /* Runs one step; with `moves`, sequences continue after the accepted tokens. */
 static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
     const hd_runner runner = hd_model_runner_interface(r->model_runner);
     const int32_t n = r->report.batch;
     for (int32_t i = 0; i < n; i++) write_inputs(r, i, which);
+    if (r->report.chunk) write_chunk(r, which);
     bench_selection_begin_step(r->selection);
-    HD_TRY(runner.run(runner.ctx, NULL, 0, r->inputs, n, r->outputs, err));
+    HD_TRY(runner.run(runner.ctx, NULL, 0, r->inputs, n_seqs(r), r->outputs, err));
+    if (r->report.chunk && moves) r->seqs[n].position += r->report.chunk;
     for (int32_t i = 0; i < n; i++) {
         if (r->outputs[i].status != HD_OK) {
             return HD_FAIL(err, r->outputs[i].status,
@@ -576,6 +608,9 @@ static hd_status time_device(rig *r, hd_err *err) {
     HD_TRY(time_steps(r, COUNTED, &r->report.step, err));
     const hd_model_runner_times b = *hd_model_runner_read_times(r->model_runner);
     const int64_t n = b.steps - a.steps;
+    const double mixed = (double)(b.mixed_steps - a.mixed_steps);
+    if (mixed > 0)
+        r->report.alone_gap = 1e-9 * (double)(b.mixed_gap_ns - a.mixed_gap_ns) / mixed;
     r->report.steps = (int32_t)r->set.steps;
     r->report.device_step = n ? 1e-9 * (double)(b.step_ns - a.step_ns) / (double)n : 0;
     r->report.graphs = b.graphs > 0;
@@ -601,6 +636,9 @@ static hd_status time_host(rig *r, hd_err *err) {
     p->host = n > 0 ? 1e-9 * (double)(b.host_ns - a.host_ns) / n : 0;
     p->ahead_step = n > 0 ? 1e-9 * (double)(b.step_ns - a.step_ns) / n : 0;
     p->gap = gaps > 0 ? 1e-9 * (double)(b.gap_ns - a.gap_ns) / gaps : 0;
+    const double mixed = (double)(b.mixed_steps - a.mixed_steps);
+    if (mixed > 0) p->ahead = (double)(b.mixed_ahead - a.mixed_ahead) / mixed;
+    if (mixed > 0) p->gap = 1e-9 * (double)(b.mixed_gap_ns - a.mixed_gap_ns) / mixed;
     return HD_OK;
 }
 
@@ -734,6 +772,8 @@ int bench_rank(int argc, char **argv) {
         option_int("context", &set.context, 0, 1 << 24, "tokens before the step, random"),
         option_int("prompt", &set.prompt, 0, 1 << 20,
                    "a step reads so many prompt tokens of each sequence; 0: it decodes"),
+        option_int("chunk", &set.chunk, 0, 1 << 20,
+                   "beside the sequences that decode a step reads so many tokens of a prompt"),
         option_int("drafts", &set.drafts, 0, HD_MAX_DRAFTS, "per step by the MTP layer"),
         option_text("acceptance", &set.acceptance, "P,P,...",
                     "how probably each draft stands if those before it do; a first 0: as the "

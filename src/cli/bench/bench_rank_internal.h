@@ -24,16 +24,19 @@ typedef struct rank_report {
     char device[256];
     hd_parallel_config parallel;
     int32_t rank, layers, of_layers;
-    int32_t batch, prompt, context, drafts; /* prompt 0: decode steps */
-    int32_t rows, expert_rows;              /* of a step; received in it */
-    int32_t steps;         /* timed steps; the figures below are medians or means */
-    double accepted;       /* tokens of a sequence per step, on average */
-    bool graphs;           /* steps were captured and launched as a graph */
-    int32_t launches;      /* kernels and copies of that graph */
-    double step;           /* seconds of a step as an engine runs it; of prompts, alone */
-    double device_step;    /* device time of a step alone; 0: not known */
-    double ahead_step;     /* device time in steps of an engine, */
-    double gap, host;      /* and between them; host time in each */
+    int32_t batch, prompt, chunk, context, drafts; /* prompt 0: decode steps */
+    int32_t rows, expert_rows;                     /* of a step; received in it */
+    int32_t steps;      /* timed steps; the figures below are medians or means */
+    double accepted;    /* tokens of a sequence per step, on average */
+    bool graphs;        /* steps were captured and launched as a graph */
+    int32_t launches;   /* kernels and copies of that graph */
+    double step;        /* seconds of a step as an engine runs it; of prompts, alone */
+    double device_step; /* device time of a step alone; 0: not known */
+    double ahead_step;  /* device time in steps of an engine, */
+    double gap, host;   /* and between them; host time in each */
+    double ahead; /* share of steps with a chunk that were queued while the one before ran */
+    double
+        alone_gap; /* between steps with a chunk of which the host is not ahead; 0: not known */
     double kernels;        /* the sum of all operators */
     double distinct;       /* experts of a layer with rows, in a step alone */
     double ahead_distinct; /* and in a step of an engine */

@@ -67,6 +67,7 @@ static void print_head(const rank_report *r, screen *to) {
         screen_print(to, "decode: batch %d, context %d, %d drafts, %.2f tokens a step",
                      r->batch, r->context, r->drafts, r->accepted);
     }
+    if (r->chunk) screen_print(to, ", beside %d tokens of a prompt", r->chunk);
     screen_print(to, "; router %s, communication %s\n", r->routing, r->exchange);
     screen_print(to, "rows %d", r->rows);
     if (r->expert_rows) screen_print(to, ", at the experts here at most %d", r->expert_rows);
@@ -210,6 +211,12 @@ static void print_sums(const rank_report *r, screen *to) {
         screen_print(to, "as run, host included: %.3f ms (median of %d)\n", 1e3 * r->step,
                      r->steps);
     }
+    if (r->alone_gap > 0) {
+        screen_print(
+            to,
+            "idle between, where the host is not ahead: %.1f us; it was in %.0f %% of steps\n",
+            1e6 * r->alone_gap, 100 * r->ahead);
+    }
     if (r->charged_step > 0) {
         screen_print(
             to,
@@ -282,6 +289,9 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
         r->launches, "ops", lines);
     json_object_update(j, more);
     json_object_set_new(j, "exchanges", json_integer(r->exchanges));
+    json_object_set_new(j, "chunk", json_integer(r->chunk));
+    json_object_set_new(j, "alone_gap_seconds", json_real(r->alone_gap));
+    json_object_set_new(j, "mixed_steps_ahead", json_real(r->ahead));
     if (r->charged_step > 0) {
         json_t *with =
             json_pack("{s:i, s:i, s:i, s:f, s:f}", "exchange_us", r->exchange_us, "dispatch_ns",
