@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks links between the pages: every relative link names a file, and its anchor a heading.
 
-Pages are README.md, ARCHITECTURE.md, CHANGELOG.md and every .md below docs, models and tools. An
+No page has marks that an unfinished merge left. Pages are README.md, ARCHITECTURE.md, CHANGELOG.md and every .md below docs, models and tools. An
 anchor is made of a heading as GitHub makes it. The map of ARCHITECTURE.md, above its old names, names
 files with their folders; they must exist.
 """
@@ -11,6 +11,7 @@ import sys
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"`([\w.*-]+/[\w/.*-]+\.(?:c|h|cu|cuh|py|md))`")
+MERGE = re.compile(r"^(?:<{7}|>{7}) ", re.M)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.S | re.M)
 
 
@@ -33,6 +34,8 @@ def findings(root):
         pages += sorted((root / folder).rglob("*.md"))
     for page in pages:
         text = without_code(page.read_text())
+        if MERGE.search(text):
+            yield f"{page.relative_to(root)}: marks of a merge"
         for match in LINK.finditer(text):
             link = match.group(1)
             name, _, anchor = link.partition("#")
