@@ -999,7 +999,11 @@ static void fp8_rows_of_official_products_have_the_same_bits(void **state) {
             const hd_parallel_config l = hd_parallel_common(by[0], by[1], by[2], spec);
             const variant how = {.n_micro = 1, .official = true, .room = k ? 16 * by[2] : 0};
             const fp8_result got = run_fp8(spec, l, how, true);
-            assert_true(got.error == 0);
+            if (got.error > 0) {
+                const double plain = run_fp8(spec, l, how, false).error;
+                fail_msg("%s, tp %d, ep %d: error %g, of float32 rows %g", fp8_models[i].name,
+                         l.tp, l.ep, got.error, plain);
+            }
             if (on_gpus || is_brief()) continue; /* bytes of rows of GPUs are not counted */
             assert_true(3 * got.bytes < run_fp8(spec, l, how, false).bytes);
         }
