@@ -267,9 +267,7 @@ static hd_status open_device(rig *r, hd_err *err) {
     r->inner = r->backend;
     if (!hd_device_is_host(r->device)) {
         HD_TRY(hd_stream_open(&r->beside_stream, r->device, err));
-        if (r->set.overlap > 1) {
-            HD_TRY(hd_stream_open_urgent(&r->comm_stream, r->device, err));
-        }
+        if (r->set.overlap > 1) HD_TRY(hd_stream_open(&r->comm_stream, r->device, err));
     }
     HD_TRY(open_selection(r, err));
     r->ops = r->inner;
