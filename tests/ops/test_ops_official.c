@@ -16,6 +16,7 @@ enum {
     SPAN = 128, /* columns that share a scale; 32 in V4.1 */
     EXPERTS = 6,
     TOP_K = 2,
+    FEW = 8,          /* rows of an expert, for the tiles of the smallest batches */
     MOST_PLACES = 250 /* the shape that the reference computes */
 };
 
@@ -236,8 +237,8 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     ops->grouped_gemm(s, &a);
 }
 
-/* An expert alone gives its rows the bits that they have among other experts; one matrix does
- * too. */
+/* An expert alone gives its rows the bits that they have among other experts, and so do a few of its rows, and
+ * one matrix. */
 static void check_alone(const hd_grouped_gemm_args *all, const float *x, const float *got) {
     const int32_t outs = all->w->shape.rows, cols = all->w->shape.cols;
     for (int32_t e = 0; e < all->w->n; e++) {
@@ -265,6 +266,18 @@ static void check_alone(const hd_grouped_gemm_args *all, const float *x, const f
         if (n == 0) continue;
         run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
         check_bits("an expert alone", got + (int64_t)first * outs, out[0], (int64_t)n * outs);
+        if (n > FEW && all->n_places > MOST_PLACES) { /* which meet no reference */
+            hd_grouped_gemm_args some = alone;
+            int32_t *few = take_ints(2);
+            few[1] = FEW;
+            some.offset = few;
+            some.n_places = FEW;
+            op_case s = c;
+            s.width[0] = FEW * outs;
+            s.args = &some;
+            run_op(&s, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
+            check_bits("a few rows", got + (int64_t)first * outs, out[0], (int64_t)FEW * outs);
+        }
         if (all->w->shape.type != HD_E4M3) continue;
         c.rows = n;
         c.width[0] = outs;
@@ -441,8 +454,10 @@ void official_tiles(void **state) {
         }
         forget_all(NULL);
     }
-    for (size_t i = 0; i < HD_LEN(counts); i++)
+    for (size_t i = 0; i < HD_LEN(counts); i++) {
         grouped_shape(FP8_F32, counts[i], 264, 640, EVEN, true, SPAN);
+        grouped_shape(FP4_E8M0, counts[i], 264, 1024, EVEN, true, SPAN);
+    }
 }
 
 /* ---- attention and the indexer ---- */
