@@ -118,6 +118,7 @@ def test_several_answers(hadal, generate, model):
     case = model("v4")
     args = ["--raw", "-p", "the cat", "--max-tokens", "12", "--temperature", "1", "--seed", "7"]
     lone = [generate(case, "--temperature", "1", "--seed", s, prompt="the cat", tokens=12)["text"] for s in (7, 8)]
+    args += ["--backend", BACKEND]
     lines = hadal("generate", case, *args, "--n", "2", "--json").stdout.splitlines()
     assert [json.loads(line)["text"] for line in lines] == lone
     assert hadal("generate", case, *args, "--n", "2", "-q").stdout == "\n\n".join(lone)

@@ -998,6 +998,7 @@ static void fp8_rows_of_official_products_have_the_same_bits(void **state) {
             const int32_t *by = fp8_layouts[k];
             const hd_parallel_config l = hd_parallel_common(by[0], by[1], by[2], spec);
             const variant how = {.n_micro = 1, .official = true, .room = k ? 16 * by[2] : 0};
+            if (on_gpus && by[0] > 1) continue; /* cuts through blocks, docs/ranks.md */
             const fp8_result got = run_fp8(spec, l, how, true);
             if (got.error > 0) {
                 const double plain = run_fp8(spec, l, how, false).error;
