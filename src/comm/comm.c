@@ -61,6 +61,7 @@ static void end(const hd_comm *c, int64_t begun, int64_t calls) {
 }
 
 int64_t hd_comm_begin_pass(const hd_comm *c) {
+    if (c && c->table->begin_pass) c->table->begin_pass(c->ctx);
     return c && c->figures ? hd_now_ns() - c->figures->exchange_ns : 0;
 }
 

@@ -121,6 +121,7 @@ typedef struct hd_comm_table {
     bool (*join_norm)(void *ctx, hd_stream *s, const hd_join_norm_args *a);
     /* NULL: the others reach all memory of the rank, or none */
     hd_status (*share_rows)(void *ctx, hd_stream *s, void *block, size_t bytes, hd_err *err);
+    void (*begin_pass)(void *ctx); /* NULL: nothing is numbered by passes */
     void (*abort)(void *ctx, const char *why);
     const char *(*ended)(void *ctx);
 } hd_comm_table;

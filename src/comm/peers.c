@@ -133,6 +133,13 @@ static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
     r->host->table->broadcast(r->host->ctx, s, a);
 }
 
+/* A captured pass has the same places again in every launch, and a member may have recorded it at another time:
+ * so places are counted in each pass. */
+static void begin_pass(void *ctx) {
+    comm_peer *r = ctx;
+    r->sent = r->combined = 0;
+}
+
 /* The rows travel at once, while the stream of other stages goes on. */
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     comm_peer *r = ctx;
@@ -215,6 +222,7 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .all_gather = all_gather,
                                     .broadcast = broadcast,
                                     .join_norm = join_norm,
+                                    .begin_pass = begin_pass,
                                     .dispatch_send = dispatch_send,
                                     .dispatch_arrive = dispatch_arrive,
                                     .combine_send = combine_send,
