@@ -72,15 +72,19 @@ static double busiest(const traced_comm *c, int32_t top_k) {
     return part_of(c, HD_GROUP_EP, (double)c->rows * top_k) * c->most;
 }
 
-/* A row for each choice of an expert; experts are on all members alike. */
-static void report_rows(const traced_comm *c, const char *name, int32_t top_k, int32_t cols) {
-    const double bytes = busiest(c, top_k) * cols * c->act_bytes;
+/* A row of so many bytes for each choice of an expert; experts are on all members alike. */
+static void report_rows(const traced_comm *c, const char *name, int32_t top_k, double row) {
+    const double bytes = busiest(c, top_k) * row;
     report_each(c, HD_GROUP_EP, name, part_of(c, HD_GROUP_EP, bytes));
 }
 
+/* Packed rows are what they are, others activations. */
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+    const traced_comm *c = ctx;
+    const double row = a->format.code ? (double)hd_packed_row_bytes(a->format, a->cols)
+                                      : (double)a->cols * c->act_bytes;
     (void)s;
-    report_rows(ctx, "dispatch", a->top_k, a->cols);
+    report_rows(c, "dispatch", a->top_k, row);
 }
 
 static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
@@ -92,8 +96,9 @@ static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) 
 }
 
 static void combine_send(void *ctx, hd_stream *s, const hd_combine_args *a) {
+    const traced_comm *c = ctx;
     (void)s;
-    report_rows(ctx, "combine", a->top_k, a->cols);
+    report_rows(c, "combine", a->top_k, (double)a->cols * c->act_bytes);
 }
 
 static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {

@@ -79,6 +79,18 @@ static void tables_are_in_host_memory(void **state) {
     hd_model_spec_close(spec);
 }
 
+/* A rank has its rows once more as they travel: 4,096 codes and a float32 for each 128 of them. */
+static void packed_rows_have_room(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("v4_flash");
+    hd_parallel_config l = hd_parallel_expert(4, 0);
+    const hd_rank_memory wide = memory_of(spec, &l, 2048, 1);
+    l.fp8_rows = true;
+    const hd_rank_memory packed = memory_of(spec, &l, 2048, 1);
+    assert_int_equal(packed.activations - wide.activations, (2048 + 16 * 8) * (4096 + 32 * 4));
+    hd_model_spec_close(spec);
+}
+
 /* ---- steps ---- */
 
 static hd_traced_rank *open_rank(const hd_model_spec *spec, const hd_gpu *m,
@@ -188,6 +200,45 @@ static void unbalanced_experts_cost(void **state) {
     assert_near(flops[0], 2 * 43 * 100 * 6 * 3 * 4096.0 * 2048, 1e-9);
     assert_near(flops[1], flops[0] / 0.8, 1e-9);
     hd_model_spec_close(spec);
+}
+
+/* Rows that are packed travel as they are, and packing them is a kernel of each layer; results are what they were. V4.1
+ * has a scale for 32 columns. */
+static void packed_rows_travel_as_they_are(void **state) {
+    (void)state;
+    static hd_step_cost wide, packed;
+    static const struct {
+        const char *name;
+        double row, packed;
+    } models[] = {
+        {"v4_flash",   2 * 4096, 4096 + 32 * 4 },
+        {"v3",         2 * 7168, 7168 + 56 * 4 },
+        {"v4_1_flash", 2 * 5120, 5120 + 160 * 4},
+    };
+    const hd_gpu m = gpu_named("h200");
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        hd_model_spec *spec = config_open(models[i].name);
+        hd_parallel_config l = hd_parallel_common(1, 4, 4, spec);
+        const hd_step_shape shape = {.seqs = 100, .rows = 1, .start = 100, .logits = 1};
+        hd_traced_rank *r = open_rank(spec, &m, &l, 1);
+        step(r, shape, &wide);
+        hd_traced_rank_close(r);
+        l.fp8_rows = true;
+        r = open_rank(spec, &m, &l, 1);
+        step(r, shape, &packed);
+        hd_traced_rank_close(r);
+        const double before = bytes_of(&wide, "dispatch"),
+                     after = bytes_of(&packed, "dispatch");
+        assert_near(after, before / models[i].row * models[i].packed, 1e-9);
+        assert_near(bytes_of(&packed, "combine"), bytes_of(&wide, "combine"), 0);
+        assert_near(wide.exchange_s - packed.exchange_s, (before - after) / 395e9, 1e-6);
+        assert_near(bytes_of(&packed, "pack_rows"),
+                    before / (0.75 * models[i].row * spec->route.top_k) *
+                        (models[i].row + models[i].packed),
+                    1e-9);
+        assert_near(bytes_of(&wide, "pack_rows"), 0, 0);
+        hd_model_spec_close(spec);
+    }
 }
 
 /* Each of 4 ranks has a quarter of a prompt's rows in attention and receives what the others made of theirs;
@@ -534,10 +585,12 @@ int test_capacity(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(spare_slots_are_counted),
         cmocka_unit_test(micro_batches_share_scratch),
+        cmocka_unit_test(packed_rows_have_room),
         cmocka_unit_test(tables_are_in_host_memory),
         cmocka_unit_test(a_row_reads_its_experts),
         cmocka_unit_test(steps_repeat),
         cmocka_unit_test(unbalanced_experts_cost),
+        cmocka_unit_test(packed_rows_travel_as_they_are),
         cmocka_unit_test(rows_of_prompts_are_divided),
         cmocka_unit_test(a_step_beyond_the_limits),
         cmocka_unit_test(nodes_divide_what_is_sent),

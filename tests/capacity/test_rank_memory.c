@@ -123,21 +123,23 @@ static void engines_have_the_planned_memory(void **state) {
 }
 
 /* Beside sizes of a layout: sums in ranks, spare slots, more ranks for experts than for attention, rows divided by cp, two
- * and three micro-batches. */
+ * and three micro-batches, rows that travel as FP8. */
 static const struct {
     int32_t tp, cp, dp, ep, redundant;
     bool sums;
-    const char *overlap;
+    const char *overlap, *rows;
 } mixed[] = {
-    {2, 1, 1, 2, 0, true,  NULL},
-    {2, 1, 1, 2, 0, true,  "3" },
-    {1, 1, 1, 4, 8, false, NULL},
-    {1, 1, 2, 2, 2, false, "2" },
-    {2, 1, 1, 4, 0, false, NULL},
-    {2, 1, 2, 4, 0, false, "3" },
-    {1, 2, 1, 2, 0, false, NULL},
-    {1, 2, 1, 2, 0, false, "2" },
-    {2, 2, 1, 4, 0, false, NULL},
+    {2, 1, 1, 2, 0, true,  NULL, NULL },
+    {2, 1, 1, 2, 0, true,  "3",  NULL },
+    {1, 1, 1, 4, 8, false, NULL, NULL },
+    {1, 1, 2, 2, 2, false, "2",  NULL },
+    {2, 1, 1, 4, 0, false, NULL, NULL },
+    {2, 1, 2, 4, 0, false, "3",  NULL },
+    {1, 2, 1, 2, 0, false, NULL, NULL },
+    {1, 2, 1, 2, 0, false, "2",  NULL },
+    {2, 2, 1, 4, 0, false, NULL, NULL },
+    {1, 1, 2, 2, 0, false, NULL, "fp8"},
+    {2, 1, 1, 4, 0, false, "2",  "fp8"},
 };
 
 static void options_have_the_planned_memory(void **state) {
@@ -151,7 +153,8 @@ static void options_have_the_planned_memory(void **state) {
                                      .ep = mixed[k].ep,
                                      .redundant = mixed[k].redundant,
                                      .sum_in_ranks = mixed[k].sums,
-                                     .overlap = mixed[k].overlap};
+                                     .overlap = mixed[k].overlap,
+                                     .dispatch_dtype = mixed[k].rows};
         check_engine(models[m], o);
     }
 }

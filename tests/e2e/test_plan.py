@@ -322,6 +322,26 @@ def test_context_parallelism():
     assert "--tp 1 --cp 4 --dp 1 --ep 4" in plan("v4_flash", *args, "--layout", "cp=4,ep=4")
 
 
+def test_rows_that_travel_as_fp8():
+    """A row of Flash is 4,224 bytes, priced as 8,192 else; layouts in which no rows travel stay as they are."""
+    args = ("--gpus", 4, "--users", 64)
+    wide, packed = ({tuple(x["layout"][k] for k in ("tp", "dp", "ep")): x for x in predicted("v4_flash", *args, "--dispatch-dtype", t)["layouts"]} for t in ("float32", "fp8"))
+    assert wide.keys() == packed.keys()
+    for (tp, dp, ep), x in packed.items():
+        same = wide[tp, dp, ep]
+        assert same["layout"]["dispatch_dtype"] == "float32" and x["layout"]["dispatch_dtype"] == ("fp8" if ep > 1 else "float32")
+        for step in ("prefill", "decode"):
+            sent, less = ({(e["part"], e["operation"]): e["bytes_inside"] for e in y[step]["exchanges"]} for y in (same, x))
+            assert sent.keys() == less.keys() and any(name == "dispatch" for _, name in sent) == (ep > 1)
+            for (part, name), bytes in less.items():
+                assert bytes == pytest.approx(sent[part, name] * (4224 / 8192 if name == "dispatch" else 1))
+        more = x["bytes"]["activations"] - same["bytes"]["activations"]
+        assert (more > 2048 * 4224 if tp == 1 else more > 0) if ep > 1 else more == 0
+        assert (x["ttft_seconds"] < same["ttft_seconds"]) if ep > 1 else x == same
+    text = plan("v4_flash", *args, "--layout", "dp=4,ep=4", "--dispatch-dtype", "fp8")
+    assert "--tp 1 --dp 4 --ep 4 --dispatch-dtype fp8 --max-running" in text
+
+
 def test_refusals(refused, tmp_path):
     flash = CONFIGS / "v4_flash.json"
     assert "layers drop rows of prompts" in refused("plan", CONFIGS / "v4_1_flash.json", "--gpus", 2, "--layout", "cp=2")
@@ -336,13 +356,15 @@ def test_refusals(refused, tmp_path):
     assert "--gpus 3 is not" in refused("plan", flash, "--gpus", 3, "--prefill", 1, "--decode", 1)
     assert "for one pool" in refused("plan", flash, "--prefill", 1, "--decode", 1, "--layout", "tp=1")
     assert "this model knows" in refused("plan", flash, "--prompt", 2000000)
+    for layout in ("tp=2", "dwdp=2"):
+        assert "needs ep above 1: no rows travel" in refused("plan", flash, "--gpus", 2, "--layout", layout, "--dispatch-dtype", "fp8")
     assert "slots do not divide" in refused("plan", flash, "--gpus", 3, "--layout", "dp=3,ep=3", "--redundant", 1)
     assert "accepted of 1" in refused("plan", flash, "--drafts", 1, "--accepted", 2)
     assert "has no drafter" in refused("plan", CONFIGS / "v2_lite.json", "--drafts", 1)
     assert "cannot write" in refused("plan", flash, "--gpus", 2, "--chart", tmp_path / "none" / "x.html", code=4)
     assert "belong to --train" in refused("plan", flash, "--rows", 64)
     assert "a GPU caches bfloat16 or fp8" in refused("plan", flash, "--kv-cache-dtype", "float32")
-    for other in (["--gpus", 2], ["--users", 3], ["--hisparse", 512], ["--price", 1], ["--precision", "exact"], ["--kv-cache-dtype", "fp8"]):
+    for other in (["--gpus", 2], ["--users", 3], ["--hisparse", 512], ["--price", 1], ["--precision", "exact"], ["--kv-cache-dtype", "fp8"], ["--dispatch-dtype", "fp8"]):
         assert "--train plans training" in refused("plan", flash, "--train", *other)
     assert "cannot freeze 'foo'" in refused("plan", flash, "--train", "--freeze", "foo")
     (tmp_path / "gpu.json").write_text('{"like": "h200", "speed": 1}')

@@ -12,6 +12,8 @@
 enum { MAX_GPUS = 1024, MAX_TOKENS = 1 << 22 };
 enum { USERS = 16, PROMPT = 4096, OUTPUT = 1024, CHUNK = 2048 };
 
+const char *const plan_dispatch_types[] = {"float32", "fp8", NULL};
+
 static const char default_gpu[] = "h200", default_layout[] = "auto";
 
 static const char details[] =
@@ -85,6 +87,10 @@ static hd_status one_layout(plan_settings *s, hd_parallel_config *out, hd_err *e
     const int32_t tp = sizes[TP], cp = sizes[CP], dp = sizes[DP], ep = sizes[EP];
     const int64_t all = (int64_t)tp * cp * dp;
     s->args.dwdp = sizes[DWDP];
+    if (s->dispatch_type == PLAN_ROWS_AS_FP8 && ep == 1) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "--dispatch-dtype fp8 needs ep above 1: no rows travel to experts");
+    }
     if (sizes[DWDP] > 1 && all * ep == 1 && sizes[DWDP] == s->gpus) {
         *out = hd_parallel_single();
         return HD_OK;
@@ -116,7 +122,8 @@ static bool plans_gpus(const plan_settings *s) {
     return strcmp(s->gpu_name, "cpu") != 0;
 }
 
-/* Spare slots on top of those that make the number of slots even. */
+/* Spare slots on top of those that make the number of slots even; rows that travel, if any do, in the type that is
+ * asked for. */
 hd_status plan_complete_layout(const plan_settings *s, hd_parallel_config *l, hd_err *err) {
     const int64_t slots = s->spec->route.n_experts + s->redundant;
     if (plans_gpus(s)) {
@@ -125,6 +132,7 @@ hd_status plan_complete_layout(const plan_settings *s, hd_parallel_config *l, hd
     }
     l->sum_in_ranks = s->sum_in_ranks;
     if (s->sum_in_ranks && l->ep > 1) l->dense_tp = 1; /* as serve does */
+    l->fp8_rows = s->dispatch_type == PLAN_ROWS_AS_FP8 && l->ep > 1;
     if (!s->redundant) return HD_OK;
     if (l->ep == 1 || slots % l->ep || slots / l->ep > s->spec->route.n_experts) {
         return HD_FAIL(err, HD_EINVAL, "--redundant %lld: %lld slots do not divide by ep %d",
@@ -223,11 +231,11 @@ static hd_status run(plan_settings *s, plan_result *r, hd_err *err) {
 
 bool plan_serves(const plan_settings *s) {
     const hd_load *l = &s->args.load;
-    const bool machine = s->gpus != 1 || s->gpu_name != default_gpu || s->prefill ||
-                         s->decode || s->layout != default_layout || s->redundant ||
-                         s->sum_in_ranks || s->precision != HD_AUTO || s->kv_type ||
-                         s->hisparse || s->args.experts != HD_EXPERTS_HELD ||
-                         s->args.host_bytes > 0 || s->args.host_rate > 0;
+    const bool machine =
+        s->gpus != 1 || s->gpu_name != default_gpu || s->prefill || s->decode ||
+        s->layout != default_layout || s->redundant || s->sum_in_ranks ||
+        s->precision != HD_AUTO || s->kv_type || s->dispatch_type || s->hisparse ||
+        s->args.experts != HD_EXPERTS_HELD || s->args.host_bytes > 0 || s->args.host_rate > 0;
     const bool load = l->users != USERS || l->prompt != PROMPT || l->output != OUTPUT ||
                       l->chunk != CHUNK || l->drafts || l->accepted > 0 || l->overlap ||
                       l->balancedness < 1;
@@ -278,6 +286,8 @@ int cmd_plan(int argc, char **argv) {
         option_choice("precision", &s.precision, hd_precision_names, "as serve's --precision"),
         option_choice("kv-cache-dtype", &s.kv_type, hd_kv_type_names,
                       "as serve's --kv-cache-dtype"),
+        option_choice("dispatch-dtype", &s.dispatch_type, plan_dispatch_types,
+                      "as serve's --dispatch-dtype"),
         option_real("price", &s.price, 0, 1e6, "of a GPU and hour, for that of tokens"),
         option_flag("explain", &s.explain, "print where the best layout's bytes and time go"),
         option_text("chart", &s.chart, "FILE", "write the layouts as SVG in an HTML page"),

@@ -20,12 +20,16 @@ typedef struct plan_train_settings {
     bool train, drafts, indexer;
 } plan_train_settings;
 
+/* Of rows that travel to experts. */
+extern const char *const plan_dispatch_types[];
+enum { PLAN_ROWS_AS_FLOATS, PLAN_ROWS_AS_FP8 };
+
 typedef struct plan_settings {
     const char *config, *gpu_name, *layout, *chart, *hisparse;
     int64_t gpus, redundant;
-    int64_t prefill, decode; /* GPUs of two pools; 0: one pool does both */
-    double price;            /* of a GPU and hour; 0: none given */
-    int precision, kv_type;
+    int64_t prefill, decode;               /* GPUs of two pools; 0: one pool does both */
+    double price;                          /* of a GPU and hour; 0: none given */
+    int precision, kv_type, dispatch_type; /* of plan_dispatch_types */
     bool sum_in_ranks, explain, json;
     plan_train_settings training;
     hd_gpu gpu;
@@ -49,7 +53,7 @@ const char *plan_layout_text(const hd_capacity *c, char out[64]);
 /* Dollars of a million output tokens. */
 double plan_price(const plan_settings *s, const hd_capacity *c);
 
-/* cmd_plan.c: adds the spare slots and sums that the settings ask for. */
+/* cmd_plan.c: adds the spare slots, sums and types of rows that the settings ask for. */
 hd_status plan_complete_layout(const plan_settings *s, hd_parallel_config *l, hd_err *err);
 
 /* cmd_plan.c: whether an option of a plan to serve was given. */

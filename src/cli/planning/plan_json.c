@@ -48,10 +48,11 @@ json_t *plan_step_json(const hd_step_cost *c, double seconds) {
 
 json_t *plan_layout_json(const hd_parallel_config *l) {
     const int32_t cp = plan_cp(l);
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b}", "tp", l->tp / cp, "cp",
-                     cp, "dp", l->dp, "ep", l->ep, "etp", l->etp, "dense_tp", l->dense_tp,
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:s}", "tp", l->tp / cp,
+                     "cp", cp, "dp", l->dp, "ep", l->ep, "etp", l->etp, "dense_tp", l->dense_tp,
                      "head_tp", l->head_tp, "redundant", l->redundant, "sum_in_ranks",
-                     l->sum_in_ranks);
+                     l->sum_in_ranks, "dispatch_dtype",
+                     plan_dispatch_types[l->fp8_rows ? PLAN_ROWS_AS_FP8 : PLAN_ROWS_AS_FLOATS]);
 }
 
 static json_t *capacity_json(const plan_settings *s, const hd_capacity *c, bool best) {

@@ -74,10 +74,11 @@ static void print_verdict(const plan_settings *s, const plan_result *r) {
         snprintf(hisparse, sizeof hisparse, " --hisparse %d", c->sizes.resident);
     }
     printf("\n* no other layout that fits has more of both tokens/s\n"
-           "serve's options of the one with most: %s%s%s%s%s --max-running %d "
+           "serve's options of the one with most: %s%s%s%s%s%s --max-running %d "
            "--context %d --kv-tokens %lld --chunk %d --precision %s\n",
            ranks, flag, entries, hisparse, s->sum_in_ranks ? " --sum-in-ranks" : "",
-           c->sizes.running, c->sizes.context,
+           c->parallel.fp8_rows ? " --dispatch-dtype fp8" : "", c->sizes.running,
+           c->sizes.context,
            (long long)c->sizes.n_pages[HD_KV_FULL] * c->sizes.shape.page_tokens, c->sizes.chunk,
            hd_precision_names[s->args.precision]);
 }
