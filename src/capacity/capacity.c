@@ -307,11 +307,13 @@ static hd_status count_memory(hd_capacity *c, const hd_capacity_args *a, hd_err 
                                         .threads = 1,
                                         .graphs = true,
                                         .vocab = a->vocab,
-                                        .n_micro = a->load.overlap ? 2 : 1};
+                                        .n_micro = a->load.overlap ? 2 : 1,
+                                        .gpu = a->gpu};
     HD_TRY(hd_rank_memory_of(&c->memory, &memory, err));
     HD_TRY(divide_experts(c, a, err));
     c->free = (a->gpu->memory_gb - a->gpu->reserved_gb) * 1e9 -
               (double)hd_rank_memory_total(&c->memory);
+    if (a->gpu->cpu) c->free -= (double)c->memory.messages;
     return HD_OK;
 }
 

@@ -21,9 +21,9 @@ enum { MAX_FILE_BYTES = 1 << 16 };
     .reserved_gb = 2, .launch_us = 1.5, .node = 8, .link_us = 7.6, .network_gb_s = 50, \
     .network_us = 25, .host_gb_s = 55.4, .disk_gb_s = 3
 
-#define OF_A_CPU                                                                   \
-    .reserved_gb = 2, .launch_us = 2, .node = 1, .link_us = 10, .network_gb_s = 1, \
-    .network_us = 25, .host_gb_s = 45, .disk_gb_s = 3
+#define OF_A_CPU                                                             \
+    .cpu = true, .reserved_gb = 2, .launch_us = 2, .node = 1, .link_us = 10, \
+    .network_gb_s = 1, .network_us = 25, .host_gb_s = 45, .disk_gb_s = 3
 
 static const hd_gpu gpus[] = {
     {.name = "h100",

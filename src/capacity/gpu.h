@@ -6,6 +6,7 @@
 #ifndef HD_CAPACITY_GPU_H
 #define HD_CAPACITY_GPU_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/dtype.h"
@@ -30,6 +31,7 @@
 typedef struct hd_gpu {
     char name[64];
     const char *source; /* of the numbers: static text */
+    bool cpu;           /* ranks of a node exchange rows in the memory that they compute in */
 #define X(field, unit, what) double field;
     HD_GPU_NUMBERS(X)
 #undef X

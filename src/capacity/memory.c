@@ -2,8 +2,11 @@
  * that is opened with tensors without values. */
 #include "capacity/memory.h"
 
+#include <stdlib.h>
+
 #include "base/checked.h"
 #include "capacity/traced_comm_internal.h"
+#include "capacity/traced_rank.h"
 #include "ops/profile/op_trace.h"
 #include "weights/placement.h"
 
@@ -108,19 +111,82 @@ static hd_status open_runner(rig *r, const hd_rank_memory_args *a, int32_t rank,
     return hd_model_runner_open(&r->runner, &env, &o, err);
 }
 
-static hd_status count_activations(hd_rank_memory *out, const hd_rank_memory_args *a,
-                                   int32_t rank, hd_err *err) {
+/* *commands: bytes of a command to the followers. */
+static hd_status count_activations(hd_rank_memory *out, uint64_t *commands,
+                                   const hd_rank_memory_args *a, int32_t rank, hd_err *err) {
     rig r = {0};
     const hd_status st = open_runner(&r, a, rank, err);
     if (st == HD_OK) {
         const int64_t bytes = (int64_t)hd_model_runner_bytes(r.runner);
         if (bytes > out->activations) out->activations = bytes;
+        *commands = hd_model_runner_command_bytes(r.runner);
     }
     hd_model_runner_close(r.runner);
     hd_stream_close(r.stream);
     hd_device_close(r.device);
     hd_weights_close(r.weights);
     return st;
+}
+
+/* ---- messages ---- */
+
+/* Of the largest steps: a chunk beside all that decode, and all that decode, whose rows need logits. */
+static hd_status trace_messages(comm_shm_most *most, const hd_rank_memory_args *a, int32_t rank,
+                                hd_err *err) {
+    const hd_engine_sizes *z = a->sizes;
+    const int32_t each = 1 + z->drafts;
+    const int64_t wanted = z->chunk + (int64_t)z->running * each;
+    const int32_t rows =
+        (int32_t)hd_min_i64(hd_min_i64(wanted, z->step_rows), (int64_t)z->running * z->context);
+    const int32_t of_one = hd_min_i32(rows, z->context);
+    const hd_step_shape shapes[] = {
+        {.seqs = rows / of_one, .rows = of_one, .logits = 1   },
+        {.seqs = z->running,    .rows = each,   .logits = each}
+    };
+    const hd_traced_rank_options o = {.spec = a->spec,
+                                      .parallel = a->parallel,
+                                      .rank = rank,
+                                      .gpu = a->gpu,
+                                      .act_type = a->act_type,
+                                      .kv_type = a->kv_type,
+                                      .rows = hd_max_i32(rows, z->running * each),
+                                      .seqs = z->running,
+                                      .positions = z->context + HD_MAX_DRAFTS,
+                                      .balancedness = 1,
+                                      .messages = most};
+    hd_traced_rank *r;
+    hd_step_cost *cost = malloc(sizeof *cost);
+    if (!cost) return HD_FAIL(err, HD_ENOMEM, "no memory to trace steps");
+    hd_status st = hd_traced_rank_open(&r, &o, err);
+    for (size_t i = 0; i < HD_LEN(shapes) && st == HD_OK; i++) {
+        st = hd_traced_rank_step(r, &shapes[i], cost, err);
+    }
+    hd_traced_rank_close(r);
+    free(cost);
+    return st;
+}
+
+/* Messages of ranks on GPUs are commands: rows lie in the memory of the GPUs (comm/ipc.h). What leaders tell each other
+ * is not counted. */
+static hd_status count_messages(hd_rank_memory *out, uint64_t commands,
+                                const hd_rank_memory_args *a, int32_t rank, hd_err *err) {
+    const int32_t world = hd_parallel_world(a->parallel);
+    comm_shm_most most = {0};
+    if (!a->gpu || world == 1 || world > a->gpu->node) return HD_OK;
+    if (a->gpu->cpu) HD_TRY(trace_messages(&most, a, rank, err));
+    if (rank == 0 && a->parallel->tp > 1)
+        most.bytes[HD_GROUP_TP][HD_MESSAGE_BROADCAST] = commands;
+    out->messages = hd_max_i64(out->messages, (int64_t)comm_shm_memory(&most, world));
+    return HD_OK;
+}
+
+/* ---- all of it ---- */
+
+static hd_status count_rank(hd_rank_memory *out, const hd_rank_memory_args *a, int32_t rank,
+                            hd_err *err) {
+    uint64_t commands;
+    HD_TRY(count_activations(out, &commands, a, rank, err));
+    return count_messages(out, commands, a, rank, err);
 }
 
 hd_status hd_rank_memory_of(hd_rank_memory *out, const hd_rank_memory_args *a, hd_err *err) {
@@ -137,8 +203,8 @@ hd_status hd_rank_memory_of(hd_rank_memory *out, const hd_rank_memory_args *a, h
     out->entries = (int64_t)hd_engine_mirror_bytes(a->sizes, a->spec, n_layers, a->kv_type);
     /* parts that are not equal: the first ranks of a group have more heads, or the last ones */
     const int32_t last = a->parallel->tp - 1;
-    HD_TRY(count_activations(out, a, 0, err));
-    return last > 0 ? count_activations(out, a, last, err) : HD_OK;
+    HD_TRY(count_rank(out, a, 0, err));
+    return last > 0 ? count_rank(out, a, last, err) : HD_OK;
 }
 
 int64_t hd_rank_memory_weights(const hd_rank_memory *m) {

@@ -3,6 +3,7 @@
 #ifndef HD_CAPACITY_MEMORY_H
 #define HD_CAPACITY_MEMORY_H
 
+#include "capacity/gpu.h"
 #include "engine/sizes.h"
 #include "weights/summary.h"
 
@@ -15,6 +16,7 @@ typedef struct hd_rank_memory_args {
     bool graphs;                   /* decode graphs, as a GPU's rank has */
     const hd_grammar_vocab *vocab; /* as in hd_model_runner_options */
     int32_t n_micro;               /* micro-batches of a step; 0: one */
+    const hd_gpu *gpu; /* of ranks that are processes; NULL: threads, which have no messages */
 } hd_rank_memory_args;
 
 /* Bytes of the rank that has most of each. */
@@ -26,6 +28,9 @@ typedef struct hd_rank_memory {
     int64_t kv, activations;
     /* host memory: window snapshots, HiSparse's entries; Engram tables, which the ranks of a host share */
     int64_t snapshots, entries, tables;
+    /* host memory: what the rank shares with the others (comm/shm.h); 0 if they are on several nodes, whose
+     * messages UCX carries. A rank on a CPU has it in the memory of the other parts. */
+    int64_t messages;
 } hd_rank_memory;
 
 /* HD_EUNSUPPORTED, with the tensor's name, if the layout cannot divide the model. */

@@ -39,6 +39,14 @@ static void report_each(const traced_comm *c, hd_group group, const char *name, 
     c->report(c->ctx, name, bytes * p.inside, bytes * p.outside);
 }
 
+/* Messages have float32, or packed rows. */
+static void note_message(const traced_comm *c, hd_group group, hd_message_lane lane,
+                         double bytes) {
+    if (!c->messages || c->comm.groups[group].n == 1) return;
+    uint64_t *most = &c->messages->bytes[group][lane];
+    if (bytes > (double)*most) *most = (uint64_t)bytes;
+}
+
 static double part_of(const traced_comm *c, hd_group group, double bytes) {
     return bytes / c->comm.groups[group].n;
 }
@@ -49,6 +57,7 @@ static void all_reduce(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
     (void)s;
     report_each(c, a->group, "all-reduce",
                 2 * part_of(c, a->group, (double)a->n * c->act_bytes));
+    note_message(c, a->group, HD_MESSAGE_COLLECTIVE, (double)a->n * sizeof(float));
 }
 
 static void reduce_scatter(void *ctx, hd_stream *s, const hd_reduce_scatter_args *a) {
@@ -56,11 +65,14 @@ static void reduce_scatter(void *ctx, hd_stream *s, const hd_reduce_scatter_args
     (void)s;
     report_each(c, a->group, "reduce-scatter",
                 part_of(c, a->group, (double)a->n * c->act_bytes));
+    note_message(c, a->group, HD_MESSAGE_COLLECTIVE, (double)(a->n - a->own) * sizeof(float));
 }
 
 static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
+    const double bytes = (double)a->rows * a->own * sizeof(float);
     (void)s;
-    report_each(ctx, a->group, "all-gather", (double)a->rows * a->own * sizeof(float));
+    report_each(ctx, a->group, "all-gather", bytes);
+    note_message(ctx, a->group, HD_MESSAGE_COLLECTIVE, bytes);
 }
 
 static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
@@ -78,6 +90,25 @@ static void report_rows(const traced_comm *c, const char *name, int32_t top_k, d
     report_each(c, HD_GROUP_EP, name, part_of(c, HD_GROUP_EP, bytes));
 }
 
+/* To the other members: how many rows each of their slots gets, weight and number of each choice, and to each of them
+ * a row once (comm/messages.c). Receivers have equal room for every sender. */
+static void note_dispatch(const traced_comm *c, const hd_dispatch_args *a) {
+    const int32_t others = c->comm.groups[HD_GROUP_EP].n - 1;
+    const double row = a->format.code ? (double)hd_packed_row_bytes(a->format, a->cols)
+                                      : (double)a->cols * sizeof(float);
+    const double choices =
+        fmin((double)a->rows * a->top_k, part_of(c, HD_GROUP_EP, (double)c->room) * others);
+    const double rows = fmin((double)a->rows * others, choices);
+    note_message(c, HD_GROUP_EP, HD_MESSAGE_DISPATCH,
+                 sizeof(float) * ((double)a->n_slots * others + 2 * choices) + rows * row);
+}
+
+static void note_combine(const traced_comm *c, const hd_combine_args *a) {
+    const double all = fmin((double)c->rows * a->top_k, (double)c->room);
+    const double results = all - part_of(c, HD_GROUP_EP, all);
+    note_message(c, HD_GROUP_EP, HD_MESSAGE_COMBINE, results * a->cols * sizeof(float));
+}
+
 /* Packed rows are what they are, others activations. */
 static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     const traced_comm *c = ctx;
@@ -85,6 +116,7 @@ static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
                                       : (double)a->cols * c->act_bytes;
     (void)s;
     report_rows(c, "dispatch", a->top_k, row);
+    note_dispatch(c, a);
 }
 
 static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
@@ -99,6 +131,7 @@ static void combine_send(void *ctx, hd_stream *s, const hd_combine_args *a) {
     const traced_comm *c = ctx;
     (void)s;
     report_rows(c, "combine", a->top_k, (double)a->cols * c->act_bytes);
+    note_combine(c, a);
 }
 
 static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {

@@ -4,7 +4,7 @@
 #ifndef HD_CAPACITY_TRACED_COMM_INTERNAL_H
 #define HD_CAPACITY_TRACED_COMM_INTERNAL_H
 
-#include "comm/comm.h"
+#include "comm/shm.h"
 
 /* name: of the call; inside, outside: bytes that this rank sends to ranks of its node and to others. */
 typedef void traced_exchange_fn(void *ctx, const char *name, double inside, double outside);
@@ -16,8 +16,10 @@ typedef struct traced_comm {
     int32_t node;      /* ranks of a node */
     int32_t act_bytes; /* of an activation's element */
     int32_t n_experts;
-    int64_t rows; /* of all attention groups in the step */
-    double most;  /* rows of the busiest rank / rows of the mean one */
+    int64_t rows;            /* of all attention groups in the step */
+    double most;             /* rows of the busiest rank / rows of the mean one */
+    comm_shm_most *messages; /* raised by what ranks that are processes would send; or NULL */
+    int64_t room;            /* for that: rows that a rank's experts can receive at once */
 } traced_comm;
 
 void traced_comm_init(traced_comm *c, const hd_parallel_config *parallel, int32_t rank);

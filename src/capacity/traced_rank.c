@@ -109,6 +109,8 @@ static void open_table(hd_traced_rank *r) {
     r->comm.act_bytes = hd_act_bytes(&r->ops);
     r->comm.n_experts = hd_max_i32(1, r->o.spec->route.n_experts);
     r->comm.most = 1 / r->o.balancedness;
+    r->comm.messages = r->o.messages;
+    r->comm.room = hd_model_expert_rows_of(&r->parallel, r->o.rows, r->o.spec->route.top_k);
 }
 
 static hd_status open_all(hd_traced_rank *r, hd_err *err) {

@@ -6,6 +6,7 @@
 #define HD_CAPACITY_TRACED_RANK_H
 
 #include "capacity/gpu.h"
+#include "comm/shm.h"
 #include "weights/parallel_config.h"
 #include "weights/spec.h"
 
@@ -21,6 +22,7 @@ typedef struct hd_traced_rank_options {
     int32_t positions;          /* the longest sequence */
     /* Rows of the mean rank / rows of the busiest one, of the experts; 1: balanced. */
     double balancedness;
+    comm_shm_most *messages; /* raised by every step's, of ranks that are processes; or NULL */
 } hd_traced_rank_options;
 
 hd_status hd_traced_rank_open(hd_traced_rank **out, const hd_traced_rank_options *o,

@@ -18,6 +18,7 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "base/siphash.h"
+#include "comm/preflight.h"
 
 enum {
     VERSION = 1,
@@ -51,6 +52,8 @@ typedef struct segment {
 typedef struct room {
     uint64_t at, bytes, used;
     uint64_t ticket; /* of what is there, + 1 */
+    /* What this ticket had before, which became too small: a room, and those from `run` to `at`. */
+    uint64_t old, old_bytes, run;
 } room;
 
 struct comm_shm {
@@ -74,9 +77,34 @@ static uint64_t flag_of(const comm_shm *s, uint64_t ticket) {
     return (uint64_t)s->limits->epoch << 32 | (uint32_t)(ticket + 1);
 }
 
-static uint64_t first_room(const comm_shm *s) {
-    const size_t lines = (size_t)s->limits->world * PLACES * sizeof(line);
-    return (sizeof(segment) + lines + PAGE - 1) / PAGE * PAGE;
+static uint64_t whole_pages(uint64_t bytes) {
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+static uint64_t first_room(int32_t world) {
+    return whole_pages(sizeof(segment) + (size_t)world * PLACES * sizeof(line));
+}
+
+/* Rooms of a lane of a group, which tickets take by turns. */
+static uint64_t n_rooms(hd_message_lane lane) {
+    return lane == HD_MESSAGE_COLLECTIVE ? 2 : HD_COMM_MAX_INFLIGHT;
+}
+
+/* The preflight sends every other rank bytes with each of two tickets, which come only once. */
+static uint64_t preflight_memory(int32_t world) {
+    const uint64_t each =
+        world > HD_PREFLIGHT_MANY ? HD_PREFLIGHT_BYTES_OF_MANY : HD_PREFLIGHT_BYTES;
+    return 2 * (uint64_t)(world - 1) * each;
+}
+
+uint64_t comm_shm_memory(const comm_shm_most *most, int32_t world) {
+    uint64_t bytes = first_room(world) + preflight_memory(world);
+    for (int g = 0; g < HD_N_GROUPS; g++) {
+        for (int lane = 0; lane < HD_N_MESSAGE_LANES; lane++) {
+            bytes += n_rooms((hd_message_lane)lane) * whole_pages(most->bytes[g][lane]);
+        }
+    }
+    return bytes;
 }
 
 static uint64_t word_of(const comm_shm *s, int32_t rank, int32_t number) {
@@ -114,7 +142,7 @@ hd_status comm_shm_open(comm_shm **out, int32_t rank, const hd_message_limits *l
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for the messages of rank %d", rank);
     s->limits = limits;
     s->rank = rank;
-    s->end = first_room(s);
+    s->end = first_room(limits->world);
     s->bytes = s->end + LARGEST * limits->max_bytes;
     const hd_status st = make_segment(s, err);
     if (st == HD_OK)
@@ -172,26 +200,49 @@ hd_status comm_shm_attach(comm_shm *s, int32_t other, int32_t number, hd_err *er
 
 /* ---- sending ---- */
 
-/* A new room for a place. What it had before can go if nothing of this ticket is there. */
+static void give_back(const comm_shm *s, uint64_t at, uint64_t n) {
+    if (n) madvise((uint8_t *)s->own + at, n, MADV_REMOVE);
+}
+
+/* A new room for a place. What it had before goes at once if nothing of this ticket is there, else with this ticket:
+ * who sends several messages with one ticket sends no others between them. */
 static bool enlarge(comm_shm *s, room *r, uint64_t n) {
-    const uint64_t bytes = (2 * (r->used + n) + PAGE - 1) / PAGE * PAGE;
+    const uint64_t bytes = whole_pages(2 * (r->used + n));
+    room more = *r;
     if (bytes > s->bytes - s->end) return false;
-    if (r->bytes && !r->used) madvise((uint8_t *)s->own + r->at, r->bytes, MADV_REMOVE);
-    *r = (room){.at = s->end, .bytes = bytes, .ticket = r->ticket};
+    more.at = more.run = s->end;
+    more.bytes = bytes;
+    more.used = 0;
+    if (!r->used) {
+        give_back(s, r->at, r->bytes);
+    } else if (!r->old_bytes) {
+        more.old = r->at;
+        more.old_bytes = r->bytes;
+    } else if (r->at + r->bytes == s->end) {
+        more.run = r->run;
+    }
+    *r = more;
     s->end += bytes;
     return true;
+}
+
+/* Nobody reads any more what was there before this ticket. */
+static void begin_ticket(const comm_shm *s, room *r, uint64_t ticket) {
+    give_back(s, r->old, r->old_bytes);
+    give_back(s, r->run, r->at - r->run);
+    r->old_bytes = r->used = 0;
+    r->run = r->at;
+    r->ticket = ticket + 1;
 }
 
 /* Every member of a group has released what another one sent it two collectives ago: then that one had to hear
  * it. Two rooms stay in a cache where four may not. */
 void *comm_shm_room(comm_shm *s, hd_group group, hd_message_lane lane, uint64_t ticket,
                     uint64_t n) {
-    room *r =
-        &s->rooms[place_of(group, lane, lane == HD_MESSAGE_COLLECTIVE ? ticket % 2 : ticket)];
+    room *r = &s->rooms[place_of(group, lane, ticket % n_rooms(lane))];
     const uint64_t lined = (n + HD_CACHE_LINE - 1) / HD_CACHE_LINE * HD_CACHE_LINE;
     if (n > s->limits->max_bytes) return NULL;
-    if (r->ticket != ticket + 1) r->used = 0;
-    r->ticket = ticket + 1;
+    if (r->ticket != ticket + 1) begin_ticket(s, r, ticket);
     if (lined > r->bytes - r->used && !enlarge(s, r, lined)) return NULL;
     void *at = (uint8_t *)s->own + r->at + r->used;
     r->used += lined;

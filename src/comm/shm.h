@@ -18,11 +18,21 @@
 typedef struct comm_shm comm_shm;
 
 /* Makes the segment of `rank`, of limits->world ranks; limits must outlive it. Memory is taken as rooms are
- * written: in use they have less than thrice the bytes of the largest messages of their lines. HD_EUNSUPPORTED:
- * the system has no such memory. */
+ * written, and what a ticket's rooms had before they grew is given back with the next ticket of its place: see
+ * comm_shm_memory(). HD_EUNSUPPORTED: the system has no such memory. */
 hd_status comm_shm_open(comm_shm **out, int32_t rank, const hd_message_limits *limits,
                         hd_err *err);
 void comm_shm_close(comm_shm *s); /* NULL is fine */
+
+/* Bytes of the messages that a rank sends with one ticket, the most of each lane of each group; those for several
+ * ranks that are the same once. */
+typedef struct comm_shm_most {
+    uint64_t bytes[HD_N_GROUPS][HD_N_MESSAGE_LANES];
+} comm_shm_most;
+
+/* Returns the memory that the segment of one of `world` ranks takes, at most, when there have been as large
+ * messages, with those of the preflight. */
+uint64_t comm_shm_memory(const comm_shm_most *most, int32_t world);
 
 /* The number of this rank's segment, which the others attach by it. */
 int32_t comm_shm_number(const comm_shm *s);

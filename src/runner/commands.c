@@ -83,6 +83,10 @@ hd_status runner_commands_open(hd_model_runner *x, hd_err *err) {
                                 "expert loads", err);
 }
 
+size_t hd_model_runner_command_bytes(const hd_model_runner *x) {
+    return x->command_bytes;
+}
+
 static void run_pass(hd_model_runner *x, int32_t pass) {
     hd_batch *b = runner_batch_of(x, pass);
     b->group_rows = x->n_groups > 1 ? x->group_rows : NULL;

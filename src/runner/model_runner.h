@@ -173,6 +173,9 @@ const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x
  * inputs and outputs of a step, sampling state, and captured graphs. */
 size_t hd_model_runner_bytes(const hd_model_runner *x);
 
+/* Returns the bytes that the leader broadcasts with every forward pass; 0 of a runner that is alone. */
+size_t hd_model_runner_command_bytes(const hd_model_runner *x);
+
 /* Copies what the layers chose for positions first .. first + n - 1 to out
  * [n, hd_replay_shape.row_bytes]. pages: the FULL block table of their sequence, as of the last
  * step. Call it on the step thread. */

@@ -23,8 +23,9 @@ static void assert_near(double a, double b, double most) {
 
 /* ---- memory ---- */
 
-static hd_rank_memory memory_of(const hd_model_spec *spec, const hd_parallel_config *l,
-                                int32_t chunk, int32_t n_micro) {
+/* m: of ranks that are processes; NULL: threads. */
+static hd_rank_memory memory_on(const hd_gpu *m, const hd_model_spec *spec,
+                                const hd_parallel_config *l, int32_t chunk, int32_t n_micro) {
     const hd_engine_options o = {.max_running = 16, .chunk_tokens = chunk};
     const hd_engine_sizes sizes = hd_engine_sizes_of(spec, false, &o);
     const hd_rank_memory_args args = {.spec = spec,
@@ -33,11 +34,17 @@ static hd_rank_memory memory_of(const hd_model_spec *spec, const hd_parallel_con
                                       .act_type = HD_F32,
                                       .kv_type = HD_BF16,
                                       .threads = 1,
-                                      .n_micro = n_micro};
-    hd_rank_memory m;
+                                      .n_micro = n_micro,
+                                      .gpu = m};
+    hd_rank_memory got;
     hd_err err = {0};
-    if (hd_rank_memory_of(&m, &args, &err) != HD_OK) fail_msg("%s", err.msg);
-    return m;
+    if (hd_rank_memory_of(&got, &args, &err) != HD_OK) fail_msg("%s", err.msg);
+    return got;
+}
+
+static hd_rank_memory memory_of(const hd_model_spec *spec, const hd_parallel_config *l,
+                                int32_t chunk, int32_t n_micro) {
+    return memory_on(NULL, spec, l, chunk, n_micro);
 }
 
 /* V3 in FP8: 58 layers of 256 experts of 44.05 MB; on 32 ranks with 32 spare slots 9 each, with
@@ -88,6 +95,44 @@ static void packed_rows_have_room(void **state) {
     l.fp8_rows = true;
     const hd_rank_memory packed = memory_of(spec, &l, 2048, 1);
     assert_int_equal(packed.activations - wide.activations, (2048 + 16 * 8) * (4096 + 32 * 4));
+    hd_model_spec_close(spec);
+}
+
+/* Processes of one node share memory: commands of those on GPUs, rows too of those on CPUs. Threads have no messages, and
+ * ranks of several nodes send them by UCX. */
+static void processes_of_one_host_have_messages(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("tiny_v4");
+    const hd_parallel_config two = hd_parallel_tensor(2), one = hd_parallel_single();
+    hd_gpu cpu = gpu_named("cpu"), gpu = gpu_named("h200");
+    const comm_shm_most none = {0};
+    const int64_t least = (int64_t)comm_shm_memory(&none, 2);
+    assert_int_equal(memory_of(spec, &two, 256, 1).messages, 0);
+    assert_int_equal(memory_on(&cpu, spec, &two, 256, 1).messages, 0); /* "node": 1 */
+    gpu.node = 1;
+    assert_int_equal(memory_on(&gpu, spec, &two, 256, 1).messages, 0);
+    cpu.node = gpu.node = 2;
+    assert_int_equal(memory_on(&cpu, spec, &one, 256, 1).messages, 0);
+    const int64_t commands = memory_on(&gpu, spec, &two, 256, 1).messages;
+    const int64_t all = memory_on(&cpu, spec, &two, 256, 1).messages;
+    assert_true(least < commands && commands < least + (1 << 20) && commands < all);
+    /* columns of a row's logits, of which each of 16 sequences has some: two rooms */
+    assert_true(all - commands >= 2 * 16 * (int64_t)sizeof(float) * spec->vocab / 2);
+    hd_model_spec_close(spec);
+}
+
+/* V4-Flash on 4 ranks with 2,064 rows each, of which all may go to each of the others: in four rooms, by turns. */
+static void packed_rows_are_smaller_messages(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("v4_flash");
+    hd_parallel_config l = hd_parallel_expert(4, 0);
+    hd_gpu m = gpu_named("cpu");
+    m.node = 4;
+    const hd_rank_memory wide = memory_on(&m, spec, &l, 2048, 1);
+    l.fp8_rows = true;
+    const hd_rank_memory packed = memory_on(&m, spec, &l, 2048, 1);
+    assert_near((double)(wide.messages - packed.messages),
+                4 * 3 * 2064.0 * (4 * 4096 - 4096 - 32 * 4), 1e-4);
     hd_model_spec_close(spec);
 }
 
@@ -586,6 +631,8 @@ int test_capacity(void) {
         cmocka_unit_test(spare_slots_are_counted),
         cmocka_unit_test(micro_batches_share_scratch),
         cmocka_unit_test(packed_rows_have_room),
+        cmocka_unit_test(processes_of_one_host_have_messages),
+        cmocka_unit_test(packed_rows_are_smaller_messages),
         cmocka_unit_test(tables_are_in_host_memory),
         cmocka_unit_test(a_row_reads_its_experts),
         cmocka_unit_test(steps_repeat),

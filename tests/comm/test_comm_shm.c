@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/progress.h"
+#include "comm/preflight.h"
 #include "comm/shm.h"
 #include "comm/stream_internal.h"
 #include "comm_cases.h"
@@ -243,6 +244,66 @@ static void test_bytes_stay_where_they_are(void **state) {
             }
         }
     }
+    close_ranks(&r);
+}
+
+/* Memory of a segment, as the system counts it. */
+static uint64_t resident_bytes(int32_t number) {
+    char line[512];
+    FILE *f = fopen("/proc/sysvipc/shm", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        unsigned long long rss;
+        int id;
+        if (sscanf(line, "%*s %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &id,
+                   &rss) != 2 ||
+            id != number)
+            continue;
+        fclose(f);
+        return rss;
+    }
+    fail_msg("no segment %d in /proc/sysvipc/shm", number);
+    return 0;
+}
+
+/* Messages of three lanes: large ones now and then, and with two tickets of each place the largest; the next one gives
+ * back what was too small. */
+static void test_rooms_take_the_memory_of_the_largest_messages(void **state) {
+    (void)state;
+    enum { TICKETS = 64, STEP = 1024, LAST = TICKETS - 2 * HD_COMM_MAX_INFLIGHT };
+    static const struct {
+        hd_message_lane lane;
+        int32_t messages; /* of a ticket */
+    } lanes[] = {
+        {HD_MESSAGE_COLLECTIVE, 7},
+        {HD_MESSAGE_DISPATCH,   7},
+        {HD_MESSAGE_COMBINE,    1}
+    };
+    const comm_shm_most none = {0};
+    comm_shm_most most = {0};
+    ranks r;
+    open_ranks(&r);
+    for (uint64_t ticket = 0; ticket < TICKETS + HD_COMM_MAX_INFLIGHT; ticket++) {
+        const bool large = ticket < TICKETS && (ticket >= LAST || ticket % 3 == 0);
+        const uint64_t n = !large ? STEP / 2 : (ticket < LAST ? ticket + 1 : TICKETS) * STEP;
+        for (size_t i = 0; i < HD_LEN(lanes); i++) {
+            for (int32_t k = 0; k < lanes[i].messages; k++) {
+                void *room = comm_shm_room(r.at[0], HD_GROUP_EP, lanes[i].lane, ticket, n);
+                assert_non_null(room);
+                memset(room, 1, n);
+            }
+            most.bytes[HD_GROUP_EP][lanes[i].lane] =
+                (uint64_t)lanes[i].messages * TICKETS * STEP;
+        }
+    }
+    const uint64_t fixed = comm_shm_memory(&none, WORLD);
+    const uint64_t rooms = comm_shm_memory(&most, WORLD) - fixed;
+    const uint64_t lines = fixed - 2 * (WORLD - 1) * HD_PREFLIGHT_BYTES;
+    const uint64_t taken = resident_bytes(comm_shm_number(r.at[0]));
+    assert_int_equal(rooms, (2 * 7 + HD_COMM_MAX_INFLIGHT * (7 + 1)) * TICKETS * STEP);
+    if (taken * 100 < rooms * 99 || taken > rooms + lines)
+        fail_msg("%llu bytes are taken, rooms have %llu", (unsigned long long)taken,
+                 (unsigned long long)rooms);
     close_ranks(&r);
 }
 
@@ -488,6 +549,7 @@ int test_comm_shm(void) {
         cmocka_unit_test(test_bytes_outside_the_segment_are_not_read),
         cmocka_unit_test(test_a_flag_is_written_last),
         cmocka_unit_test(test_bytes_stay_where_they_are),
+        cmocka_unit_test(test_rooms_take_the_memory_of_the_largest_messages),
         cmocka_unit_test(test_slow_reads_are_streamed),
         cmocka_unit_test(test_what_is_streamed_is_the_same),
         cmocka_unit_test(test_a_full_segment_takes_no_more),

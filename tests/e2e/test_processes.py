@@ -1,6 +1,9 @@
 """One model on ranks in processes of their own answers as in one process; refusals."""
 
+import concurrent.futures
+import json
 import os
+import pathlib
 import re
 import shutil
 import socket
@@ -59,6 +62,37 @@ def test_micro_batches_in_processes(world, alone, groups):
     figures = w.server.stats()
     assert 0 < figures["hadal_micro_batch_steps_total"] <= figures["hadal_steps_total"]
     assert all(code == 0 for _, code in w.close())
+
+
+def segments():
+    """Bytes that are in memory of the segments of ranks (comm/shm.h), which are larger than any of UCX's, by process."""
+    lines = pathlib.Path("/proc/sysvipc/shm").read_text().splitlines()
+    rows = [dict(zip(lines[0].split(), map(int, line.split()))) for line in lines[1:]]
+    return {row["cpid"]: row["rss"] for row in rows if row["size"] > 1 << 34}
+
+
+@pytest.mark.parametrize("layout", ["tp=2", "ep=2", *(pytest.param(x, marks=pytest.mark.long) for x in ("dp=2,ep=2", "tp=2,dp=2,ep=4"))])
+def test_shared_memory_is_as_planned(world, tmp_path, layout):
+    """Prompts fill steps. The plan has as many rows for the experts of others as may be, of which tiny-v4 sends most."""
+    sizes = dict((k, int(v)) for k, v in (part.split("=") for part in layout.split(",")))
+    flags = [w for k, v in sizes.items() for w in (f"--{k}", v)]
+    n, groups = max(sizes.get("tp", 1) * sizes.get("dp", 1), sizes.get("ep", 1)), sizes.get("dp", 1)
+    more = ("--dispatch-dtype", "fp8") if layout == "ep=2" else ()
+    (tmp_path / "cpu.json").write_text(json.dumps({"like": "cpu", "node": n}))
+    plan = ("plan", TINY, "--gpus", n, "--layout", layout, "--users", 4 * groups, "--prompt", 900, "--output", 100, "--chunk", 512, *more, "--json")
+    planned = [json.loads(run_hadal(*plan, "--gpu", gpu).stdout)["layouts"][0]["bytes"] for gpu in (tmp_path / "cpu.json", "cpu")]
+    assert planned[1]["host_messages"] == 0  # that row has a host for each rank
+    assert planned[1]["free"] - planned[0]["free"] == pytest.approx(planned[0]["host_messages"], abs=1000)
+    base = ("--threads", 1, "--max-running", 4, "--context", 1000, "--chunk", 512, "--no-drafts", "--backend", "cpu")
+    w = world(n, *flags, *more, base=base)
+    body = lambda i: {"input_ids": [3 + (7 * i + 5 * k) % 500 for k in range(880)], "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(r.status == 200 for r in pool.map(lambda i: w.server.post("/generate", body(i)), range(8)))
+    taken = segments()
+    preflight = 2 * (n - 1) << 20
+    parts = [(taken[p.pid] - preflight) / (planned[0]["host_messages"] - preflight) for p in w.ranks]
+    w.close()
+    assert 0.5 < max(parts) <= 1, parts  # without what the first messages take
 
 
 def named_ranks(log):

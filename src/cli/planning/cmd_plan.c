@@ -119,7 +119,7 @@ static hd_status one_layout(plan_settings *s, hd_parallel_config *out, hd_err *e
 
 /* A server on a CPU takes all types. */
 static bool plans_gpus(const plan_settings *s) {
-    return strcmp(s->gpu_name, "cpu") != 0;
+    return !s->gpu.cpu;
 }
 
 /* Spare slots on top of those that make the number of slots even; rows that travel, if any do, in the type that is

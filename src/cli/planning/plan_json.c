@@ -16,13 +16,13 @@ json_t *plan_memory_json(const hd_capacity *c) {
         json_object_set_new(parts, hd_param_group_name((hd_param_group)i),
                             json_integer(m->weights[i]));
     }
-    return json_pack("{s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "weights",
-                     (json_int_t)hd_rank_memory_weights(m), "weights_by_part", parts,
-                     "spare_slots", (json_int_t)m->spare, "staged_experts",
-                     (json_int_t)m->staged, "kv", (json_int_t)m->kv, "activations",
-                     (json_int_t)m->activations, "host_snapshots", (json_int_t)m->snapshots,
-                     "host_entries", (json_int_t)m->entries, "host_tables",
-                     (json_int_t)m->tables, "free", c->free);
+    return json_pack(
+        "{s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "weights",
+        (json_int_t)hd_rank_memory_weights(m), "weights_by_part", parts, "spare_slots",
+        (json_int_t)m->spare, "staged_experts", (json_int_t)m->staged, "kv", (json_int_t)m->kv,
+        "activations", (json_int_t)m->activations, "host_snapshots", (json_int_t)m->snapshots,
+        "host_entries", (json_int_t)m->entries, "host_tables", (json_int_t)m->tables,
+        "host_messages", (json_int_t)m->messages, "free", c->free);
 }
 
 static json_t *exchanges_json(const hd_step_cost *c) {

@@ -132,6 +132,21 @@ static void print_elsewhere(const plan_settings *s, const hd_capacity *c) {
 
 /* ---- --explain ---- */
 
+/* All ranks of a host have their parts in its memory. */
+static void explain_messages(const plan_settings *s, const hd_capacity *c) {
+    const int32_t world = hd_parallel_world(&c->parallel);
+    const int64_t each = c->memory.messages;
+    if (world == 1) return;
+    if (each) {
+        printf("  %-30s %10.3f GB  of %d processes, %.3f GB of each%s\n", "host: messages",
+               gb(world * each), world, gb(each),
+               s->gpu.cpu ? ", in the memory of the ranks" : "");
+    } else {
+        printf("  %-30s %10s     ranks on several hosts%s share no memory\n", "host: messages",
+               "0", s->gpu.node > 1 ? "" : ", one on each,");
+    }
+}
+
 void plan_explain_memory(const plan_settings *s, const hd_capacity *c) {
     const hd_rank_memory *m = &c->memory;
     printf("\nbytes of a rank\n");
@@ -152,6 +167,7 @@ void plan_explain_memory(const plan_settings *s, const hd_capacity *c) {
     if (m->snapshots) printf("  %-30s %10.3f GB\n", "host: snapshots", gb(m->snapshots));
     if (m->entries) printf("  %-30s %10.3f GB\n", "host: entries (HiSparse)", gb(m->entries));
     if (m->tables) printf("  %-30s %10.3f GB\n", "host: Engram tables", gb(m->tables));
+    explain_messages(s, c);
 }
 
 /* Lines of one operator in one part of the model, whatever their shapes. */
