@@ -409,20 +409,24 @@ static bool can_run(transport t, int32_t ranks, int32_t gpus) {
     return hd_comm_ucx_is_built() && (t != GPU_PROCESSES || gpus >= ranks);
 }
 
+static hd_status check_only(const comm_settings *set, int32_t gpus, hd_err *err) {
+    if (!set->only || can_run((transport)(set->only - 1), (int32_t)set->ranks, gpus)) {
+        return HD_OK;
+    }
+    return HD_FAIL(err, HD_EUNSUPPORTED, "--transport %s: not here, with %d GPUs%s",
+                   choices[set->only], gpus, hd_comm_ucx_is_built() ? "" : " and without UCX");
+}
+
 static hd_status bench(const comm_settings *set, const report *to, rank *ranks, hd_err *err) {
     const int32_t gpus = count_gpus();
+    HD_TRY(check_only(set, gpus, err));
     if (!to->rows) {
         printf("%-14s %-21s %8s %10s %9s\n", "transport", "operation", "bytes", "us", "MB/s");
     }
     HD_TRY(put_peers(to, (int)set->rounds, err));
     for (transport t = LOCAL; t < N_TRANSPORTS; t++) {
         if (set->only && (int)t != set->only - 1) continue;
-        if (!can_run(t, (int32_t)set->ranks, gpus)) {
-            if (!set->only) continue;
-            return HD_FAIL(err, HD_EUNSUPPORTED, "--transport %s: not here, with %d GPUs%s",
-                           choices[set->only], gpus,
-                           hd_comm_ucx_is_built() ? "" : " and without UCX");
-        }
+        if (!can_run(t, (int32_t)set->ranks, gpus)) continue;
         const char *over = t == GPUS && gpus < set->ranks ? "gpus, shared" : transports[t];
         fflush(stdout); /* before processes copy it */
         HD_TRY(run_world(ranks, set, t, err));
