@@ -7,16 +7,23 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 enum { BACKLOG = 128 };
 
+/* getaddrinfo() would take 70000 as 4464. */
+static bool is_port(const char *text) {
+    const size_t n = strspn(text, "0123456789");
+    return n >= 1 && n <= 5 && !text[n] && strtol(text, NULL, 10) <= UINT16_MAX;
+}
+
 static bool divide(const char *at, char host[256], const char **port) {
     const char *colon = strrchr(at, ':');
     const char *first = at, *end = colon;
-    if (!colon || !colon[1]) return false;
+    if (!colon || !is_port(colon + 1)) return false;
     if (*first == '[') {
         if (end[-1] != ']') return false;
         first++;
@@ -32,7 +39,7 @@ static bool divide(const char *at, char host[256], const char **port) {
 bool hd_address_is_valid(const char *at) {
     char host[256];
     const char *port;
-    return divide(at, host, &port);
+    return divide(at, host, &port) && strtol(port, NULL, 10) > 0;
 }
 
 bool hd_address_is_loopback(const char *at) {
@@ -48,7 +55,7 @@ hd_status hd_address_resolve(const char *at, bool listens, struct addrinfo **out
                                    .ai_flags = listens ? AI_PASSIVE : 0};
     char host[256];
     const char *port;
-    if (!divide(at, host, &port)) return HD_FAIL(err, HD_EINVAL, "no HOST:PORT: %s", at);
+    if (!divide(at, host, &port)) return HD_FAIL(err, HD_EINVAL, "%s is no HOST:PORT", at);
     const int rc = getaddrinfo(host, port, &hints, out);
     if (rc) return HD_FAIL(err, HD_EIO, "cannot find %s: %s", at, gai_strerror(rc));
     return HD_OK;

@@ -7,10 +7,12 @@
 #include "comm/address.h"
 
 static void texts_are_host_and_port(void **state) {
-    static const char *const wrong[] = {"", "host", "host:", ":70", "[]:70", "[::1:70"};
+    static const char *const wrong[] = {
+        "",       "host",    "host:",      ":70",        "[]:70",    "[::1:70", "host:0",
+        "host:x", "host:-1", "host:65536", "host:99999", "host:70x", "host: 70"};
     (void)state;
     for (size_t i = 0; i < HD_LEN(wrong); i++) assert_false(hd_address_is_valid(wrong[i]));
-    assert_true(hd_address_is_valid("host:70") && hd_address_is_valid("[::1]:70"));
+    assert_true(hd_address_is_valid("host:65535") && hd_address_is_valid("[::1]:70"));
 }
 
 static void loopback_is_known_by_text_and_by_address(void **state) {

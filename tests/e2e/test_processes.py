@@ -367,6 +367,8 @@ def test_a_rank_that_never_comes_is_named():
         (["--rank", 2, "--world", 2], "ranks are 0 to 1"),
         (["--rank", 0, "--world", 3, "--ep", 2], "3 processes for tp 1 and ep 2"),
         (["--meet", "127.0.0.1:1"], "--meet is for ranks in processes"),
+        (["--rank", 0, "--world", 2, "--ep", 2, "--meet", "127.0.0.1:0"], 'HOST:PORT, not at "127.0.0.1:0"'),
+        (["--rank", 1, "--world", 2, "--ep", 2, "--meet", "127.0.0.1:99999"], 'HOST:PORT, not at "127.0.0.1:99999"'),
     ],
 )
 def test_flags_that_make_no_sense(flags, said):
