@@ -98,6 +98,9 @@ hd_status rank_options_complete(rank_options *r, hd_engine_options *engine, hd_e
     if ((r->rank < 0) != (r->world == 0)) {
         return HD_FAIL(err, HD_EINVAL, "--rank and --world go together");
     }
+    if (r->hosts && !r->hosts[0] && r->rank < 0) { /* ranks that were started have it, too */
+        return HD_FAIL(err, HD_EINVAL, "--hosts names no host");
+    }
     if (has_hosts(r)) {
         HD_TRY(complete_hosts(r, engine, err));
     } else if (r->rank < 0 && hd_rendezvous_from_environment(&rank, &world) && world > 1) {

@@ -109,6 +109,7 @@ def test_a_rank_0_that_others_do_not_reach_stops_them(ssh):
 @pytest.mark.parametrize("flags, why", [
     (("--ep", 2, "--hosts", "a,b"), "--hosts needs --meet HOST:PORT"),
     (("--ep", 2, "--hosts", "a,,b", "--meet", "127.0.0.1:1"), "'' is no name of a host"),
+    (("--ep", 2, "--hosts", ""), "--hosts names no host"),
     (("--ep", 2, "--hosts", "a,-oProxyCommand=x", "--meet", "127.0.0.1:1"), "'-oProxyCommand=x' is no name of a host"),
     (("--ep", 2, "--hosts", "a,b,c", "--meet", "127.0.0.1:1"), "more hosts than 2 ranks"),
     (("--hosts", "a,b", "--meet", "127.0.0.1:1"), "for 2 to 64 ranks, not for 1"),
