@@ -219,6 +219,9 @@ hd_status pd_bind(int *listener, const pd_options *o, hd_err *err) {
                    ? HD_FAIL(err, HD_EINVAL, "--transfer-listen is for --role prefill or both")
                    : HD_OK;
     }
+    if (!hd_address_is_valid(at)) {
+        return HD_FAIL(err, HD_EINVAL, "--transfer-listen %s is no HOST:PORT", at);
+    }
     if (!o->key && !hd_address_is_loopback(at)) {
         return HD_FAIL(err, HD_EINVAL,
                        "--transfer-listen %s can be reached by others: it needs "

@@ -177,15 +177,22 @@ static void lists_are_checked(void **state) {
 
 static void options_are_checked(void **state) {
     (void)state;
-    static const pd_options bad[] = {
-        {.role = PD_ROLE_PREFILL, .peers = "a:1"            },
-        {.role = PD_ROLE_DECODE,  .transfer_at = "a:1"      },
-        {.role = PD_ROLE_BOTH,    .transfer_at = "0.0.0.0:0"},
-        {.role = PD_ROLE_PREFILL, .transfer_at = "nothing"  },
+    static const struct {
+        pd_options o;
+        const char *why;
+    } bad[] = {
+        {{.role = PD_ROLE_PREFILL, .peers = "a:1"},                   "decode or both"         },
+        {{.role = PD_ROLE_DECODE, .transfer_at = "a:1"},              "prefill or both"        },
+        {{.role = PD_ROLE_BOTH, .transfer_at = "0.0.0.0:1"},          "--peer-key-file"        },
+        {{.role = PD_ROLE_PREFILL, .transfer_at = "nothing"},         "nothing is no HOST:PORT"},
+        {{.role = PD_ROLE_PREFILL, .transfer_at = "127.0.0.1:0"},     "no HOST:PORT"           },
+        {{.role = PD_ROLE_PREFILL, .transfer_at = "127.0.0.1:99999"}, "no HOST:PORT"           },
     };
     int listener;
     for (size_t i = 0; i < HD_LEN(bad); i++) {
-        assert_int_not_equal(pd_bind(&listener, &bad[i], NULL), HD_OK);
+        hd_err err = {0};
+        assert_int_not_equal(pd_bind(&listener, &bad[i].o, &err), HD_OK);
+        if (!strstr(err.msg, bad[i].why)) fail_msg("%s", err.msg);
         assert_int_equal(listener, -1);
     }
 }
