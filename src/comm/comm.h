@@ -138,8 +138,8 @@ typedef struct hd_comm {
     bool one_sided;
     /* a column of some rows arrives later than every rank has computed it: between GPUs */
     bool slower_than_products;
-    bool
-        joins_norms; /* few rows take less time by hd_comm_join_norm than by the calls that it stands for */
+    /* few rows take less time by hd_comm_join_norm than by the calls that it stands for */
+    bool joins_norms;
     comm_figures *figures; /* NULL: exchanges are not counted */
 } hd_comm;
 

@@ -66,8 +66,8 @@ typedef struct model_activations {
     float *in_weight;   /* [in_rows] */
     int32_t *in_offset; /* [slots of this rank + 1] */
     int32_t *n_rounds;  /* [1] in which they come */
-    uint8_t
-        *packed; /* [n] of hd_packed_row_bytes, that this rank sends; NULL: it sends float32 */
+    /* [n] of hd_packed_row_bytes, that this rank sends; NULL: it sends float32 */
+    uint8_t *packed;
 
     /* head and MTP input */
     hd_rows logit_x;  /* [logits, streams, hidden] */

@@ -376,27 +376,27 @@ static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer, int3
     const model_activations *t = s->t;
     const ffn_rows rows = moe_rows(s);
     const int32_t *most = model_round_rows(s);
-    const bool packs = packs_rows(s->m);
-    return (hd_dispatch_args){
-        .layer = layer,
-        .x = packs ? (hd_rows){.data = t->packed, .type = HD_E4M3}
-            : rows.x,
-        .format = packs ? row_format(s->m, layer) : (hd_group_format){0                },
-        .weight = t->expert_weight,
-        .offset = t->offset,
-        .assignment = t->assignment,
-        .rows = rows.of.n,
-        .cols = c->hidden,
-        .top_k = hd_layer_route(c, layer).top_k,
-        .in_x = t->in_x,
-        .in_weight = t->in_weight,
-        .in_offset = t->in_offset,
-        .in_rows = s->m->in_rows,
-        .n_slots = s->m->shard->n_experts,
-        .most = most,
-        .round = round,
-        .rounds = most ? t->n_rounds : NULL
-    };
+    hd_dispatch_args a = {.layer = layer,
+                          .x = rows.x,
+                          .weight = t->expert_weight,
+                          .offset = t->offset,
+                          .assignment = t->assignment,
+                          .rows = rows.of.n,
+                          .cols = c->hidden,
+                          .top_k = hd_layer_route(c, layer).top_k,
+                          .in_x = t->in_x,
+                          .in_weight = t->in_weight,
+                          .in_offset = t->in_offset,
+                          .in_rows = s->m->in_rows,
+                          .n_slots = s->m->shard->n_experts,
+                          .most = most,
+                          .round = round,
+                          .rounds = most ? t->n_rounds : NULL};
+    if (packs_rows(s->m)) {
+        a.x = (hd_rows){.data = t->packed, .type = HD_E4M3};
+        a.format = row_format(s->m, layer);
+    }
+    return a;
 }
 
 static hd_combine_args combined_rows(const model_step *s, int32_t layer) {

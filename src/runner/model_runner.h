@@ -159,8 +159,8 @@ typedef struct hd_model_runner_times {
     /* steps with prompts beside decoding, also eager ones; device time between them and the step
      * before, on devices with graphs */
     int64_t mixed_steps, mixed_gap_ns;
-    int64_t
-        mixed_ahead; /* of them those that were queued before the step before was finished */
+    /* of them those that were queued before the step before was finished */
+    int64_t mixed_ahead;
     int64_t micro_steps;    /* of any shape: in several micro-batches */
     int32_t graph_launches; /* kernels and copies of the graph captured last */
     int64_t fetch_steps;    /* eager steps that fetched experts (fetch_from) */
