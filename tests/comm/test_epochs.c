@@ -9,6 +9,7 @@
 
 #include "base/siphash.h"
 #include "comm/rendezvous_internal.h"
+#include "fakes/seen_states.h"
 
 enum { WORLD = 3, QUEUE = 16, FRAME = 512, ADDRESS = 8, LAST_EPOCH = 6 };
 
@@ -443,11 +444,7 @@ static uint64_t key_of(const world *w) {
 }
 
 static bool is_new(const world *w) {
-    const uint64_t key = key_of(w);
-    size_t at = key % TABLE;
-    while (seen[at] && seen[at] != key) at = (at + 1) % TABLE;
-    if (seen[at] == key) return false;
-    seen[at] = key;
+    if (!seen_states_add(seen, TABLE, key_of(w))) return false;
     assert_true(++n_states < TABLE / 2);
     return true;
 }

@@ -9,6 +9,7 @@
 #include "base/siphash.h"
 #include "comm/messages.h"
 #include "runner/groups_internal.h"
+#include "fakes/seen_states.h"
 
 enum { GROUPS = 3, SEQS = 2, DRAFTS = 1 };
 
@@ -353,11 +354,7 @@ static uint64_t key_of(const world *w) {
 }
 
 static bool is_new(const world *w) {
-    const uint64_t key = key_of(w);
-    size_t at = key % TABLE;
-    while (seen[at] && seen[at] != key) at = (at + 1) % TABLE;
-    if (seen[at] == key) return false;
-    seen[at] = key;
+    if (!seen_states_add(seen, TABLE, key_of(w))) return false;
     assert_true(++ex.n_states < TABLE / 2);
     return true;
 }

@@ -35,8 +35,8 @@ typedef struct rank_report {
     double ahead_step;  /* device time in steps of an engine, */
     double gap, host;   /* and between them; host time in each */
     double ahead; /* share of steps with a chunk that were queued while the one before ran */
-    double
-        alone_gap; /* between steps with a chunk of which the host is not ahead; 0: not known */
+    /* between steps with a chunk of which the host is not ahead; 0: not known */
+    double alone_gap;
     double kernels;        /* the sum of all operators */
     double distinct;       /* experts of a layer with rows, in a step alone */
     double ahead_distinct; /* and in a step of an engine */
